@@ -11,6 +11,7 @@ WORKERS := -n 2 --dist worksteal
 LOWEST := .venv-lowest
 FACADE := tests/integration/engine tests/integration/graph tests/integration/pml tests/property/test_counts.py
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
+ENGINE := ray
 N := 50
 NATIVE := $(wildcard choreo_agents/native/*.[ch]) choreo_agents/native/build_hook.py
 TRITON := tests/conformance/test_triton.py tests/conformance/test_waits.py \
@@ -62,8 +63,8 @@ test-slow: $(NIGHTLY_SET)  ## Run the slow tests: much random input, or at lengt
 test-kernels: $(TEST_SET)  ## Run what is exact with the kernels of other processors, too
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
 
-test-elsewhere: $(NIGHTLY_SET)  ## Run the tests of the engine's facade on engines that are actors of Ray's (OPTIONS="--listed")
-	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) --ignore tests/integration/engine/elsewhere $(FACADE)
+test-elsewhere: $(NIGHTLY_SET)  ## Run the tests of the engine's facade on engines that are actors of Ray's (OPTIONS="--listed", ENGINE=loopback)
+	@PYTHONPATH=integrations/ray/tests $(BIN)/python -m pytest -n 1 -p remote_support.plugin --engine $(ENGINE) $(OPTIONS) $(FACADE)
 
 mutants: $(TEST_SET)  ## Break the product in many places, and see that its tests notice (SAMPLE=6: in a few only)
 	@$(BIN)/python tests/mutation/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTANTS)

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.elsewhere import load_elsewhere
-from support.listed import mark_listed
-from support.ray_engines import actors
 from support.stepping import Steps
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, Memory, Scheduling
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--engine",
-        choices=["here", "elsewhere", "ray"],
-        default="here",
-        help="what `make_engine` makes (default: here)",
-    )
-    parser.addoption("--listed", action="store_true", help="run what tests/elsewhere.toml lists, which must fail")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot hold for engines elsewhere; with `--listed` run that alone, and expect it to fail."""
-    if config.getoption("--engine") != "here":
-        mark_listed(items, config.getoption("--engine"), failing=config.getoption("--listed"))
 
 
 @pytest.fixture(scope="session")
@@ -57,23 +37,16 @@ HoldSteps = Callable[[Engine], Steps]
 
 
 @pytest.fixture(scope="session")
-def load_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """What `make_engine` loads engines with."""
-    wanted = request.config.getoption("--engine")
-    if wanted == "ray":
-        base = tmp_path_factory.getbasetemp()
-        with actors(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as load:
-            yield load
-    else:
-        yield load_elsewhere if wanted == "elsewhere" else Engine.load
+def load_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
+    """What `make_engine` loads engines with: `Engine.load`, or what a plugin's `--engine` says."""
+    return request.getfixturevalue("load_remote") if request.config.getoption("--engine", None) else Engine.load
 
 
 @pytest.fixture
 def make_engine(tiny: LoadedModel, load_engine: Callable[..., Engine]) -> Iterator[MakeEngine]:
     """Makes engines (over the tiny model unless another is given); checks and closes them after the test.
 
-    Fields of `Memory` and `Scheduling` may stand among the options. With `--engine elsewhere` they are fronts over two
-    engines each, with `--engine ray` over two actors.
+    Fields of `Memory` and `Scheduling` may stand among the options.
     """
     made: list[Engine] = []
 
@@ -81,8 +54,6 @@ def make_engine(tiny: LoadedModel, load_engine: Callable[..., Engine]) -> Iterat
         memory = {name: options.pop(name) for name in list(options) if name in Memory.model_fields}
         scheduling = {name: options.pop(name) for name in list(options) if name in Scheduling.model_fields}
         options["memory"] = Memory(**({"kv_budget_bytes": 1 << 23} | memory))
-        if load_engine != Engine.load and options.get("method", "choreo") != "choreo":
-            pytest.skip("what keeps text only has nothing that others could use")
         engine = load_engine(model, scheduling=Scheduling(**scheduling), **options)
         made.append(engine)
         return engine

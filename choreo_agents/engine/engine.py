@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -24,7 +24,6 @@ from choreo_agents.engine.calls import (
     StreamedToken,
 )
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.elsewhere import FarEngine, FrontOptions, front_of
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.scope import Scope
@@ -44,8 +43,6 @@ from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, l
 from choreo_agents.runtime.lock import compute_after_fork
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, discard
-
-Made = TypeVar("Made", bound="Engine")
 
 
 class Engine:
@@ -298,31 +295,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def engine_over(
-    engines: Sequence[FarEngine],
-    model: str | Path | LoadedModel,
-    *,
-    salt: str = "",
-    quota: Quota | None = None,
-    made: type[Made] = Engine,  # type: ignore[assignment]
-    **options: Unpack[FrontOptions],
-) -> Made:
-    """An engine whose calls others run: it knows all messages, and has no KV itself.
-
-    Args:
-        engines: Compute, each with a name of its own: by whatever reaches them (see `EngineOwner.server`).
-        model: Theirs, of which only small files are read here; or one loaded before.
-        salt: As for `Engine.load`, and `quota`.
-        made: What is made.
-        options: See `FrontOptions`.
-
-    Raises:
-        EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
-    """
-    tenants = Tenants(front_of(engines, model, options))
-    return made(tenants, salt, quota, EngineOwner(tenants))
 
 
 def _loaded(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from choreo_agents.engine.elsewhere import EngineServer
 from choreo_agents.engine.stock.memory_map import LeasedMemory, MemoryMap, leased_memory
 from choreo_agents.engine.stock.stats import EngineStats
 from choreo_agents.engine.taking_stock import memory_map_of, stats_of
@@ -15,7 +14,9 @@ class EngineOwner:
     """All tenants' engine: `engine.owner`, of the engine that `Engine.load` returns."""
 
     def __init__(self, tenants: Tenants) -> None:
-        self._tenants, self._core = tenants, tenants.core
+        self.registry = tenants
+        """The tenants themselves, for who has the engine compute for other processes."""
+        self._core = tenants.core
 
     def tenants(self) -> Mapping[str, LeasedMemory]:
         """What every open tenant leases: by a name that does not tell its salt, and that folders of its files have."""
@@ -26,7 +27,7 @@ class EngineOwner:
             tallies = {name: [tally] for name, tally in table.by_tenant().items()}
             nowhere = table.nowhere(core.cache.looking_for(table.tenants()))
             held = leased_memory(tallies, lambda message: message.tenant, nowhere, core.cache)
-            return {name: held.get(name, LeasedMemory()) for name in self._tenants.names()}
+            return {name: held.get(name, LeasedMemory()) for name in self.registry.names()}
 
     def stats(self) -> EngineStats:
         """What the engine holds now and has done so far, for all tenants together."""
@@ -46,15 +47,8 @@ class EngineOwner:
         """
         self._core.restart()
 
-    def server(self, name: str) -> EngineServer:
-        """What has this engine compute for fronts elsewhere (see `engine_over`), under a name of its own.
-
-        Made for one event loop; nobody else should call the engine then.
-        """
-        return EngineServer(self._tenants, name)
-
     def close(self) -> None:
         """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with
         `EngineClosedError`."""
-        self._tenants.write_kept()
+        self.registry.write_kept()
         self._core.close()

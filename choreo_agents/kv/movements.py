@@ -19,7 +19,7 @@ class Movements:
     adopted: int = 0
     """Messages whose KV was encoded elsewhere."""
     sent_bytes: int = 0
-    """Of KV that was packed for other engines (see `elsewhere.parcels`), ..."""
+    """Of KV that was packed for other engines, ..."""
     received_bytes: int = 0
     """... and that came from such."""
 

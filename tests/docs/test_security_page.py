@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "security.md"
-CITED = re.compile(r"`(tests/[^`\s]+?\.py)::(\w+)`")
+CITED = re.compile(r"`((?:integrations|tests)/[^`\s]+?\.py)::(\w+)`")
 
 
 @cache

@@ -80,7 +80,7 @@ class EngineStats:
     adopted: int = 0
     """Messages whose KV was encoded elsewhere and taken in (see `KVTransfer.adopt`)."""
     sent_bytes: int = 0
-    """Of KV that was packed for other engines (see `elsewhere.parcels`), ..."""
+    """Of KV that was packed for other engines, ..."""
     received_bytes: int = 0
     """... and that came from such."""
     threads: int = 0

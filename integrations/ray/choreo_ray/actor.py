@@ -18,7 +18,9 @@ import torch
 from ray import exceptions as ray_errors
 
 from choreo_agents import Engine, EngineStats
-from choreo_agents.engine.elsewhere import (
+from choreo_agents.errors import ChoreoError, DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
+from choreo_agents.sampling import Chosen
+from choreo_ray.remote import (
     Copying,
     EngineServer,
     Greeted,
@@ -28,8 +30,6 @@ from choreo_agents.engine.elsewhere import (
     SentAnswer,
     SentCall,
 )
-from choreo_agents.errors import ChoreoError, DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
-from choreo_agents.sampling import Chosen
 
 LOG = logging.getLogger("choreo_ray")
 
@@ -109,7 +109,7 @@ class EngineActor:
             if self._server is None:
                 self._engine = await asyncio.to_thread(_loaded, self._loading)
                 assert self._engine.owner is not None, "it was loaded, and is no tenant's"
-                self._server = self._engine.owner.server(self._name)
+                self._server = EngineServer(self._engine.owner, self._name)
 
     async def meet(self, version: str) -> tuple[str, torch.dtype | None]:
         """The model's name, and what it is in, as far as that is known: nothing is loaded for it.

@@ -10,8 +10,6 @@ import torch
 from ray.util.placement_group import PlacementGroup
 
 from choreo_agents import Engine, EngineStats, Memory, Quota, Scheduling
-from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import FrontOptions, RemoteExecution
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
@@ -19,6 +17,7 @@ from choreo_ray.cluster import Cluster
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended, named, require_name
 from choreo_ray.placing import Placing, Strategy, absolute, with_folders
+from choreo_ray.remote import FrontOptions, RemoteExecution, engine_over
 
 NAMESPACE = "choreo"
 START_S = 60.0

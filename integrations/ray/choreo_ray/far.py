@@ -12,7 +12,11 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayError, RaySystemError, RayTaskError
 
-from choreo_agents.engine.elsewhere import (
+from choreo_agents.errors import ChoreoError, EngineLostError
+from choreo_agents.sampling import Chosen
+from choreo_ray.actor import Sender, SomeTokens, own_version
+from choreo_ray.errors import translated
+from choreo_ray.remote import (
     Copying,
     Greeted,
     Greeting,
@@ -21,10 +25,6 @@ from choreo_agents.engine.elsewhere import (
     SentAnswer,
     SentCall,
 )
-from choreo_agents.errors import ChoreoError, EngineLostError
-from choreo_agents.sampling import Chosen
-from choreo_ray.actor import Sender, SomeTokens, own_version
-from choreo_ray.errors import translated
 
 LOG = logging.getLogger("choreo_ray")
 

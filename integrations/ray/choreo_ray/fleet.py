@@ -13,7 +13,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choreo_agents import EngineStats
-from choreo_agents.engine.elsewhere import COPIED_BYTES
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_ray.actor import EngineActor, Loading, own_version
 from choreo_ray.cluster import Cluster, object_store_bytes, resources
@@ -21,6 +20,7 @@ from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
 from choreo_ray.naming import ended, found_or_made, named
 from choreo_ray.placing import Placing
+from choreo_ray.remote import COPIED_BYTES
 
 _CALLS = 1 << 14
 """At once in an actor: what is too much for its engine waits there, and not before what concerns calls under way."""

@@ -20,9 +20,9 @@ from typing import Any
 import ray
 import torch
 from choreo_ray import RayEngine
+from choreo_ray.remote import EngineServer, engine_over
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine import engine_over
 
 _NUMBERS = count()
 
@@ -91,7 +91,7 @@ def main() -> None:
     with (
         Engine.load(asked.model) as engine,
         Engine.load(asked.model) as far,
-        engine_over([far.owner.server("here")], far.model) as front,  # type: ignore[union-attr]
+        engine_over([EngineServer(far.owner, "here")], far.model) as front,  # type: ignore[union-attr]
         RayEngine.load(asked.model, engines=1) as crossed,
     ):
         engines: dict[str, Engine] = {"engine": engine, "front": front, "ray": crossed}

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 from choreo_ray import RayEngine
+from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route
 
 from choreo_agents import Engine, Memory, RunOptions, Sampling
-from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.tracing import EventList, KVCopied
 from choreo_agents.workflows import debate
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
 from support.ray_cluster import cluster, keep_at_hand
 from support.tiny import save_tiny_llama
 
-keep_at_hand(os.environ)
+from choreo_agents import Memory
 
-import ray  # noqa: E402
-from choreo_ray import RayEngine  # noqa: E402
+if TYPE_CHECKING:
+    from choreo_ray import RayEngine
 
-from choreo_agents import Memory  # noqa: E402
+keep_at_hand(os.environ)  # before anything here imports Ray, which the tests of `remote` do without
 
 POOL = {"name": "pool", "namespace": "tests", "memory": Memory(kv_budget_bytes=1 << 25)}
 
@@ -38,6 +38,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def address(shared: Path) -> Iterator[str]:
     """Of the cluster, which this process uses."""
+    import ray
+
     with cluster(shared) as found:
         ray.init(address=found, log_to_driver=False, configure_logging=False)
         yield found
@@ -54,6 +56,8 @@ def alone(address: str, shared: Path) -> Iterator[None]:
 @pytest.fixture
 def front(alone: None) -> Iterator[Callable[..., RayEngine]]:
     """Makes fronts over the two actors, which keep nothing for them in the end."""
+    from choreo_ray import RayEngine
+
     made: list[RayEngine] = []
 
     def make(**options: Any) -> RayEngine:

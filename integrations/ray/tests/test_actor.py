@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from choreo_ray import actor as actors
 from choreo_ray.actor import EngineActor, Loading, Sender, SomeTokens
+from choreo_ray.remote import Copying, Greeting, SentCall
 from ray.exceptions import OwnerDiedError
 
 from choreo_agents import Decode, Memory, Sampling
-from choreo_agents.engine.elsewhere import Copying, Greeting, SentCall
 from choreo_agents.errors import (
     DeviceLostError,
     EngineFailedError,

@@ -204,17 +204,6 @@ def test_nobody_is_ended_by_a_name_that_nobody_has(address: str) -> None:
     assert RayEngine.end("nobody", namespace="tests") == 0
 
 
-def test_what_ray_is_missing_for_is_said() -> None:
-    code = (
-        "import sys; sys.modules['ray'] = None\n"
-        "try:\n    import choreo_ray\nexcept ModuleNotFoundError as e: print(e, e.name)"
-    )
-    paths = os.pathsep.join([str(ROOT / "integrations/ray"), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "pip install choreo-ray" in done.stdout and done.stdout.endswith(" ray\n")
-
-
 def test_closing_leaves_no_actor_behind(alone: None) -> None:
     before = alive()
     engine = RayEngine.load("embedded", engines=1, placement="PACK", memory=Memory(kv_budget_bytes=1 << 22))

@@ -12,10 +12,10 @@ import ray
 from choreo_ray import far as far_engines
 from choreo_ray.actor import SomeTokens
 from choreo_ray.far import RayFarEngine
+from choreo_ray.remote import Releasing, SentAnswer, SentCall
 from ray.exceptions import ActorUnavailableError, TaskCancelledError
 
 from choreo_agents import Decode
-from choreo_agents.engine.elsewhere import Releasing, SentAnswer, SentCall
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.errors import EngineFailedError, EngineLostError
 from choreo_agents.sampling import Chosen

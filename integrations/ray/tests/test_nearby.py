@@ -14,15 +14,14 @@ from choreo_ray import actor as actors
 from choreo_ray import far as far_engines
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.far import RayFarEngine
+from choreo_ray.remote import Costs, Greeting, SentAnswer, SentCall, engine_over
+from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route
+from choreo_ray.remote.sending import own_version
 from ray import exceptions as ray_errors
-from support.elsewhere import routed
+from remote_support.loopback import routed
 from support.ray_nearby import NearbyActor
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
-from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import Costs, Greeting, SentAnswer, SentCall
-from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
-from choreo_agents.engine.elsewhere.sending import own_version
 from choreo_agents.errors import EngineMismatchError
 from choreo_agents.tracing import CallPlaced, EventList, KVCopied
 

@@ -15,13 +15,13 @@ import pytest
 import ray
 from choreo_ray import RayEngine
 from choreo_ray.far import RayFarEngine
-from support.elsewhere import routed
+from choreo_ray.remote import COPIED_BYTES, Copying, Costs
+from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route
+from remote_support.loopback import routed
 from torture.chaos import GRAPHS
 from torture.chaos import said as graph_said
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.elsewhere import COPIED_BYTES, Copying, Costs
-from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.errors import (
     EngineClosedError,
     GuideError,

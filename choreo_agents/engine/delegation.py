@@ -1,0 +1,97 @@
+"""Internal names for an `Execution` of another distribution, which has other processes run an engine's calls.
+
+`choreo-ray` imports these and no other internal ones, and its import contract fails for any more. They are not public:
+they change from version to version, so its engines and this package are of one version. Begin with `Execution` in
+`choreo_agents.engine.core`, which says what an implementer provides.
+
+    engine      EngineCore, EngineOwner, Tenants, Tenant, Settings, MethodName, Computing
+    adapters    Loaded, read_loaded
+    messages    Message, Lineage, Naming, Scope, MessageTable
+    lineage     LineageRow, LineageExchange, row_of
+    requests    PlacedCall, Pending, Request, Binding, FinishReason, Endings, failed, Counters, EngineLock
+    KV          KVCache, CacheEntry, EntryFiles, HostedEntries, Segment, HostKV, copied, filled
+    sealed KV   KVKey, kv_key, sealed, in_bytes, parsed, opened, kv_bytes, most_bytes, UnusableFileError
+    model       ServedModel, served_model, load_weightless
+"""
+
+from choreo_agents.engine.adapters import Loaded, read_loaded
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.keeping.wanted import copied, kv_key
+from choreo_agents.engine.lineage.exchange import LineageExchange, row_of
+from choreo_agents.engine.lineage.rows import LineageRow
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.owner import EngineOwner
+from choreo_agents.engine.pending import Pending
+from choreo_agents.engine.request_builder import PlacedCall
+from choreo_agents.engine.settings import MethodName, Settings
+from choreo_agents.engine.stock.computing import Computing
+from choreo_agents.engine.tenant import Tenant
+from choreo_agents.engine.tenants import Tenants
+from choreo_agents.engine.transfer.filling import filled
+from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.entry_files import EntryFiles
+from choreo_agents.kv.hosted import HostedEntries
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.store import KVKey
+from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
+from choreo_agents.kv.tiers import HostKV
+from choreo_agents.models.weightless import ServedModel, load_weightless, served_model
+from choreo_agents.runtime.counters import Counters
+from choreo_agents.runtime.decoding import FinishReason
+from choreo_agents.runtime.endings import Endings, failed
+from choreo_agents.runtime.lock import EngineLock
+from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.step import Binding
+
+__all__ = [
+    "Binding",
+    "CacheEntry",
+    "Computing",
+    "Counters",
+    "Endings",
+    "EngineCore",
+    "EngineLock",
+    "EngineOwner",
+    "EntryFiles",
+    "FinishReason",
+    "HostKV",
+    "HostedEntries",
+    "KVCache",
+    "KVKey",
+    "Lineage",
+    "LineageExchange",
+    "LineageRow",
+    "Loaded",
+    "Message",
+    "MessageTable",
+    "MethodName",
+    "Naming",
+    "Pending",
+    "PlacedCall",
+    "Request",
+    "Scope",
+    "Segment",
+    "ServedModel",
+    "Settings",
+    "Tenant",
+    "Tenants",
+    "UnusableFileError",
+    "copied",
+    "failed",
+    "filled",
+    "in_bytes",
+    "kv_bytes",
+    "kv_key",
+    "load_weightless",
+    "most_bytes",
+    "opened",
+    "parsed",
+    "read_loaded",
+    "row_of",
+    "sealed",
+    "served_model",
+]

@@ -1,0 +1,138 @@
+"""Runs an engine's requests on other engines: it knows all messages and computes none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from choreo_agents.engine.delegation import (
+    CacheEntry,
+    Computing,
+    Endings,
+    EngineCore,
+    EntryFiles,
+    HostedEntries,
+    KVCache,
+    Loaded,
+    Naming,
+)
+from choreo_agents.tracing import guarded
+from choreo_ray.remote.errand import Errands
+from choreo_ray.remote.fleet import Fleet
+from choreo_ray.remote.loop import RemoteLoop
+from choreo_ray.remote.method import RemoteMethod
+from choreo_ray.remote.presence import Presence
+from choreo_ray.remote.sending import Greeting, SentAdapter
+
+_OTHERS = "engines elsewhere"
+
+
+class RemoteExecution:
+    """See `Execution`: the front of engines elsewhere.
+
+    Args:
+        fleet: The engines.
+        greeting: What they are told of the front.
+        patience_s: Seconds that calls wait while no engine is there.
+    """
+
+    def __init__(self, fleet: Fleet, greeting: Greeting, patience_s: float) -> None:
+        self.fleet, self._greeting, self._patience_s = fleet, greeting, patience_s
+        self._sent = list[SentAdapter]()
+        """What tenants have loaded: of the front, whichever loop it has."""
+        self._has_begun = False
+
+    def cache(self, core: EngineCore, host: HostedEntries, files: EntryFiles) -> KVCache:
+        """See `Execution`."""
+        return _WatchedCache(self, core, host, files)
+
+    def method(self, core: EngineCore) -> RemoteMethod:
+        """See `Execution`."""
+        return RemoteMethod(core.table, self._close_tenant)
+
+    def loop(self, core: EngineCore) -> RemoteLoop:
+        """See `Execution`."""
+        sink, lock, front = core.settings.sink, core.lock, self._greeting.front
+        self._table = core.table
+        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s, self._sent)
+        self._errands = Errands(self.fleet, self._presence, core.table, core.counters, lock, sink, front)
+        endings = Endings(core.pool, core.counters, guarded(sink), lock.condition())
+        self._loop = RemoteLoop(self._errands, endings, lock, sink)
+        return self._loop
+
+    def begin(self, core: EngineCore) -> None:
+        """See `Execution`: a restarted one has its engines forget what they have for it.
+
+        One that is gone at a restart is asked again later.
+
+        Raises:
+            EngineMismatchError: An engine cannot work with the others. EngineLostError: One does not answer, or none
+                at a restart.
+        """
+        if self._has_begun:
+            with core.lock:
+                for name in self.fleet.outposts:
+                    self.fleet.lost(name)
+            self._loop.wait_for(self._presence.greet_again())
+            return
+        core.total_tokens = self._loop.wait_for(self._presence.greet_all())
+        core.kv_budget_bytes = sum(outpost.kv_budget_bytes for outpost in self.fleet.alive())
+        self._has_begun = True
+
+    def load_adapter(self, core: EngineCore, loaded: Loaded, name: str, naming: Naming) -> None:
+        """See `Execution`: all engines load it."""
+        files = {path.name: path.read_bytes() for path in sorted(loaded.folder.iterdir()) if path.is_file()}
+        with core.lock:
+            self._errands.giving_back.salts[naming.tenant] = naming.salt
+        self._loop.wait_for(self._presence.load_adapter(name, files, naming.salt))
+
+    def computing(self) -> Computing:
+        """See `Execution`."""
+        return Computing(_OTHERS, "", _OTHERS)
+
+    def drain(self, name: str) -> int:
+        """Have an engine's messages handed over to others, and nothing new placed there; how many were handed over."""
+        return int(self._loop.wait_for(self._errands.copies.hand_over(name, self._table.known)))
+
+    def dropped(self, message_id: str) -> None:
+        """The front needs a message no longer. Under the lock."""
+        self._errands.giving_back.dropped(message_id)
+
+    def kept(self, tenant: str | None) -> int:
+        """Bytes of KV of a tenant's messages, or of all, that engines have for the front. Under the lock."""
+        return self.fleet.kept(self._table.known, tenant)
+
+    def _close_tenant(self, tenant: str) -> None:
+        """A tenancy has ended. Under the lock."""
+        self._errands.giving_back.close_tenant(tenant)
+
+
+class _WatchedCache(KVCache):
+    """Says what is dropped, and what is kept elsewhere.
+
+    Args:
+        execution: Is told.
+        core: Whose it is.
+        host: Of nothing.
+        files: Of nothing.
+    """
+
+    def __init__(self, execution: RemoteExecution, core: EngineCore, host: HostedEntries, files: EntryFiles) -> None:
+        super().__init__(core.pool, host, files, core.movements)
+        self._execution = execution
+
+    def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
+        """See `KVCache`: what its engines have."""
+        return {"device": self._execution.kept(tenant), "host": 0, "disk": 0}
+
+    def looking_for(self, tenants: Iterable[str]) -> list[str]:
+        """See `KVCache`: all of them."""
+        return [*tenants]
+
+    def is_elsewhere(self, message_id: str) -> bool:
+        """See `KVCache`."""
+        return bool(self._execution.fleet.holders(message_id))
+
+    def drop(self, entry: CacheEntry) -> None:
+        """See `KVCache`."""
+        super().drop(entry)
+        self._execution.dropped(entry.key)

@@ -1,0 +1,176 @@
+"""What a front believes of its engines is so again, whatever was given up, lost or refused meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from choreo_ray.remote import engine_over
+from remote_support.loopback import WiredEngine
+from support.adapters import save_adapter, save_mapper
+
+from choreo_agents import Decode, Engine, Memory, Sampling
+from choreo_agents.errors import (
+    AdapterError,
+    EngineClosedError,
+    EngineFailedError,
+    EngineLostError,
+    RequestTimeoutError,
+)
+from choreo_agents.models import LoadedModel
+
+MEMORY = Memory(kv_budget_bytes=1 << 23)
+SHORT = Sampling(max_tokens=2, stop_tokens=())
+LONG = Sampling(temperature=1.0, max_tokens=200, stop_tokens=(), seed=7)
+
+
+@pytest.fixture
+def wired(embedded: LoadedModel) -> Iterator[dict[str, WiredEngine]]:
+    made = {name: WiredEngine(name, Engine.load(embedded, memory=MEMORY)) for name in "ab"}
+    yield made
+    for each in made.values():
+        each.close()
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    for _ in range(2000):
+        if what():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not come to that")
+
+
+def believed(front: Any) -> list[tuple[int, int, int]]:
+    """Of each engine: calls that it serves, bytes on their way to it, and messages that it is to have."""
+    outposts = front._core.execution.fleet.outposts.values()
+    return [(len(each.serving), each.arriving_bytes, len(each.coming)) for each in outposts]
+
+
+async def test_calls_that_are_given_up_at_once_are_served_nowhere(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([*wired.values()], embedded)
+    trunk = await front.aprefill("Ann has 3 red kites. " * 4)
+    drawn = random.Random(0)
+    for number in range(30):
+        calls = [Decode(f"So {number} {place}:", [trunk], sampling=SHORT) for place in range(40)]
+        asked = asyncio.ensure_future(front.adecode(calls))
+        await asyncio.sleep(0.03 * drawn.random())
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    await asyncio.to_thread(until, lambda: not front.stats().unfinished)
+    core: Any = front._core
+    await asyncio.to_thread(until, lambda: not core.loop._tasks)
+    assert (
+        believed(front) == [(0, 0, 0)] * 2 and not core.execution._errands._at and not core.execution._errands._arriving
+    )
+    await asyncio.to_thread(front.close)
+
+
+def test_an_adapter_that_engines_refuse_has_no_name(tiny: LoadedModel, tiny_path: Path, tmp_path: Path) -> None:
+    one, two = (save_adapter(tmp_path / str(seed), tiny_path, seed=seed) for seed in (1, 2))
+    wired = WiredEngine("a", Engine.load(tiny, memory=MEMORY))
+    first, second = (engine_over([wired], tiny, salt="s") for _ in range(2))
+    first.load_adapter(one, "mine")
+    with pytest.raises(AdapterError, match="another adapter is called 'mine'"):
+        second.load_adapter(two, "mine")
+    wired.fails["load_adapter"] = EngineFailedError("the disk is full")
+    with pytest.raises(EngineFailedError):
+        second.load_adapter(two, "other")
+    wired.fails.clear()
+    assert second.adapters == ()
+    with pytest.raises(AdapterError, match="there is no adapter 'mine'"):
+        second.decode([5, 6], adapter="mine", sampling=SHORT)
+    assert second.load_adapter(two, "other") == "other"
+    said = [
+        each.tokens(each.decode([5, 6], adapter=name, sampling=SHORT))
+        for each, name in [(first, "mine"), (second, "other")]
+    ]
+    for number, folder in enumerate((one, two)):
+        with Engine.load(tiny, memory=MEMORY, adapter=folder) as alone:
+            assert alone.tokens(alone.decode([5, 6], sampling=SHORT)) == said[number]
+    for each in (first, second, wired):
+        each.close()
+
+
+def test_adapters_outlive_a_restart_and_are_kept_once(
+    wired: dict[str, WiredEngine], embedded: LoadedModel, tmp_path: Path
+) -> None:
+    folder, front = save_mapper(tmp_path / "one", embedded, seed=1), engine_over([wired["a"]], embedded)
+    for _ in range(3):
+        front.load_adapter(folder, "mine")
+    assert len(front._core.execution._sent) == 1 and wired["a"].passed["load_adapter"] == 1  # type: ignore[attr-defined]
+    front.owner.restart()
+    assert front.branches.map([front.prefill("Ann has 3 red kites.")], "mine")
+    front.close()
+
+
+def test_a_front_that_restarts_takes_no_memory_for_what_its_engines_have(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([*wired.values()], embedded)
+    core, before = front._core, front._core.pool.total_tokens
+    front.owner.restart()
+    assert core.pool.total_tokens == before < core.total_tokens
+    assert front.stats().kv_budget_bytes == sum(each.engine.stats().kv_budget_bytes for each in wired.values())
+    front.close()
+
+
+def test_engines_are_asked_again_after_a_restart_that_failed(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([wired["a"]], embedded, patience_s=30)
+    wired["a"].fails["greet"] = EngineLostError("gone")
+    with pytest.raises(EngineLostError, match="gone"):
+        front.owner.restart()
+    wired["a"].fails.clear()
+    assert front.prefill("Ann has 3 red kites.").length
+    front.close()
+
+
+def test_who_waits_for_what_a_closed_front_was_doing_is_told_so(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([*wired.values()], embedded, patience_s=0.1)
+    front.prefill("Ann has 3 red kites.")
+    core: Any = front._core
+    [held] = [name for name, each in core.execution.fleet.outposts.items() if each.held]
+    gate = wired[held].hold("give")
+    closing = threading.Thread(target=lambda: (gate.reached.wait(), front.close()))
+    closing.start()
+    with pytest.raises(EngineClosedError):
+        core.execution.drain(held)
+    gate.open()
+    closing.join()
+
+
+def test_what_a_front_cannot_be_told_is_refused(wired: dict[str, WiredEngine], embedded: LoadedModel) -> None:
+    with pytest.raises(TypeError, match="a front takes no 'method', 'sede': see FrontOptions"):
+        engine_over([wired["a"]], embedded, sede=3, method="baseline")  # type: ignore[call-arg]
+
+
+def test_a_call_that_is_over_before_its_first_step_is_served_nowhere(
+    wired: dict[str, WiredEngine], embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = engine_over([*wired.values()], embedded)
+    core: Any = front._core
+    place = core.execution._errands.place
+
+    def late(request: Any) -> Any:
+        placed = place(request)
+        core.loop.drop(request, RequestTimeoutError("it was placed too late"))
+        return placed
+
+    monkeypatch.setattr(core.execution._errands, "place", late)
+    with pytest.raises(RequestTimeoutError):
+        front.prefill("Ann has 3 red kites.")
+    until(lambda: not core.loop._tasks)
+    assert believed(front) == [(0, 0, 0)] * 2 and not core.execution._errands._at
+    front.close()

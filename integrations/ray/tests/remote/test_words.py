@@ -1,0 +1,225 @@
+"""A front over several engines says what one engine says, wherever calls are run and however KV gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from choreo_ray.remote import EngineServer, engine_over
+from choreo_ray.remote.routing import route
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote_support.loopback import Front, apart, encoding_apart, load_loopback
+
+from choreo_agents import ChoreoGraph, Decode, Engine, Memory, MessageHandle, Prefill, Sampling
+from choreo_agents.errors import EngineMismatchError, InvalidRequestError, KVBudgetError
+from choreo_agents.models import LoadedModel
+from choreo_agents.tracing import CallPlaced, EventList, KVCopied
+from choreo_agents.workflows import debate
+from choreo_agents.workflows.branch_solve_merge import branch_solve_merge
+from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
+
+MEMORY = Memory(kv_budget_bytes=1 << 23)
+WARM = Sampling(temperature=1.0, max_tokens=12, stop_tokens=())
+QUESTION = {"messages": [("user", "What does Ann have?")]}
+GRAPHS: dict[str, Any] = {
+    "debate": lambda: debate({"alice": None, "bruno": None, "carla": None}, rounds=2, revise="Again.", sampling=WARM),
+    "tree": lambda: tree_of_thoughts(branches=3, voters=2, depth=2, keep=2, system="Root.", sampling=WARM),
+    "parts": lambda: branch_solve_merge(["Write part 1.", "Write part 2."], plan="Plan.", merge="All.", sampling=WARM),
+}
+ROUTINGS = {"as it comes": route, "copied apart": apart, "encoded apart": encoding_apart}
+
+
+def said(engine: Engine, graph: ChoreoGraph) -> list[tuple[str, str]]:
+    """Who said what."""
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    return [(e["author"], engine.text(MessageHandle.model_validate(e["handle"]))) for e in state["handles"]]
+
+
+@pytest.fixture(scope="module")
+def fronts(embedded: LoadedModel) -> Iterator[dict[str, tuple[Front, EventList]]]:
+    """One over one engine, and one over two for each way to place calls."""
+    made: dict[str, tuple[Front, EventList]] = {}
+    for name, routing in {"one engine": route, **ROUTINGS}.items():
+        events = EventList()
+        engines = 1 if name == "one engine" else 2
+        made[name] = load_loopback(embedded, engines, memory=MEMORY, sink=events, routing=routing), events
+    yield made
+    for front, _ in made.values():
+        front.check()
+        front.close()
+
+
+@pytest.fixture(scope="module")
+def alone(embedded: LoadedModel) -> Iterator[Engine]:
+    with Engine.load(embedded, memory=MEMORY) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("where", ["one engine", *ROUTINGS])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_says_the_same_wherever_its_calls_are_run(
+    alone: Engine, fronts: dict[str, tuple[Front, EventList]], name: str, where: str
+) -> None:
+    front, events = fronts[where]
+    events.events.clear()
+    assert said(front, GRAPHS[name]()) == said(alone, GRAPHS[name]())
+    placed = [event for event in events.events if isinstance(event, CallPlaced)]
+    assert where == "as it comes" or len({event.engine for event in placed}) == (1 if where == "one engine" else 2)
+    copied = [event for event in events.events if isinstance(event, KVCopied)]
+    if where == "copied apart":
+        assert sum(event.bytes for event in copied) > 0 and not any(event.refused for event in copied)
+        assert sum(event.tokens_again for event in placed) == 0
+        assert sum(event.bytes_copied for event in placed) >= sum(event.bytes for event in copied)
+    if where == "encoded apart":
+        assert not copied and sum(event.bytes_copied for event in placed) == 0
+        assert sum(event.tokens_again for event in placed) > 0
+
+
+def test_no_token_is_encoded_again_where_kv_is_copied(embedded: LoadedModel) -> None:
+    events = EventList()
+    front = load_loopback(embedded, memory=MEMORY, routing=apart, sink=events)
+    try:
+        first = front.prefill("Ann has 3 red kites. " * 8)
+        second = front.prefill("Bob has none.", [first])
+        answer = front.decode("So:", [second, first], [30, None], sampling=WARM)
+        assert front.stats().tokens_recomputed == 0 and front.usage(answer).tokens_reused > 0
+        per_token = embedded.adapter.geometry.bytes_per_token
+        [*_, copied] = [event for event in events.events if isinstance(event, KVCopied)]
+        assert copied.bytes % per_token == 0 and copied.bytes > 0
+        front.check()
+    finally:
+        front.close()
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_random_views_say_the_same_on_both(data: st.DataObject) -> None:
+    random = data.draw(st.randoms(use_true_random=False))
+    routing = data.draw(st.sampled_from([route, apart, encoding_apart]))
+    model = _tiny()
+    with Engine.load(model, memory=MEMORY, seed=3) as one:
+        front = load_loopback(model, memory=MEMORY, seed=3, routing=routing)
+        try:
+            made: dict[Engine, list[Any]] = {one: [], front: []}
+            for number in range(8):
+                parents = random.sample(range(number), min(number, random.randint(0, 3)))
+                places = [random.choice([None, random.randint(0, 40)]) for _ in parents]
+                tokens = [random.randint(3, 90) for _ in range(random.randint(1, 12))]
+                sampling = Sampling(temperature=random.choice([0.0, 1.0]), max_tokens=6, stop_tokens=())
+                for engine, handles in made.items():
+                    read = [handles[parent] for parent in parents]
+                    if number % 2:
+                        handles.append(engine.decode([Decode(tokens, read, places, sampling=sampling)])[0])
+                    else:
+                        handles.append(engine.prefill([Prefill(tokens, read, places)])[0])
+            words = {engine: [engine.tokens(each) for each in handles] for engine, handles in made.items()}
+            assert words[one] == words[front]
+            front.check()
+        finally:
+            front.close()
+
+
+_MODELS: list[LoadedModel] = []
+
+
+@pytest.fixture(autouse=True)
+def _loaded(tiny: LoadedModel) -> None:
+    _MODELS[:] = [tiny]
+
+
+def _tiny() -> LoadedModel:
+    return _MODELS[0]
+
+
+def test_what_is_released_leaves_the_engines_too(embedded: LoadedModel) -> None:
+    front = load_loopback(embedded, memory=MEMORY, routing=apart)
+    try:
+        with front.scope():
+            first = front.prefill("Ann has 3 red kites.")
+            front.decode("So:", [first], sampling=WARM)
+        kept = front.prefill("Kept.")
+        front.text(kept)
+        for engine in front.far:
+            engine.owner.stats()
+        left = sum(engine.owner.stats().messages for engine in front.far)
+        for _ in range(200):
+            if left == 1:
+                break
+            front.prefill("Kept.")  # lets what was released be told first
+            front.release(kept)
+            left = sum(engine.owner.stats().messages for engine in front.far)
+        assert left == 1
+    finally:
+        front.close()
+
+
+def test_engines_of_other_models_are_refused(tiny: LoadedModel, embedded: LoadedModel) -> None:
+    with Engine.load(tiny) as one, Engine.load(embedded) as other:
+        with pytest.raises(EngineMismatchError, match=r"engine 'b' serves .* engines of one front have one model"):
+            engine_over([EngineServer(one.owner, "a"), EngineServer(other.owner, "b")], tiny)
+        with pytest.raises(InvalidRequestError, match="each with a name of its own"):
+            engine_over([EngineServer(one.owner, "a"), EngineServer(one.owner, "a")], tiny)
+        with pytest.raises(InvalidRequestError, match="needs engines"):
+            engine_over([], tiny)
+    with (
+        Engine.load("embedded", dtype=torch.bfloat16) as half,
+        Engine.load(embedded) as one,
+        pytest.raises(EngineMismatchError, match="engines of one front have one model, in one dtype"),
+    ):
+        engine_over([EngineServer(one.owner, "a"), EngineServer(half.owner, "b")], embedded)
+    with Engine.load(tiny, method="baseline") as text, pytest.raises(EngineMismatchError, match="keeps text only"):
+        engine_over([EngineServer(text.owner, "a")], tiny)
+
+
+def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel) -> None:
+    small, large = (Memory(kv_budget_bytes=tokens * tiny.adapter.geometry.bytes_per_token) for tokens in (64, 512))
+    with (
+        Engine.load(tiny, memory=large) as one,
+        Engine.load(tiny, memory=small) as other,
+        engine_over([EngineServer(one.owner, "a"), EngineServer(other.owner, "b")], tiny) as front,
+    ):
+        with pytest.raises(KVBudgetError):
+            front.prefill([7] * 100)
+        assert front.prefill([7] * 40).length == 40 and front.stats().messages == 1
+
+
+def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:
+    with Engine.load(tiny) as one:
+        front = engine_over([EngineServer(one.owner, "a")], tiny_path)
+        with front, pytest.raises(InvalidRequestError, match="weights are elsewhere"):
+            handle = front.decode([5, 6], sampling=WARM)
+            assert front.tokens(handle) == one.tokens(one.decode([5, 6], sampling=WARM))
+            front.model.adapter.logits([1], [0], None, [0])  # type: ignore[arg-type]
+        assert front.model.adapter.fingerprint == tiny.adapter.fingerprint
+
+
+def test_logits_do_not_leave_their_engine(embedded: LoadedModel) -> None:
+    front = load_loopback(embedded, memory=MEMORY)
+    try:
+        with pytest.raises(InvalidRequestError, match="watch needs one in this process"):
+            front.decode([Decode("So:", watch=torch.clone)])  # type: ignore[arg-type]
+        assert front.stats().messages == 0
+    finally:
+        front.close()
+
+
+def test_keys_and_values_are_not_in_this_process(embedded: LoadedModel) -> None:
+    front = load_loopback(embedded, memory=MEMORY)
+    try:
+        with (
+            ExitStack() as stack,
+            pytest.raises(InvalidRequestError, match="record bits with an engine in this process"),
+        ):
+            stack.enter_context(front.record("never.jsonl", bits=True))
+        handle = front.prefill("Ann has 3 red kites.")
+        for _ in range(2):  # the first refusal leaves nothing that the next would wait for
+            with pytest.raises(InvalidRequestError, match="with an engine in this process"):
+                front.kv.read(handle)
+        assert front.kv.tiers([handle]) == ["device"]
+        assert front.decode("So:", [handle], sampling=WARM).length
+    finally:
+        front.close()
