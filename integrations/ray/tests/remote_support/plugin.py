@@ -34,14 +34,16 @@ def load_remote(
 ) -> Iterator[Callable[..., Engine]]:
     """What takes the arguments of `Engine.load`, and loads remote engines."""
     if request.config.getoption("--engine") == "loopback":
-        yield _with_kv(load_loopback)
+        yield with_kv(load_loopback)
         return
     base = tmp_path_factory.getbasetemp()
     with actors(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as load:
-        yield _with_kv(load)
+        yield with_kv(load)
 
 
-def _with_kv(load: Callable[..., Engine]) -> Callable[..., Engine]:
+def with_kv(load: Callable[..., Engine]) -> Callable[..., Engine]:
+    """The same, which skips tests of engines that keep text only."""
+
     def loaded(*args: Any, **options: Any) -> Engine:
         if options.get("method", "choreo") != "choreo":
             pytest.skip("what keeps text only has nothing that others could use")

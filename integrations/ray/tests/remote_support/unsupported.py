@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +27,12 @@ def listed(engine: str = "ray") -> dict[str, str]:
     return found
 
 
-def mark_listed(items: Sequence[pytest.Item], engine: str, *, failing: bool) -> None:
+def mark_listed(items: Sequence[pytest.Function], engine: str, *, failing: bool) -> None:
     """Skip what is listed for an engine; or, with `failing`, all else, and expect what is listed to fail."""
     reasons = listed(engine)
     for item in items:
-        file = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+        path = Path(inspect.getfile(inspect.unwrap(item.function)))  # also if another file has imported it
+        file = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
         name = f"{file}::{getattr(item, 'originalname', item.name)}"
         reason = reasons.get(file) or reasons.get(name)
         if reason is None and failing:
