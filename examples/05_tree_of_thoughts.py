@@ -6,9 +6,8 @@
 from collections import Counter
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, RunOptions, Sampling, Worker, send
-from choreo_agents.lab.language.vocabulary import AGENTS
 
-*THINKERS, VOTER, CHECKER = AGENTS[:8]
+*THINKERS, VOTER, CHECKER = ["Alice", "Bruno", "Clara", "David", "Emma", "Felix", "Grace", "Henry"]
 VOTE = "I vote for"
 WARM = Sampling(temperature=0.7, max_tokens=64)
 

@@ -16,16 +16,9 @@ WORKFLOWS = {
 """What each case says of itself, without importing it."""
 
 # What the product takes from the lab: by name, as its commands are found, and not before it is wanted.
-CASES = "choreo_agents.lab.cases:CASES"
-"""What each workflow is given, and what its result is worth."""
-SCORE_ITEMS = "choreo_agents.lab.experiments.eval_workflow.command:score_items"
-"""Plays a file of items, and shows what they are worth."""
-DRAW_DEBATE = "choreo_agents.lab.language.tasks.record_debate:debate_drawn"
-"""What a debate is about."""
-MOST_REPORTS = "choreo_agents.lab.language.tasks.record_debate:REPORTS"
 SHOW_EDGES = "choreo_agents.lab.experiments.audit_edges.report:show_edges"
 """Measures what each shared edge of a graph saves and changes."""
-FROM_LAB = (CASES, SCORE_ITEMS, DRAW_DEBATE, MOST_REPORTS, SHOW_EDGES)
+FROM_LAB = (SHOW_EDGES,)
 
 
 def _of_workflows(place: str) -> dict[str, Command]:

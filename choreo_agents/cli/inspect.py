@@ -12,13 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.cli.commands import DRAW_DEBATE
-from choreo_agents.cli.lazy import found
 from choreo_agents.engine.stock.memory_map import MemoryMap
 from choreo_agents.kv.entry import TIERS
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines
-from choreo_agents.workflows.debating import DebateSetting, hold
+from choreo_agents.workflows.debating import DebateSetting, hold, problem_of
 
 _WHERE = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
 
@@ -28,7 +26,7 @@ def memory(
     model: ModelOption = "embedded",
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
-    seed: Annotated[int, typer.Option(max=2**62, help="Draws the question and the agents' notes.")] = 31,
+    seed: Annotated[int, typer.Option(max=2**62, help="Chooses the question and the agents' notes.")] = 31,
     pool_tokens: Annotated[int, typer.Option(min=1, help="Tokens of KV that the pool has room for.")] = 4096,
     host_tokens: Annotated[int, typer.Option(min=0, help="Tokens that the host keeps of what left the pool.")] = 0,
     disk: Annotated[Path | None, typer.Option(help="A folder for what has no room there either.")] = None,
@@ -52,7 +50,7 @@ def memory(
         token = loaded.adapter.geometry.bytes_per_token
         setting = DebateSetting(
             loaded,
-            found(DRAW_DEBATE)(seed, agents=agents, reports=0),
+            problem_of(seed, agents=agents, reports=0),
             rounds,
             seed=seed,
             kv_budget_bytes=pool_tokens * token,

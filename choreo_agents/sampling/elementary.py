@@ -19,7 +19,7 @@ _ROUND = 1.5 * 2**23
 """Added to a small fp32 number it leaves the nearest integer in the low bits."""
 _MANTISSA_BITS = torch.tensor(23, dtype=torch.int32)
 _LOWEST = -127.0
-"""Of exponents: as fp32 has them, 2**-127 is 0."""
+"""The exponent from which on 2 to its power is taken for 0 in fp32."""
 
 
 def exp2_(exponents: Tensor, power: Tensor, spare: Tensor) -> Tensor:

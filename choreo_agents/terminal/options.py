@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -27,12 +27,6 @@ ModelOption = Annotated[
 ]
 AgentsOption = Annotated[int, typer.Option("--agents", min=2, max=MOST_AGENTS, help="How many debate.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="How often each of them speaks.")]
-
-
-def reports_option(most: int) -> Any:
-    """How long a record debates are about."""
-    words = "Reports that all agents read, about 98 tokens each; without any, their notes say all there is to know."
-    return typer.Option("--reports", min=0, max=most, help=words)
 
 
 @contextmanager

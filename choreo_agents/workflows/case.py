@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,7 +21,7 @@ class Options(BaseModel):
 
 
 class Item(BaseModel):
-    """One thing to do: drawn from the embedded language, or a line of the user's file. Other fields are ignored."""
+    """One thing to do: a problem that is shipped, or a line of the user's file. Other fields are ignored."""
 
     model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True)
 
@@ -84,10 +84,6 @@ class Case(Protocol):
     """What a score counts: `right`."""
     higher_is_better: ClassVar[bool]
     """Whether a higher score is a better one."""
-
-    def draw(self, options: Any, split: Literal["train", "dev", "test"], number: int) -> Item:
-        """An item that nobody else gave; the same arguments draw the same one, and no two splits share one."""
-        ...
 
     def play(self, item: Any, options: Any, prompts: Prompts, sampling: Sampling) -> Play:
         """The graph for an item."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from choreo_agents.engine.settings import MethodName
-from choreo_agents.workflows.debating import Cost, DebateRun, DebateSetting, hold
+from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
+from choreo_agents.workflows.running import RunCost
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
 TWINS: tuple[MethodName, ...] = ("baseline", "naive")
@@ -27,7 +28,7 @@ class Ratios:
 class Comparison:
     """Costs by method, of the tokens that the baseline chose."""
 
-    costs: dict[MethodName, Cost]
+    costs: dict[MethodName, RunCost]
     baseline: DebateRun
     """The baseline's own debate, decoded freely."""
     repeats: int
@@ -55,7 +56,7 @@ def compare(setting: DebateSetting, *, repeats: int, on_progress: Callable[[], N
     """
     baseline = hold(setting, "baseline")
     on_progress()
-    held: dict[MethodName, list[Cost]] = {method: [] for method in METHODS}
+    held: dict[MethodName, list[RunCost]] = {method: [] for method in METHODS}
     for _ in range(repeats):
         for method in METHODS:
             held[method].append(hold(setting, method, replay=baseline.said).cost)
@@ -68,11 +69,6 @@ def runs(repeats: int) -> int:
     return 1 + repeats * len(METHODS)
 
 
-def _typical(costs: list[Cost]) -> Cost:
-    return Cost(
-        tokens_encoded=costs[0].tokens_encoded,
-        tokens_reused=costs[0].tokens_reused,
-        ttft_mean_s=median(cost.ttft_mean_s for cost in costs),
-        end_to_end_s=median(cost.end_to_end_s for cost in costs),
-        rows_per_step=median(cost.rows_per_step for cost in costs),
-    )
+def _typical(costs: list[RunCost]) -> RunCost:
+    waits = (median(cost.ttft_mean_s for cost in costs),)
+    return replace(costs[0], ttft_s=waits, end_to_end_s=median(cost.end_to_end_s for cost in costs))

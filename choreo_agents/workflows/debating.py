@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
-from typing import Any, Protocol
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
@@ -14,59 +13,45 @@ from choreo_agents.engine.settings import MethodName
 from choreo_agents.engine.stock.memory_map import MemoryMap
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import Replay
-from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.cases import problem
+from choreo_agents.workflows.cases.answers import FIRST, read_answer, states
+from choreo_agents.workflows.cases.debate import DebateItem
 from choreo_agents.workflows.debate import debate, final_answer
-from choreo_agents.workflows.running import OnDecode, OnToken, run_graph
+from choreo_agents.workflows.phrasing import load_prompts
+from choreo_agents.workflows.running import OnDecode, OnToken, RunCost, run_graph, sampled
 
-
-class Debated(Protocol):
-    """What a debate is about, and what each agent knows of it."""
-
-    @property
-    def rules(self) -> str:
-        """The public root."""
-        ...
-
-    @property
-    def question(self) -> str: ...
-
-    @property
-    def answer(self) -> str:
-        """The right one."""
-        ...
-
-    @property
-    def agents(self) -> tuple[str, ...]: ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Each agent's private system prompt."""
-        ...
-
-    @property
-    def record(self) -> tuple[str, ...]:
-        """What all of them read before they are asked; nothing, if their notes say all there is to know."""
-        ...
-
-    def is_correct(self, reply: str) -> bool:
-        """Whether a reply states the answer."""
-        ...
+REPORTS = 9
+"""Of each record: about 98 tokens each."""
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What one run cost."""
+class Debated:
+    """What a debate is about, and what each agent knows of it."""
 
-    tokens_encoded: int
-    """For the first time, or again since memory had lost them."""
-    tokens_reused: int
-    ttft_mean_s: float
-    """Mean seconds from a node's start to its first token: encoding of whatever was not encoded yet included."""
-    end_to_end_s: float
-    """From the graph's start to its end."""
-    rows_per_step: float
+    rules: str
+    """The public root."""
+    question: str
+    answer: str
+    """The right one."""
+    agents: tuple[str, ...]
+    notes: tuple[str, ...]
+    """Each agent's private system prompt."""
+    record: tuple[str, ...] = ()
+    """What all of them read before they are asked; nothing, if their notes say all there is to know."""
+
+    def is_correct(self, reply: str) -> bool:
+        """Whether a reply's first sentence states the answer."""
+        return states(read_answer(reply, FIRST), self.answer)
+
+
+def problem_of(number: int, *, agents: int, reports: int) -> Debated:
+    """A debate that is shipped, among its first agents and over the first reports of its record."""
+    item, texts = problem("debate", number), load_prompts("debate", "embedded")
+    assert isinstance(item, DebateItem) and item.answer is not None
+    names = texts.names("agents")[:agents]
+    return Debated(texts("system"), item.question, item.answer, names, item.notes[:agents], item.record[:reports])
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,7 @@ class DebateRun:
     utterances: tuple[Utterance, ...]
     answer: str
     correct: bool
-    cost: Cost
+    cost: RunCost
     said: Replay
     """The tokens of every message, to force upon another method."""
     memory: MemoryMap
@@ -141,23 +126,11 @@ def hold(
     ) as engine:
         seen: Any = {"on_token": on_token, "on_decode": on_decode}
         messages = [("user", words) for words in told]
-        state, spent = run_coroutine(run_graph(engine, graph, messages, replay=replay, **seen))
-        stats, memory = engine.stats(), engine.kv.memory_map()
-        said = {
-            (entry["author"], entry["superstep"], entry["branch"], entry["call"]): _generated(engine, entry)
-            for entry in state["handles"]
-            if entry["author"] in problem.agents
-        }
+        state, cost = run_coroutine(run_graph(engine, graph, messages, replay=replay, **seen))
+        memory = engine.kv.memory_map()
+        said = sampled(engine, state)
     answer = final_answer(state["messages"], problem.agents)
-    encoded = stats.tokens_encoded + stats.tokens_recomputed
-    cost = Cost(encoded, stats.tokens_reused, mean(spent.ttft_s), spent.end_to_end_s, stats.rows_per_step)
     return DebateRun(_utterances(state["messages"]), answer, problem.is_correct(answer), cost, said, memory)
-
-
-def _generated(engine: Engine, entry: Any) -> tuple[int, ...]:
-    """The tokens of a message after its header."""
-    *_, made = engine.inspect.records([MessageHandle.model_validate(entry["handle"])])
-    return made.tokens[0 if made.sampled is None else made.sampled[0] :]
 
 
 def _utterances(messages: list[BaseMessage]) -> tuple[Utterance, ...]:

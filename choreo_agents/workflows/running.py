@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.graph.view.run_options import Replay, RunOptions
+from choreo_agents.kv.handle import MessageHandle
 
 OnToken = Callable[[str, str, str], None]
 """Called with agent, message id and text for every piece of text as it is decoded."""
@@ -31,6 +33,10 @@ class RunCost:
     steps: int
     rows_per_step: float
     rows_per_decode_step: float
+
+    @property
+    def ttft_mean_s(self) -> float:
+        return mean(self.ttft_s)
 
 
 async def run_graph(
@@ -86,3 +92,18 @@ async def run_graph(
         rows_per_decode_step=spent("decode_rows") / max(1, spent("decode_steps")),
     )
     return state, cost
+
+
+def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
+    """The tokens that every agent has sampled in a finished run: to be forced on another."""
+    said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
+    for entry in state["handles"]:
+        handle = MessageHandle.model_validate(entry["handle"])
+        # What was thought before it was said is sampled as well.
+        thought = entry.get("thoughts")
+        handle = handle if thought is None else MessageHandle.model_validate(thought)
+        [*_, made] = engine.inspect.records([handle])
+        if made.sampled is not None:
+            place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])
+            said[place] = made.tokens[slice(*made.sampled)]
+    return said

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.lab.cases import CASES
+from choreo_agents.workflows.cases import CASES
 from support.tiny import save_tiny_llama
 
 TEMPLATE = (

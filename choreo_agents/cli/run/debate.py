@@ -10,21 +10,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from choreo_agents.cli.commands import CASES, DRAW_DEBATE, MOST_REPORTS
-from choreo_agents.cli.lazy import found
 from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
 from choreo_agents.cli.run.workflow import run_case
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.terminal.case_options import InputsOption, MaxTokensOption, OutOption, PromptsOption
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import AgentsOption, ModelOption, errors_as_lines, reports_option
-from choreo_agents.workflows.case import Case
+from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines
+from choreo_agents.workflows.cases import CASES
 from choreo_agents.workflows.comparing import TWINS, Comparison, compare, runs
-from choreo_agents.workflows.debating import Debated, DebateRun, DebateSetting, hold
-
-REPORTS: int = found(MOST_REPORTS)
-
-_REPEATS = 5
+from choreo_agents.workflows.debating import REPORTS, DebateRun, DebateSetting, hold, problem_of
 
 _REPEATS = 5
 
@@ -40,16 +34,14 @@ def debate(
         ),
     ] = "choreo",
     agents: AgentsOption = 3,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="How often each of them speaks: 2, with --inputs 3.", show_default=False)
-    ] = None,
-    reports: Annotated[int, reports_option(REPORTS)] = REPORTS,
-    seed: Annotated[
-        int | None,
+    rounds: RoundsOption = 2,
+    reports: Annotated[
+        int,
         typer.Option(
-            max=2**62, show_default=False, help="Draws the record, the question and the notes: 6, with --inputs 31."
+            min=0, max=REPORTS, help="Of the record that all agents read, about 98 tokens each; 0: over notes alone."
         ),
-    ] = None,
+    ] = REPORTS,
+    seed: Annotated[int, typer.Option(max=2**62, help="Chooses one of twenty records, questions and notes.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = _REPEATS,
     inputs: InputsOption = None,
     out: OutOption = None,
@@ -82,19 +74,18 @@ def debate(
     if inputs is not None or out is not None:
         if no_compare or reports != REPORTS or repeats != _REPEATS:
             raise typer.BadParameter(
-                "--reports, --repeats and --no-compare are for the debate that is drawn, not for --inputs"
+                "--reports, --repeats and --no-compare are for our debates over a record, not for --inputs"
             )
-        case: Case = found(CASES)["debate"]
-        options = case.options.model_validate({"agents": agents, "rounds": rounds or 3})
+        case = CASES["debate"]
+        options = case.options.model_validate({"agents": agents, "rounds": rounds})
         sampling: Any = {"temperature": temperature, "max_tokens": max_tokens}
         kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "loading": loading}
-        run_case(case, lambda: options, model, method, 31 if seed is None else seed, **kept, **sampling)
+        run_case(case, lambda: options, model, method, seed, **kept, **sampling)
         return
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
-        drawn = 6 if seed is None else seed
-        problem: Debated = found(DRAW_DEBATE)(drawn, agents=agents, reports=reports)
-        setting = DebateSetting(load(console, model, loading), problem, rounds or 2, seed=drawn)
+        problem = problem_of(seed, agents=agents, reports=reports)
+        setting = DebateSetting(load(console, model, loading), problem, rounds, seed=seed)
         run = _hold_live(console, setting, method, model)
         comparison = None if no_compare else _compare(console, setting, repeats)
         if as_json:

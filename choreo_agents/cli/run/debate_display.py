@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from choreo_agents.workflows.comparing import TWINS, Comparison
-from choreo_agents.workflows.debating import Cost, Debated, DebateRun
+from choreo_agents.workflows.debating import Debated, DebateRun
+from choreo_agents.workflows.running import RunCost
 
 
 class DebateDisplay:
@@ -101,7 +102,7 @@ def cost_table(comparison: Comparison) -> RenderableType:
         table.add_column(method, justify="right")
     table.add_column("baseline/choreo", justify="right", style="bold")
     table.add_column("naive/choreo", justify="right")
-    rows: list[tuple[str, Callable[[Cost], float], str]] = [
+    rows: list[tuple[str, Callable[[RunCost], float], str]] = [
         ("tokens encoded", lambda cost: cost.tokens_encoded, ",.0f"),
         ("tokens reused", lambda cost: cost.tokens_reused, ",.0f"),
         ("first token, ms", lambda cost: cost.ttft_mean_s * 1e3, ".1f"),
@@ -140,7 +141,7 @@ def _times(ratio: float, more: str, less: str, same: str) -> str:
     return f"{ratio:.2f}x {more}" if ratio >= 1 else f"{1 / ratio:.2f}x {less}"
 
 
-def cost_object(cost: Cost) -> dict[str, float]:
+def cost_object(cost: RunCost) -> dict[str, float]:
     """A method's figures as `--json` gives them."""
     return {
         "tokens_encoded": cost.tokens_encoded,

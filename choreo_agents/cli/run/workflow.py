@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from statistics import mean
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from choreo_agents.cli.commands import CASES, SCORE_ITEMS
 from choreo_agents.cli.lazy import found
 from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
 from choreo_agents.engine import Engine, Memory
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.case_options import (
     BudgetOption,
     InputsOption,
@@ -28,9 +29,12 @@ from choreo_agents.terminal.case_options import (
     command_of,
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, errors_as_lines
-from choreo_agents.workflows.case import Case
-from choreo_agents.workflows.playing import make_setup, play, read_items, require_variants
+from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines
+from choreo_agents.training.journal import Journal
+from choreo_agents.workflows.case import Case, Item
+from choreo_agents.workflows.cases import CASES, problem
+from choreo_agents.workflows.many import PlayProgress, content_of, play_items, require_known, seeds_of
+from choreo_agents.workflows.playing import Setup, make_setup, play, read_items, require_variants
 
 OWN_DISPLAYS: Mapping[str, str] = {"debate": "choreo_agents.cli.run.debate:debate"}
 """Commands of workflows that are shown in a way of their own; all others are shown message by message."""
@@ -42,7 +46,7 @@ def run_case(
     make_options: MakeOptions,
     model: ModelOption = "embedded",
     method: Annotated[str, typer.Option(help="How it is served; [b]choreo eval[/b] compares them.")] = "choreo",
-    seed: Annotated[int, typer.Option(max=2**62, help="Draws the task and what is sampled.")] = 0,
+    seed: Annotated[int, typer.Option(max=2**62, help="Chooses one of twenty tasks, and draws what is sampled.")] = 0,
     inputs: InputsOption = None,
     out: OutOption = None,
     prompts: PromptsOption = None,
@@ -53,42 +57,79 @@ def run_case(
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
-    console = Console(stderr=as_json, highlight=False)
+    shown = inputs is not None and (out is None or as_json)
+    console = Console(stderr=as_json or shown, highlight=False)
     with errors_as_lines(console):
-        if inputs is not None or out is not None:
-            items = None if inputs is None else read_items(case, inputs)
-            found(SCORE_ITEMS)(
-                console, case, make_options(), [method], items, 1, seed, out, None, as_json=as_json, split="test",
-                setup=(model, loading, prompts, temperature, top_p, max_tokens, kv_gib),
-            )  # fmt: skip
-            return
         [variant] = require_variants(case, method)
+        if inputs is None and out is not None:
+            raise InvalidRequestError("--out keeps the results of many items: give a file of them with --inputs")
+        items = [] if inputs is None else read_items(case, inputs)
         options = make_options()
         loaded = load(console, model, loading)
-        setup = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens).changed(
-            case.variants[variant]
-        )
-        item = case.draw(setup.options, "test", seed)
-        console.print(opening(case, item, model, variant))
-        served = case.variants[variant].method
-        budget = int(kv_gib * (1 << 30))
-        with (
-            Engine.load(loaded, method=served, memory=Memory(kv_budget_bytes=budget)) as engine,
-            PlayDisplay(console) as display,
-        ):
-            result, spoken, cost = asyncio.run(play(engine, setup, item, seed=seed, on_token=display.add))
+        made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
+        setup = made.changed(case.variants[variant])
+        served, memory = case.variants[variant].method, Memory(kv_budget_bytes=int(kv_gib * (1 << 30)))
+        with Engine.load(loaded, method=served, memory=memory) as engine:
+            if items:
+                with Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal:
+                    _play_all(console, engine, setup, variant, items, seed, journal, shown=shown)
+                return
+            item = problem(case.name, seed)
+            console.print(opening(case, item, model, variant))
+            with PlayDisplay(console) as display:
+                result, spoken, cost = asyncio.run(play(engine, setup, item, seed=seed, on_token=display.add))
         console.print(ending(case, result, cost))
         if as_json:
             told = {"item": item.model_dump(), "result": asdict(result), "messages": spoken, "cost": asdict(cost)}
             typer.echo(json.dumps(told, indent=2))
 
 
+def _play_all(
+    console: Console,
+    engine: Engine,
+    setup: Setup,
+    variant: str,
+    items: Sequence[Item],
+    seed: int,
+    journal: Journal,
+    *,
+    shown: bool,
+) -> None:
+    """Play a file of items under a bar; results that are shown are lines of JSON, in the order of the items."""
+    contents = [content_of(item) for item in items]
+    require_known(journal, variant, items, contents)
+    try:
+        with bar(console) as progress:
+            task = progress.add_task(variant, total=len(items))
+
+            def advance(so_far: PlayProgress) -> None:
+                progress.update(task, completed=so_far.finished)
+
+            seeds = seeds_of(items, seed)
+            asyncio.run(play_items(engine, setup, variant, items, contents, seeds, journal, advance))
+    finally:
+        keys = [f"{variant} | {item.id}" for item in items]
+        records = [journal.records[key] for key in keys if key in journal]
+        if shown:
+            for record in records:
+                typer.echo(json.dumps(record, ensure_ascii=False))
+    scores = [record["score"] for record in records if record["score"] is not None]
+    worth = f"{setup.case.scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
+    console.print(f"{len(items)} items, {worth}" + ("" if journal.path is None else f"; results are in {journal.path}"))
+    if failed := [record for record in records if "error" in record]:
+        console.print(f"[red]{len(failed)} could not be played[/]; the first: ", end="")
+        console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)
+    if len(failed) == len(items):
+        raise typer.Exit(1)
+
+
 def run_doc(case: Case) -> str:
     """What `--help` says of a workflow."""
     spelled = case.name.replace("_", "-")
     return (
-        f"{case.summary}\n\nThe task is drawn from the embedded language, and shown as it is worked on. With --inputs "
-        "every line of a file is worked on, many at a time, and results go to --out.\n\n"
+        f"{case.summary}\n\nThe task is one of twenty in the embedded model's language, and shown as it is worked on. "
+        "With --inputs every line of a file is worked on, many at a time; each result is a line of JSON, in --out or "
+        "else on stdout.\n\n"
         f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo run {spelled} --seed 7\n"
         f"  choreo run {spelled} --model path/or/hub-name --inputs items.jsonl --out results.jsonl"
     )
@@ -99,5 +140,4 @@ def run_workflow(name: str) -> Callable[..., None]:
     if name in OWN_DISPLAYS:
         own: Callable[..., None] = found(OWN_DISPLAYS[name])
         return own
-    case: Case = found(CASES)[name]
-    return command_of(case, run_case, run_doc(case))
+    return command_of(CASES[name], run_case, run_doc(CASES[name]))

@@ -22,11 +22,11 @@ IDLE_S = 86_400.0
 """Seconds after which a thread of a graph that nobody uses is forgotten: its leases are given back, and who goes on
 with it has its words encoded again."""
 IDLE_MESSAGES = 1 << 14
-"""That idle threads lease at most, each counted once for each thread. Beyond, the least recently used thread is
-forgotten, of the tenant whose are the most."""
+"""Messages that idle threads lease at most; one that two threads lease counts twice. Beyond that, the tenant with the
+most loses its least recently used thread."""
 IDLE_RUNS = 64
-"""Runs that no checkpointer keeps and whose leases are kept all the same, to be looked at, or gone on with by handing
-on their state: the last ones."""
+"""Runs without a checkpointer, the last ones, whose leases are kept: so that one can look at them, or go on by handing
+on their state."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,16 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.graph.view.run_options import Replay
-from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.cases.answers import read_answer
-from choreo_agents.lab.evaluation.evaluate import at_once, room
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import draw_items, seeds_of
+from choreo_agents.lab.playing.many_items import draw_items
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.recording import handles_in, record, text_twin
 from choreo_agents.training.trace import Trace
@@ -31,9 +27,11 @@ from choreo_agents.training.trace_store import TraceStore, digest_of
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
 from choreo_agents.workflows.case import Item, Variant
+from choreo_agents.workflows.cases.answers import read_answer
+from choreo_agents.workflows.many import at_once, room, seeds_of
 from choreo_agents.workflows.phrasing import Prompts
 from choreo_agents.workflows.playing import Setup, play
-from choreo_agents.workflows.running import run_graph
+from choreo_agents.workflows.running import run_graph, sampled
 
 CHUNK = 64
 """Traces that are sampled before they are written down."""
@@ -73,9 +71,9 @@ class Lesson:
             return list(self.own[split][:count])
         return draw_items(self.setup.case, self.setup.changed(self.served).options, count, split, seed)
 
-    def seeds(self, items: Sequence[Item], seed: int) -> list[int]:
+    def seeds(self, items: Sequence[Item], seed: int) -> Sequence[int]:
         """Of the items' runs."""
-        return seeds_of(items, seed, drawn=self.own is None)
+        return range(seed, seed + len(items)) if self.own is None else seeds_of(items, seed)
 
     @property
     def digest(self) -> str:
@@ -184,21 +182,6 @@ async def _trace(teacher: Engine, student: Engine, taught: Setup, placed: Setup,
     with student.scope():
         state, _ = await run_graph(student, made.graph, made.messages, replay=said, seed=seed)
         return record(student, item.id, handles_in(state["handles"]))
-
-
-def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
-    """The tokens that every agent has sampled in a finished run: to be forced on another."""
-    said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
-    for entry in state["handles"]:
-        handle = MessageHandle.model_validate(entry["handle"])
-        # What was thought before it was said is sampled as well.
-        thought = entry.get("thoughts")
-        handle = handle if thought is None else MessageHandle.model_validate(thought)
-        [*_, made] = engine.inspect.records([handle])
-        if made.sampled is not None:
-            place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])
-            said[place] = made.tokens[slice(*made.sampled)]
-    return said
 
 
 def _ending(engine: Engine, prompts: Prompts, said: Replay, judged: str) -> tuple[int, ...]:

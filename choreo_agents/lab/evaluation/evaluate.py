@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, Required, TypedDict, TypeVar, Unpack, runtime_checkable
+from typing import Protocol, Required, TypedDict, Unpack, runtime_checkable
 
 from choreo_agents.engine import Engine
 from choreo_agents.lab.evaluation.play import Layout, play
 from choreo_agents.lab.evaluation.score import Score
 from choreo_agents.lab.language import Problem, Said, Split, Task, draw_problem
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.many import at_once, room
 
-AT_ONCE = 64
-"""Problems that are played together, ..."""
-TOKENS_EACH = 2048
-"""... as long as the engine's memory holds so many tokens for each of them."""
 LONGEST_ANSWER = 96
 """Tokens."""
 
 GREEDY = Sampling(temperature=0.0, max_tokens=LONGEST_ANSWER)
 
-T = TypeVar("T")
 OnProgress = Callable[[str], None]
 
 
@@ -116,28 +112,6 @@ async def aevaluate(
 def evaluate(engine: Engine, tasks: Iterable[Task], **options: Unpack[EvaluationOptions]) -> Evaluation:
     """The sync form of `aevaluate`, for threads without a running event loop."""
     return asyncio.run(aevaluate(engine, tasks, **options))
-
-
-def room(engine: Engine) -> int:
-    """Problems that can be played at once."""
-    tokens = engine.stats().kv_budget_bytes // engine.model.adapter.geometry.bytes_per_token
-    return min(AT_ONCE, max(1, tokens // TOKENS_EACH))
-
-
-async def at_once(jobs: Iterable[Callable[[], Awaitable[T]]], most: int) -> list[T]:
-    """Run jobs, `most` of them at a time, and return their results in order; the first error cancels the others."""
-    gate = asyncio.Semaphore(most)
-
-    async def gated(job: Callable[[], Awaitable[T]]) -> T:
-        async with gate:
-            return await job()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(gated(job)) for job in jobs]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def parsable(problem: Problem, said: Said) -> bool | None:

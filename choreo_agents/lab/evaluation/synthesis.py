@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 from choreo_agents.engine import Engine
-from choreo_agents.lab.evaluation.evaluate import GREEDY, at_once, room
+from choreo_agents.lab.evaluation.evaluate import GREEDY
 from choreo_agents.lab.evaluation.merging import Workers, play_synthesis
 from choreo_agents.lab.evaluation.score import Score
 from choreo_agents.lab.language import Split, draw_problem
 from choreo_agents.lab.language.synthesis import Parts, SynthesisTask
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SynthesisLayout
+from choreo_agents.workflows.many import at_once, room
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from choreo_agents.engine import Engine
-from choreo_agents.lab.evaluation.evaluate import LONGEST_ANSWER, at_once, room
+from choreo_agents.lab.evaluation.evaluate import LONGEST_ANSWER
 from choreo_agents.lab.evaluation.play import play
 from choreo_agents.lab.evaluation.score import Difference, Score
 from choreo_agents.lab.language import Problem, Split, Task, draw_problem
 from choreo_agents.lab.language.scoring import LastSentence, last_sentence
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.many import at_once, room
 
 
 @dataclass(frozen=True)

@@ -4,50 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from choreo_agents.engine import Engine, Memory
-from choreo_agents.errors import InvalidRequestError, KVBudgetError
-from choreo_agents.lab.evaluation.evaluate import at_once, room
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.synthesis.mapper import MAPPER_FILE
-from choreo_agents.training.journal import Journal, Record
+from choreo_agents.training.journal import Journal
 from choreo_agents.workflows.case import Case, Item, Options
-from choreo_agents.workflows.playing import Setup, play
+from choreo_agents.workflows.many import PlayProgress, content_of, play_items, require_known
+from choreo_agents.workflows.playing import Setup
 
 TUNED_SUFFIX = " + tuned"
 """Behind a variant's name: with an adapter."""
 
 
-@dataclass(frozen=True)
-class PlayProgress:
-    """How far a variant has come."""
-
-    variant: str
-    finished: int
-    """Items, those that were known before included."""
-    tokens: int = 0
-    """Encoded and reused since it started."""
-    seconds: float = 0.0
-
-
 def draw_items(case: Case, options: Options, count: int, split: Split, seed: int) -> list[Item]:
     """Items of the embedded language: those of seeds `seed` to `seed + count - 1`."""
-    return [case.draw(options, split, number) for number in range(seed, seed + count)]
-
-
-def seeds_of(items: Sequence[Item], seed: int, *, drawn: bool) -> list[int]:
-    """The seed of each item's run: of drawn ones by their number, of the user's by their ids, in whatever order."""
-    if drawn:
-        return [seed + place for place in range(len(items))]
-    return [int.from_bytes(hashlib.sha256(f"{seed} {item.id}".encode()).digest()[:6], "big") for item in items]
+    return [CASES[case.name].draw(options, split, number) for number in range(seed, seed + count)]
 
 
 def play_all(
@@ -88,58 +66,21 @@ def play_all(
         raise InvalidRequestError(f"{without[0]!r} is played with an adapter: give its folder")
     tuned = _identity_of(adapter)
     contents_of = {
-        name: [_content(item) + (tuned if name.endswith(TUNED_SUFFIX) else "") for item in items] for name in variants
+        name: [content_of(item) + (tuned if name.endswith(TUNED_SUFFIX) else "") for item in items] for name in variants
     }
     for name, contents in contents_of.items():
-        for item, content in zip(items, contents, strict=True):
-            if journal.records.get(f"{name} | {item.id}", {}).get("content", content) != content:
-                raise InvalidRequestError(
-                    f"{str(journal.path)!r} holds the result of another item that was called {item.id!r}, or of "
-                    "another adapter: name another file, or give items ids of their own"
-                )
+        require_known(journal, name, items, contents)
     for name in variants:
         variant = setup.case.variants[name.removesuffix(TUNED_SUFFIX)]
-        contents, served = contents_of[name], adapter if name.endswith(TUNED_SUFFIX) else None
-        keys = [f"{name} | {item.id}" for item in items]
-        left = [place for place, key in enumerate(keys) if key not in journal]
-        progress = PlayProgress(name, len(items) - len(left))
-        on_progress(progress)
-        if not left:
+        served = adapter if name.endswith(TUNED_SUFFIX) else None
+        if all(f"{name} | {item.id}" in journal for item in items):
+            on_progress(PlayProgress(name, len(items)))
             continue
-        changed = setup.changed(variant)
         with Engine.load(
             model, method=variant.method, memory=Memory(kv_budget_bytes=kv_budget_bytes), adapter=served
         ) as engine:
-            started = time.perf_counter()
-            over = progress.finished
-
-            async def one(
-                place: int,
-                engine: Engine = engine,
-                changed: Setup = changed,
-                name: str = name,
-                started: float = started,
-                contents: list[str] = contents,
-            ) -> None:
-                nonlocal over
-                record: Record = {"variant": name, "item": items[place].id, "content": contents[place]}
-                try:
-                    result, spoken, _ = await play(engine, changed, items[place], seed=seeds[place])
-                except KVBudgetError:
-                    raise
-                except InvalidRequestError as error:
-                    score = 0.0 if items[place].graded else None
-                    record |= {"error": f"{type(error).__name__}: {error}", "score": score}
-                else:
-                    parts = {"answer": result.answer, "score": result.score, "parts": dict(result.parts)}
-                    record |= parts | {"messages": spoken}
-                journal.add(f"{name} | {items[place].id}", record)
-                over += 1
-                stats = engine.stats()
-                tokens = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
-                on_progress(PlayProgress(name, over, tokens, time.perf_counter() - started))
-
-            asyncio.run(_all([partial(one, place) for place in left], room(engine)))
+            changed = setup.changed(variant)
+            asyncio.run(play_items(engine, changed, name, items, contents_of[name], seeds, journal, on_progress))
 
 
 def _identity_of(adapter: Path | None) -> str:
@@ -149,12 +90,3 @@ def _identity_of(adapter: Path | None) -> str:
     files = [adapter / name for name in (CONFIG_FILE, WEIGHTS_FILE, MAPPER_FILE)]
     said = [hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "" for path in files]
     return f" {hashlib.sha256(' '.join(said).encode()).hexdigest()[:16]}"
-
-
-def _content(item: Item) -> str:
-    """Tells whether an item is the same as one of the same id."""
-    return hashlib.sha256(item.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
-
-
-async def _all(jobs: Sequence[Callable[[], Any]], most: int) -> None:
-    await at_once(jobs, most)

@@ -15,7 +15,7 @@ from itertools import count, pairwise
 from choreo_agents.engine import Engine
 from choreo_agents.lab.embedded.recipe import MIX
 from choreo_agents.lab.embedded.transcripts import Transcript, TranscriptTurn, draw_made
-from choreo_agents.lab.evaluation.evaluate import LONGEST_ANSWER, at_once, room
+from choreo_agents.lab.evaluation.evaluate import LONGEST_ANSWER
 from choreo_agents.lab.evaluation.merging import Merged, play_synthesis
 from choreo_agents.lab.language import Problem, draw_problems
 from choreo_agents.lab.language.sentences import draw_facts, notes_text
@@ -36,6 +36,7 @@ from choreo_agents.training.synthesis_traces import (
     span,
 )
 from choreo_agents.training.tuning import Example
+from choreo_agents.workflows.many import at_once, room
 
 LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TASKS.items() if n != HELD_OUT}
 """All synthesis tasks but the one that is held out."""

@@ -1,4 +1,4 @@
-"""What an agent reads as its model is fed with it, message by message."""
+"""Renders an agent's view as its model is fed with it, message by message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
 
 _Part = tuple[str, FramedText]
-"""Of a user's turn: whose, and what."""
+"""Author and text of a part of a user's turn."""
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,10 @@ from choreo_agents import (
 )
 from choreo_agents.engine.messages import holdings
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.lab.language.tasks.debate import debate_problem
 from choreo_agents.models import LoadedModel
 from choreo_agents.workflows import comparing as comparison
 from choreo_agents.workflows import debate, final_answer
-from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
+from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold, problem_of
 
 HOT = Sampling(max_tokens=12, stop_tokens=(), temperature=1.0)
 
@@ -529,7 +528,7 @@ def test_a_comparison_forces_the_baselines_words_on_every_method(
         return run
 
     monkeypatch.setattr(comparison, "hold", watching)
-    setting = DebateSetting(embedded, debate_problem(0), rounds=2)
+    setting = DebateSetting(embedded, problem_of(0, agents=3, reports=0), rounds=2)
     comparison.compare(setting, repeats=1)
     assert [method for method, _ in held] == ["baseline", "choreo", "baseline", "naive"]
     assert all(run.utterances == held[0][1].utterances for _, run in held)

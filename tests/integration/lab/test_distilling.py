@@ -40,7 +40,7 @@ from choreo_agents.lab.experiments.eval_dilemma.measure import measure_dilemma
 from choreo_agents.lab.experiments.eval_tuned import measure as tuned
 from choreo_agents.lab.experiments.eval_tuned.measure import Course, measure_tuned
 from choreo_agents.lab.experiments.eval_untuned.measure import Trial
-from choreo_agents.lab.playing.many_items import draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import draw_items, play_all
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.adapter_files import WEIGHTS_FILE
 from choreo_agents.models.loader import WEIGHTS
@@ -395,7 +395,7 @@ def played(model: LoadedModel, path: Path, folder: Path | None, variants: Sequen
     setup = setup_of("multi_qa", **FACTS)
     items = draw_items(setup.case, setup.options, 4, "test", 0)
     with Journal(path, {}) as journal:
-        play_all(model, setup, items, variants, journal, seeds=seeds_of(items, 0, drawn=True), adapter=folder)
+        play_all(model, setup, items, variants, journal, seeds=range(4), adapter=folder)
         return dict(journal.records)
 
 

@@ -12,12 +12,12 @@ from conftest import MakeEngine
 
 from choreo_agents.engine import Engine
 from choreo_agents.lab.evaluation import aevaluate, evaluate, play, sample_and_vote
-from choreo_agents.lab.evaluation.evaluate import at_once
 from choreo_agents.lab.experiments.eval_language.measure import measure, require_tasks, require_views
 from choreo_agents.lab.language import TASKS, Draft, Problem, draw_problem
 from choreo_agents.lab.language.scoring import FirstSentence
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.many import at_once
 
 SHORT = Sampling(max_tokens=6)
 GREEDY = Sampling(max_tokens=96)

@@ -22,7 +22,6 @@ from choreo_agents.lab.evaluation import (
     evaluate,
     sample_and_vote,
 )
-from choreo_agents.lab.evaluation.evaluate import AT_ONCE, room
 from choreo_agents.lab.evaluation.play import play
 from choreo_agents.lab.experiments.eval_language import command as evaluate_command
 from choreo_agents.lab.experiments.eval_language import measure as language
@@ -33,6 +32,7 @@ from choreo_agents.lab.language.tasks import Arithmetic, ModeratedDebate, Prison
 from choreo_agents.lab.language.tasks.debate import DebateScorer
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.many import AT_ONCE, room
 
 SHORT = Sampling(max_tokens=6)
 PLAYING = import_module("choreo_agents.lab.evaluation.evaluate")

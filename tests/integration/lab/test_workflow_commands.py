@@ -1,4 +1,4 @@
-"""`choreo run`, `choreo eval` and `choreo bench workflows` for every workflow."""
+"""`choreo eval` and `choreo bench workflows` for every workflow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from choreo_agents.cli import app
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.lab.cases import CASES
-from choreo_agents.lab.playing import many_items as playing
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.workflows import many
 
 runner = CliRunner()
 
@@ -27,18 +27,6 @@ SMALL: dict[str, list[str]] = {
     "branch-solve-merge": ["--branches", "2", "--size", "1"],
     "multi-qa": ["--facts", "3"],
     "prisoners-dilemma": ["--talks", "1"],
-}
-ITEMS: dict[str, list[dict[str, Any]]] = {
-    "direct": [{"question": "Start at 1. Add 2.", "answer": "3"}, {"id": "own", "question": "Who?", "notes": ["N."]}],
-    "debate": [{"question": "What has Ann?", "answer": "x", "notes": ["Ann has 3 red kites."]}, {"question": "Who?"}],
-    "iterative-debate": [{"question": "Start at 1. Add 2.", "answer": "3"}, {"question": "Start at 2. Add 2."}],
-    "tree-of-thoughts": [{"question": "Start at 1. Add 2.", "answer": "3"}, {"question": "Start at 2. Add 2."}],
-    "branch-solve-merge": [{"question": "Write about Ann.", "concepts": ["Ann", "red kites"]}] * 2,
-    "multi-qa": [
-        {"questions": ["Who?", "What?", "Where?"]},
-        {"questions": ["What has Ann?"], "answers": ["3"], "notes": "Ann has 3."},
-    ],
-    "prisoners-dilemma": [{"both": 9, "none": 3}, {"both": 5, "none": 1, "bob_first": True}],
 }
 EVERY = pytest.mark.parametrize("workflow", SMALL)
 
@@ -81,86 +69,6 @@ def results(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
-@EVERY
-def test_a_workflow_is_shown_with_its_result_and_cost(workflow: str) -> None:
-    more = ["--no-compare"] if workflow == "debate" else ["--max-tokens", "40"]
-    out, _ = run("run", workflow, *SMALL[workflow], *more)
-    assert workflow.replace("-", " ") in out and "on embedded, " in out
-    if workflow != "debate":
-        assert "answer:" in out and "tokens encoded" in out and CASES[workflow.replace("-", "_")].scored in out
-
-
-@pytest.mark.parametrize("workflow", [name for name in SMALL if name != "debate"])
-def test_a_run_as_json_is_one_object_and_repeats(workflow: str) -> None:
-    command = ["run", workflow, *SMALL[workflow], "--json", "--seed", "5", "--max-tokens", "40"]
-    first, again = (json.loads(run(*command)[0]) for _ in range(2))
-    assert set(first) == {"item", "result", "messages", "cost"} and first["item"]["id"] == "test 5"
-    assert first["messages"] and all(set(each) == {"node", "words"} for each in first["messages"])
-    del first["cost"], again["cost"]
-    assert first == again
-
-
-def test_names_may_be_spelled_with_underscores() -> None:
-    small = [*SMALL["tree-of-thoughts"], "--json"]
-    found = [json.loads(run("run", name, *small)[0])["result"] for name in ("tree_of_thoughts", "tree-of-thoughts")]
-    assert found[0] == found[1]
-    for group in ("run", "eval"):
-        out, _ = run(group, "--help")
-        assert "tree-of-thoughts" in out and "tree_of_thoughts" not in out
-        assert "No such command" in refused(group, "tree of thoughts", code=2)
-
-
-@EVERY
-def test_help_names_the_options_and_the_methods(workflow: str) -> None:
-    case = CASES[workflow.replace("-", "_")]
-    for group in ("run", "eval") if workflow != "debate" else ("eval",):
-        out, _ = run(group, workflow, "--help")
-        assert case.summary in out and ", ".join(case.variants) in out and f"choreo {group} {workflow}" in out
-
-
-def test_what_variants_decide_is_no_option() -> None:
-    assert "No such option" in refused("run", "prisoners-dilemma", "--leak", "choreo", code=2)
-    run("run", "multi-qa", "--layout", "serial", "--facts", "3", "--max-tokens", "3")
-
-
-@EVERY
-def test_own_items_are_played_and_written_down(workflow: str, tmp_path: Path) -> None:
-    items = written(tmp_path / "items.jsonl", ["", *ITEMS[workflow]])
-    small = [] if workflow == "multi-qa" else SMALL[workflow]
-    path = tmp_path / "new" / "results.jsonl"
-    out, _ = run("run", workflow, *small, "--inputs", items, "--out", str(path))
-    assert "results are in" in out
-    first, second = results(path)
-    ids = {first["item"], second["item"]}
-    assert ids == ({"line 2", "own"} if workflow == "direct" else {"line 2", "line 3"})
-    assert first["variant"] == second["variant"] == "choreo"
-    assert all(isinstance(record["answer"], str) and record["messages"] for record in (first, second))
-    known = [record["score"] for record in (first, second) if record["score"] is not None]
-    expected = {"branch-solve-merge": 2, "prisoners-dilemma": 2}.get(workflow, 1)
-    assert len(known) == expected
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 3 of {path} is no item of direct: "),
-        ("[]", "line 3 of {path} is no item of direct: "),
-        ('{"answer": "5"}', "line 3 of {path} is no item of direct: question: Field required"),
-        ('{"question": ""}', "line 3 of {path} is no item of direct: question: String should have at least 1"),
-        ('{"question": [5]}', "line 3 of {path} is no item of direct: question: Input should be a valid string"),
-        ('{"question": "?", "id": "line 1"}', "line 3 of {path} has the id 'line 1' of another line"),
-    ],
-)
-@pytest.mark.parametrize("group", ["run", "eval"])
-def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, group: str, line: str, message: str) -> None:
-    path = tmp_path / "items.jsonl"
-    written(path, [{"question": "Who?"}, "", line, {"question": "What?"}])
-    out = tmp_path / "results.jsonl"
-    said = refused(group, "direct", "--inputs", str(path), "--out", str(out))
-    assert message.format(path=repr(str(path))) in said
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
@@ -175,23 +83,8 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, group: str, 
         (("--temperature", "-1"), "Invalid value for '--temperature'", 2),
     ],
 )
-@pytest.mark.parametrize("group", ["run", "eval"])
-def test_what_cannot_be_asked_for_is_one_line(group: str, arguments: tuple[str, ...], message: str, code: int) -> None:
-    assert message in refused(group, "direct", *arguments, code=code)
-
-
-def test_an_empty_file_of_items_is_refused(tmp_path: Path) -> None:
-    assert "holds no items" in refused("eval", "direct", "--inputs", written(tmp_path / "items.jsonl", ["", " "]))
-
-
-def test_items_may_hold_any_mark(tmp_path: Path) -> None:
-    path, out = tmp_path / "items.jsonl", tmp_path / "results.jsonl"
-    questions = ["one\u2028two", "one\x85two", "Zoë 🙂", "[red]no[/blue] markup"]
-    lines = "\r\n".join(json.dumps({"question": each}, ensure_ascii=False) for each in questions)
-    path.write_bytes(b"\xef\xbb\xbf" + lines.encode())
-    run("run", "direct", "--inputs", str(path), "--out", str(out), "--max-tokens", "3")
-    assert {record["item"] for record in results(out)} == {f"line {number}" for number in (1, 2, 3, 4)}
-    assert not any("error" in record for record in results(out))
+def test_what_cannot_be_asked_for_is_one_line(arguments: tuple[str, ...], message: str, code: int) -> None:
+    assert message in refused("eval", "direct", *arguments, code=code)
 
 
 @pytest.mark.slow
@@ -254,14 +147,14 @@ def test_what_is_no_fault_of_an_item_is_not_held_against_it(tmp_path: Path, monk
     path = tmp_path / "results.jsonl"
     command = ["eval", "direct", "--n", "4", "--method", "choreo", "--max-tokens", "3", "--out", str(path)]
     with monkeypatch.context() as patched:
-        real = playing.play
+        real = many.play
 
         async def breaking(engine: Any, setup: Any, item: Any, **options: Any) -> Any:
             if item.id == "test 2":
                 raise EngineFailedError("the disk is full")
             return await real(engine, setup, item, **options)
 
-        patched.setattr(playing, "play", breaking)
+        patched.setattr(many, "play", breaking)
         assert "the disk is full" in refused(*command)
     run(*command)
     assert {record["item"] for record in results(path)} == {f"test {number}" for number in range(4)}
@@ -301,16 +194,11 @@ def test_a_report_that_cannot_be_written_is_noticed_before_anything_is_played(tm
     assert "No such file" in said and not path.exists()
 
 
-def test_a_prompts_file_changes_what_is_said(tmp_path: Path) -> None:
-    own = tmp_path / "own.toml"
-    own.write_text('[embedded]\ndecisions = ["We sing.", "We dance."]\n')
-    command = ["run", "prisoners-dilemma", "--talks", "1", "--json"]
-    ours, theirs = (json.loads(run(*command, *more)[0]) for more in ([], ["--prompts", str(own)]))
-    said = [{each["words"] for each in found["messages"]} for found in (ours, theirs)]
-    assert said[0] & {"I cooperate.", "I defect."} and not said[0] & {"We sing.", "We dance."}
-    assert said[1] & {"We sing.", "We dance."} and theirs["result"]["answer"] in {"We sing.", "We dance."}
-    own.write_text('[chat]\nsystem = "x"\n')
-    assert "has no table [embedded]" in refused(*command, "--prompts", str(own))
+@EVERY
+def test_help_names_the_options_and_the_methods(workflow: str) -> None:
+    case = CASES[workflow.replace("-", "_")]
+    out, _ = run("eval", workflow, "--help")
+    assert case.summary in out and ", ".join(case.variants) in out and f"choreo eval {workflow}" in out
 
 
 @EVERY
@@ -320,9 +208,6 @@ def test_a_chat_models_votes_and_stops_can_always_be_read(workflow: str, chatty_
     command = [workflow, *SMALL[workflow], "--model", str(chatty_path)]
     command += ["--temperature", "1", "--max-tokens", "12"]
     run("eval", *command, "--n", "3", "--out", str(path), "--method", "choreo,baseline")
-    if workflow != "debate":
-        single = json.loads(run("run", *command, "--json")[0])
-        assert single["messages"] and single["result"]["score"] in {0.0, 1.0} | {each / 2 for each in range(3)}
     records = results(path)
     assert len(records) == 6 and not any("error" in record for record in records)
     for record in records:

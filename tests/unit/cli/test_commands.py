@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from choreo_agents.cli import app
 from choreo_agents.cli.commands import CHOREO, FROM_LAB, WORKFLOWS
 from choreo_agents.cli.lazy import Command, Group, click_command, found, typer_app
-from choreo_agents.lab.cases import CASES
+from choreo_agents.workflows.cases import CASES
 
 runner = CliRunner()
 

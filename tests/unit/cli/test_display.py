@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 
 from choreo_agents.cli.run.debate_display import DebateDisplay, summary
-from choreo_agents.lab.language.tasks.record_debate import record_debate_problem
 from choreo_agents.workflows.comparing import Comparison
-from choreo_agents.workflows.debating import Cost
+from choreo_agents.workflows.debating import problem_of
+from choreo_agents.workflows.running import RunCost
 
-COST = Cost(tokens_encoded=100, tokens_reused=0, ttft_mean_s=1.0, end_to_end_s=2.0, rows_per_step=1.0)
+COST = RunCost((1.0,), 2.0, tokens_encoded=100, tokens_reused=0, steps=1, rows_per_step=1.0, rows_per_decode_step=1.0)
 
 
 def shown(display: DebateDisplay) -> str:
@@ -24,7 +24,7 @@ def shown(display: DebateDisplay) -> str:
 
 
 def test_cells_tell_who_reads_who_speaks_and_what_was_read() -> None:
-    display = DebateDisplay(Console(file=io.StringIO(), width=100), record_debate_problem(1), 2)
+    display = DebateDisplay(Console(file=io.StringIO(), width=100), problem_of(1, agents=3, reports=9), 2)
     assert shown(display).count("reads ...") == 3, "all of them, in the first round"
     display.add("Alice", "a", "Ann has")
     assert "Ann has ..." in shown(display) and shown(display).count("reads ...") == 2
@@ -41,7 +41,7 @@ def test_cells_tell_who_reads_who_speaks_and_what_was_read() -> None:
 
 
 def test_the_sentence_says_which_way_it_went() -> None:
-    slow = replace(COST, tokens_encoded=300, ttft_mean_s=0.5, end_to_end_s=1.0)
+    slow = replace(COST, tokens_encoded=300, ttft_s=(0.5,), end_to_end_s=1.0)
     costs: Any = {"choreo": COST, "baseline": slow, "naive": replace(COST, end_to_end_s=3.0)}
     words = " ".join(summary(Comparison(costs, baseline=None, repeats=1)).plain.split())  # type: ignore[arg-type]
     assert "encoded 3.00x fewer tokens" in words and "first words came 2.00x later" in words
@@ -49,7 +49,7 @@ def test_the_sentence_says_which_way_it_went() -> None:
 
 
 def test_what_took_as_long_is_said_to_have_taken_as_long() -> None:
-    near = replace(COST, tokens_encoded=50, ttft_mean_s=1.004, end_to_end_s=1.992)
+    near = replace(COST, tokens_encoded=50, ttft_s=(1.004,), end_to_end_s=1.992)
     costs: Any = {"choreo": COST, "baseline": near, "naive": COST}
     words = " ".join(summary(Comparison(costs, baseline=None, repeats=1)).plain.split())  # type: ignore[arg-type]
     assert "encoded 2.00x more tokens, its agents' first words came as soon" in words

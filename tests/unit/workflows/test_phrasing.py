@@ -12,9 +12,9 @@ import pytest
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
-from choreo_agents.lab.cases import CASES
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import Case
+from choreo_agents.workflows.cases import CASES, problem
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 DIALECTS = get_args(Dialect)
@@ -24,8 +24,7 @@ EVERY_DIALECT = pytest.mark.parametrize("dialect", DIALECTS)
 
 def graph_of(case: Case, dialect: Dialect, **changes: Any) -> ChoreoGraph:
     options = case.options.model_validate(changes)
-    item = case.draw(options, "test", 0)
-    return case.play(item, options, load_prompts(case.name, dialect), Sampling()).graph
+    return case.play(problem(case.name, 0), options, load_prompts(case.name, dialect), Sampling()).graph
 
 
 @EVERY_CASE
@@ -75,7 +74,6 @@ def test_the_largest_workflow_has_a_name_for_everybody(case: Case, dialect: Dial
         "debate": {"agents": 8},
         "branch_solve_merge": {"branches": 6},
         "tree_of_thoughts": {"branches": 40, "voters": 20, "depth": 3, "keep": 3},
-        "multi_qa": {"questions": 5},
     }
     assert graph_of(case, dialect, **most.get(case.name, {})).nodes
 
@@ -94,11 +92,11 @@ def test_no_text_is_left_over(case: Case, dialect: Dialect) -> None:
     texts = Asked(load_prompts(case.name, dialect).texts)
     changes: dict[str, list[dict[str, Any]]] = {
         "prisoners_dilemma": [{"alice": each} for each in ("free", "cooperate", "defect", "follow", "opposite")],
-        "direct": [{"task": "sums"}, {"task": "notes"}],
     }
+    items = [problem(case.name, 0), *([problem("debate", 0)] if case.name == "direct" else [])]
     for each in changes.get(case.name, [{}]):
-        options = case.options.model_validate(each)
-        case.play(case.draw(options, "test", 0), options, Prompts(texts), Sampling())
+        for item in items:
+            case.play(item, case.options.model_validate(each), Prompts(texts), Sampling())
     # Where a reply states its answer is asked when it is judged, or when votes are counted.
     assert set(texts) - asked <= {"answer", "answer_with_notes"}
 

@@ -21,7 +21,7 @@ from choreo_agents.models.loader import LoadedModel
 Shape = Literal["peaked", "flat"]
 DRAWN = {"temperature": 0.7, "top_p": 0.95}
 _EXPONENT, _ALIKE = 1.28, 0.05
-"""Of peaked logits: the n-th likeliest word is n to the minus 1.28 times as likely as the first, but for some noise."""
+"""Peaked logits: the n-th likeliest word is n to the minus 1.28 times as likely as the first; and noise of 0.05."""
 BARS: dict[Shape, float] = {"peaked": 1.1, "flat": 1.3}
 """A step's time over a greedy one's, at most, at 32 rows."""
 BAR_ROWS = 32

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from choreo_agents.engine import Engine, Memory
-from choreo_agents.lab.cases import CASES
-from choreo_agents.lab.cases.prisoners_dilemma import DECISIONS, AliceStrategy, DilemmaOptions
+from choreo_agents.lab.cases import CASES, AliceStrategy, DrawnDilemmaOptions
 from choreo_agents.lab.evaluation import Difference, Score
-from choreo_agents.lab.evaluation.evaluate import at_once
 from choreo_agents.lab.language.tasks.dilemma import decided
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.cases.prisoners_dilemma import DECISIONS
+from choreo_agents.workflows.many import at_once
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
 from choreo_agents.workflows.playing import Setup, play
 
@@ -90,7 +90,7 @@ def measure_dilemma(
         method = case.variants[variant].method
         with Engine.load(model, method=method, adapter=tuned, memory=Memory(kv_budget_bytes=kv_budget_bytes)) as engine:
             for alice in alices:
-                options = DilemmaOptions(alice=alice, leak=variant)
+                options = DrawnDilemmaOptions(alice=alice, leak=variant)
                 setup = Setup(case, options, _free_to_decide(), sampling)
 
                 async def game(number: int, engine: Engine = engine, setup: Setup = setup, name: str = variant) -> str:

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 from choreo_agents.engine import Decode, Engine, Memory, Prefill
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.evaluation.evaluate import GREEDY, at_once, room
+from choreo_agents.lab.evaluation.evaluate import GREEDY
 from choreo_agents.lab.experiments.eval_pml.tasks import DocumentQuestion, written
 from choreo_agents.lab.language import ProblemMessage, Split, Task, draw_problem
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import SchemaLibrary
 from choreo_agents.training.journal import Journal, Record
+from choreo_agents.workflows.many import at_once, room
 
 BASELINE, CACHED, ADAPTED = "baseline", "cached", "cached, adapter"
 KV_BUDGET_BYTES = 1 << 30

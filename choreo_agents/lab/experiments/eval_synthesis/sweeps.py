@@ -1,4 +1,4 @@
-"""What Parallel-Synthesis leaves open: how many branches, how long ones, and in which order."""
+"""Sweeps over what Parallel-Synthesis leaves open: the number of branches, their length, and their order."""
 
 from __future__ import annotations
 

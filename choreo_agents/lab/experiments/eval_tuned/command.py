@@ -15,10 +15,10 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.eval_tuned.measure import COURSES, measure_tuned
 from choreo_agents.lab.experiments.eval_tuned.report import as_markdown, as_object, dilemma_lines
 from choreo_agents.lab.experiments.eval_untuned.report import TABLES, untuned_table
-from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.lab.showing.training import TrainingDisplay
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable, typed_command
+from choreo_agents.workflows.many import PlayProgress
 
 
 @takes_loading

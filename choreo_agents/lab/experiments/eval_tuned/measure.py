@@ -14,13 +14,14 @@ from choreo_agents.lab.distilling.teaching import Amounts, Taught, Watcher, teac
 from choreo_agents.lab.distilling.traces import Lesson
 from choreo_agents.lab.experiments.eval_dilemma.measure import DilemmaReport, measure_dilemma
 from choreo_agents.lab.experiments.eval_untuned.measure import Trial, UntunedReport
-from choreo_agents.lab.playing.many_items import TUNED_SUFFIX, PlayProgress, draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import TUNED_SUFFIX, draw_items, play_all
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.files import write_text
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.training.settings import TuneSettings
+from choreo_agents.workflows.many import PlayProgress
 from choreo_agents.workflows.phrasing import load_prompts
 from choreo_agents.workflows.playing import Setup
 
@@ -155,7 +156,7 @@ def measure_tuned(
                     drawn,
                     [variant],
                     journal,
-                    seeds=seeds_of(drawn, seed, drawn=True),
+                    seeds=range(seed, seed + count),
                     on_progress=advance,
                     adapter=adapter,
                 )

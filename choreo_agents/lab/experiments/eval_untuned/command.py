@@ -17,10 +17,10 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.eval_untuned.measure import TRIALS, measure_untuned
 from choreo_agents.lab.experiments.eval_untuned.report import TABLES, as_markdown, untuned_table
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.sampling import Sampling
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable
+from choreo_agents.workflows.many import PlayProgress
 
 
 @takes_loading

@@ -11,11 +11,12 @@ from typing import Any
 from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.evaluation.intervals import Interval
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import PlayProgress, draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import draw_items, play_all
 from choreo_agents.lab.playing.outcome import PlayReport, VariantOutcome
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
+from choreo_agents.workflows.many import PlayProgress
 from choreo_agents.workflows.phrasing import load_prompts
 from choreo_agents.workflows.playing import Setup
 
@@ -129,7 +130,7 @@ def measure_untuned(
                 drawn,
                 trial.variants,
                 journal,
-                seeds=seeds_of(drawn, seed, drawn=True),
+                seeds=range(seed, seed + count),
                 on_progress=advance,
             )
             items[trial.name] = [item.id for item in drawn]

@@ -1,1 +1,1 @@
-"""`choreo eval WORKFLOW`, and `choreo run WORKFLOW` on a file of items."""
+"""`choreo eval WORKFLOW`."""

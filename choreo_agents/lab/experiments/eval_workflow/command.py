@@ -1,4 +1,4 @@
-"""`choreo eval WORKFLOW`, for every workflow, and `choreo run WORKFLOW` for a file of items."""
+"""`choreo eval WORKFLOW`, for every workflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.experiments.eval_workflow.report import as_markdown, as_table
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import PlayProgress, draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import draw_items, play_all
 from choreo_agents.lab.playing.outcome import PlayReport
 from choreo_agents.terminal.case_options import (
     BudgetOption,
@@ -34,7 +34,8 @@ from choreo_agents.terminal.case_options import (
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable
 from choreo_agents.training.journal import Journal
-from choreo_agents.workflows.case import Case, Item, Options
+from choreo_agents.workflows.case import Case
+from choreo_agents.workflows.many import PlayProgress, seeds_of
 from choreo_agents.workflows.playing import make_setup, read_items, require_variants
 
 
@@ -60,68 +61,46 @@ def eval_case(
 ) -> None:
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
+        variants = require_variants(case, method)
+        require_writable(report)
         items = None if inputs is None else read_items(case, inputs)
-        score_items(
-            console, case, make_options(), method.split(","), items, n, seed, out, report, as_json=as_json, split=split,
-            setup=(model, loading, prompts, temperature, top_p, max_tokens, kv_gib),
-        )  # fmt: skip
-
-
-def score_items(
-    console: Console,
-    case: Case,
-    options: Options,
-    methods: Sequence[str],
-    items: Sequence[Item] | None,
-    n: int,
-    seed: int,
-    out: Path | None,
-    report: Path | None,
-    *,
-    as_json: bool,
-    split: Split,
-    setup: tuple[str, Loading, Path | None, float, float, int | None, float],
-) -> None:
-    """Play all items under all methods, with a bar for each, and show what they are worth."""
-    model, loading, prompts, temperature, top_p, max_tokens, kv_gib = setup
-    variants = require_variants(case, ",".join(methods))
-    require_writable(report)
-    loaded = load(console, model, loading)
-    made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
-    chosen = list(items) if items is not None else draw_items(case, options, n, split, seed)
-    with Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal:
-        with _bars(console, variants, len(chosen)) as advance:
-            play_all(
-                loaded,
-                made,
-                chosen,
-                variants,
-                journal,
-                seeds=seeds_of(chosen, seed, drawn=items is None),
-                kv_budget_bytes=int(kv_gib * (1 << 30)),
-                on_progress=advance,
+        options = make_options()
+        loaded = load(console, model, loading)
+        made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
+        chosen = list(items) if items is not None else draw_items(case, options, n, split, seed)
+        with Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal:
+            with _bars(console, variants, len(chosen)) as advance:
+                play_all(
+                    loaded,
+                    made,
+                    chosen,
+                    variants,
+                    journal,
+                    seeds=range(seed, seed + n) if items is None else seeds_of(items, seed),
+                    kv_budget_bytes=int(kv_gib * (1 << 30)),
+                    on_progress=advance,
+                )
+            records = list(journal.records.values())
+        found = PlayReport(records, variants, [item.id for item in chosen])
+        if as_json:
+            outcomes = [asdict(each) for each in found.outcomes()]
+            typer.echo(json.dumps({"outcomes": outcomes, "results": records}, indent=2))
+        else:
+            console.print(as_table(case, found))
+        if out is not None:
+            console.print(f"[dim]results are in {escape(str(out))}[/]")
+        asked = {item.id for item in chosen}
+        failed = [r for r in records if "error" in r and r["variant"] in variants and r["item"] in asked]
+        if failed:
+            console.print(
+                f"[red]{len(failed)} could not be played: wrong, if it is known what is right[/]; the first: ", end=""
             )
-        records = list(journal.records.values())
-    found = PlayReport(records, variants, [item.id for item in chosen])
-    if as_json:
-        outcomes = [asdict(each) for each in found.outcomes()]
-        typer.echo(json.dumps({"outcomes": outcomes, "results": records}, indent=2))
-    else:
-        console.print(as_table(case, found))
-    if out is not None:
-        console.print(f"[dim]results are in {escape(str(out))}[/]")
-    asked = {item.id for item in chosen}
-    failed = [r for r in records if "error" in r and r["variant"] in variants and r["item"] in asked]
-    if failed:
-        console.print(
-            f"[red]{len(failed)} could not be played: wrong, if it is known what is right[/]; the first: ", end=""
-        )
-        console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)
-    if report is not None:
-        report.write_text(as_markdown(case, found, made, loaded.name, split if items is None else None, seed))
-        console.print(f"[dim]written to {escape(str(report))}[/]")
-    if len(failed) == len(chosen) * len(variants):
-        raise typer.Exit(1)
+            console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)
+        if report is not None:
+            report.write_text(as_markdown(case, found, made, loaded.name, split if items is None else None, seed))
+            console.print(f"[dim]written to {escape(str(report))}[/]")
+        if len(failed) == len(chosen) * len(variants):
+            raise typer.Exit(1)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import random
 from choreo_agents.lab.language import vocabulary
 from choreo_agents.lab.language.problem import Split, split_of
 from choreo_agents.lab.language.sentences import Fact, Has, Likes, Visits, draw_about, notes_text, with_wrong_number
-from choreo_agents.lab.language.tasks.debate import DEBATE_RULES, DebateProblem, debate_problem, minority_of
+from choreo_agents.lab.language.tasks.debate import DEBATE_RULES, DebateProblem, minority_of
 
 FACTS = 20
 """In each report: about 98 tokens."""
@@ -54,13 +54,6 @@ def record_debate_problem(
         problem = _draw(rng, agents, reports, noted, mistaken)
         if split_of([DEBATE_RULES, problem.question, *problem.notes, *problem.record]) == split:
             return problem
-
-
-def debate_drawn(seed: int, *, agents: int, reports: int) -> DebateProblem:
-    """The problem of a seed: over a record of so many reports, or over notes alone."""
-    if not reports:
-        return debate_problem(seed, agents=agents)
-    return record_debate_problem(seed, agents=agents, reports=reports)
 
 
 def _draw(rng: random.Random, agents: int, reports: int, noted: int, wrong: int) -> DebateProblem:

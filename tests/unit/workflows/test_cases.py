@@ -1,4 +1,4 @@
-"""Workflows as something to do: what is drawn, what agents may say, and what the end of a run is worth."""
+"""Workflows as something to do: what agents may say, and what the end of a run is worth."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from langchain_core.messages import AIMessage
 from pydantic import ValidationError
 
 from choreo_agents.graph import START
-from choreo_agents.lab.cases import CASES
-from choreo_agents.lab.cases.prisoners_dilemma import stakes
-from choreo_agents.lab.language.tasks.dilemma import GAME
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import Case, Options, Result, said
+from choreo_agents.workflows.case import Case, Result, said
+from choreo_agents.workflows.cases import CASES, problem
+from choreo_agents.workflows.cases.debate import MOST_AGENTS
+from choreo_agents.workflows.debating import REPORTS
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
@@ -40,63 +40,13 @@ def judged(
 def agent_of(name: str, node: str, dialect: Dialect, **options: Any) -> Any:
     case = CASES[name]
     made = case.options.model_validate(options)
-    item = case.draw(made, "test", 0)
-    graph = case.play(item, made, load_prompts(name, dialect), Sampling()).graph
+    graph = case.play(problem(name, 0), made, load_prompts(name, dialect), Sampling()).graph
     return graph.nodes[node].runnable
 
 
 def test_what_a_node_has_said() -> None:
     state = ended((START, "Who?"), ("ann", "One."), ("bob", "Two."), ("ann", "Three."))
     assert said(state, "ann") == ["One.", "Three."] and said(state, "nobody") == []
-
-
-@EVERY_CASE
-def test_the_same_number_draws_the_same_item_of_the_split(case: Case) -> None:
-    options = case.options()
-    for split in ("train", "dev", "test"):
-        drawn = [case.draw(options, split, number) for number in range(4)]
-        assert drawn == [case.draw(options, split, number) for number in range(4)]
-        assert [item.id for item in drawn] == [f"{split} {number}" for number in range(4)]
-        assert len({item.model_dump_json(exclude={"id"}) for item in drawn}) > 1
-        assert all(case.item.model_validate_json(item.model_dump_json()) == item for item in drawn)
-    contents = {case.draw(options, split, 0).model_dump_json(exclude={"id"}) for split in ("train", "dev", "test")}
-    assert len(contents) == 3
-
-
-def test_no_game_of_the_dilemma_is_in_two_splits() -> None:
-    drawn = {split: {stakes(split, number) for number in range(300)} for split in ("train", "dev", "test")}
-    assert all(2 <= none < both <= 60 for games in drawn.values() for both, none in games)
-    assert len(drawn["train"] | drawn["dev"] | drawn["test"]) == sum(len(games) for games in drawn.values())
-    case = CASES["prisoners_dilemma"]
-    items: list[Any] = [case.draw(case.options(), "test", number) for number in range(20)]
-    told = load_prompts("prisoners_dilemma", "embedded")
-    for item in items:
-        graph = case.play(item, case.options(), told, Sampling()).graph
-        assert graph.system == GAME.format(both=item.both, none=item.none), "a game of the language"
-
-
-@EVERY_CASE
-def test_what_is_drawn_has_a_right_answer_that_counts_as_right(case: Case) -> None:
-    item: Any = case.draw(case.options(), "test", 1)
-    golden = {
-        "direct": lambda: [("solver", f"So. The result is {item.answer}.")],
-        "debate": lambda: [(name, item.answer) for name in ("Alice", "Bruno", "Clara")],
-        "iterative_debate": lambda: [("affirmative", "x."), ("moderator", f"The result is {item.answer}.")],
-        "tree_of_thoughts": lambda: [("thinker", "1."), ("finalist", f"The result is {item.answer}.")],
-        "branch_solve_merge": lambda: [("merger", " ".join(f"{each}." for each in item.concepts))],
-        "multi_qa": lambda: [("answerer", " ".join(item.answers))],
-        "prisoners_dilemma": lambda: [("alice", "I defect."), ("bob", "I cooperate.")],
-    }
-    state, prompts = ended(*golden[case.name]()), load_prompts(case.name, "embedded")
-    assert case.judge(item, case.options(), prompts, state).score == 1.0
-
-
-def test_questions_drawn_have_one_plain_sentence_as_their_answer() -> None:
-    case = CASES["multi_qa"]
-    for number in range(5):
-        item: Any = case.draw(case.options(), "test", number)
-        assert len(item.questions) == len(item.answers) == 2
-        assert all(answer.endswith(".") and answer.count(".") == 1 for answer in item.answers)
 
 
 @EVERY_CASE
@@ -154,7 +104,7 @@ def test_more_agents_than_names_have_numbers() -> None:
     case = CASES["debate"]
     prompts = Prompts({**load_prompts("debate", "chat").texts, "agents": ["Ann"]})
     made = case.options.model_validate({"agents": 3})
-    graph = case.play(case.draw(made, "test", 0), made, prompts, Sampling()).graph
+    graph = case.play(problem("debate", 0), made, prompts, Sampling()).graph
     assert list(graph.nodes)[:3] == ["Ann", "Agent2", "Agent3"]
 
 
@@ -288,23 +238,41 @@ def test_options_have_limits(case: Case, name: str, value: int) -> None:
 
 
 @EVERY_CASE
-def test_what_the_limits_allow_can_be_drawn(case: Case) -> None:
-    """At the largest that an option can be, or at some large number where there is no limit."""
-    for name, field in case.options.model_fields.items():
-        if field.annotation is int:
-            most = next((limit.le for limit in field.metadata if hasattr(limit, "le")), None)
-            least = next(limit.ge for limit in field.metadata if hasattr(limit, "ge"))
-            for value in (least, most or 4):
-                options: Options = case.options.model_validate({name: value})
-                assert case.draw(options, "test", 0).id == "test 0"
+def test_what_is_shipped_has_a_right_answer_that_counts_as_right(case: Case) -> None:
+    item: Any = problem(case.name, 1)
+    golden = {
+        "direct": lambda: [("solver", f"So. The result is {item.answer}.")],
+        "debate": lambda: [(name, item.answer) for name in ("Alice", "Bruno", "Clara")],
+        "iterative_debate": lambda: [("affirmative", "x."), ("moderator", f"The result is {item.answer}.")],
+        "tree_of_thoughts": lambda: [("thinker", "1."), ("finalist", f"The result is {item.answer}.")],
+        "branch_solve_merge": lambda: [("merger", " ".join(f"{each}." for each in item.concepts))],
+        "multi_qa": lambda: [("answerer", " ".join(item.answers))],
+        "prisoners_dilemma": lambda: [("alice", "I defect."), ("bob", "I cooperate.")],
+    }
+    state, prompts = ended(*golden[case.name]()), load_prompts(case.name, "embedded")
+    assert case.judge(item, case.options(), prompts, state).score == 1.0
 
 
-def test_questions_in_both_orders_are_the_same_problem_twice() -> None:
-    case = CASES["multi_qa"]
-    drawn, both = (case.options.model_validate({"both_orders": given}) for given in (False, True))
-    for number in range(3):
-        one = case.draw(drawn, "train", number)
-        first, second = (case.draw(both, "train", 2 * number + place) for place in range(2))
-        assert (first.questions, first.answers, first.notes) == (one.questions, one.answers, one.notes)
-        assert (second.questions, second.answers) == (one.questions[::-1], one.answers[::-1])
-        assert second.notes == one.notes and first.id != second.id
+@EVERY_CASE
+def test_twenty_different_problems_are_taken_in_turn(case: Case) -> None:
+    found = [problem(case.name, number) for number in range(20)]
+    assert len({item.id for item in found}) == 20
+    assert problem(case.name, 27) == found[7]
+
+
+def test_a_debate_has_a_record_and_notes_for_everybody_who_may_take_part() -> None:
+    for number in range(20):
+        item: Any = problem("debate", number)
+        assert len(item.record) == REPORTS and len(item.notes) == MOST_AGENTS
+        assert item.answer in " ".join(item.record)
+        assert sum(item.answer in notes for notes in item.notes) == 1
+
+
+def test_a_record_is_read_before_the_question() -> None:
+    case = CASES["debate"]
+    given = {"question": "Who?", "notes": ["a", "b"], "record": ["One.", "Two."]}
+    item, options = case.item.model_validate(given), case.options.model_validate({"agents": 2})
+    played = case.play(item, options, load_prompts("debate", "embedded"), Sampling())
+    assert played.messages == (("user", "One."), ("user", "Two."))
+    alone = case.play(item.model_copy(update={"record": ()}), options, load_prompts("debate", "embedded"), Sampling())
+    assert alone.messages == (("user", "Who?"),)

@@ -7,12 +7,9 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from choreo_agents.lab.cases.answers import states
-from choreo_agents.lab.language import Split, draw_problem
-from choreo_agents.lab.language.scoring import sentences
-from choreo_agents.lab.language.tasks import SeveralQuestions
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.answers import states
 from choreo_agents.workflows.multi_qa import ANSWERER, Layout, multi_qa
 from choreo_agents.workflows.phrasing import Prompts
 
@@ -38,16 +35,9 @@ class Questions(Item):
 
 
 class QuestionsOptions(Options):
-    """How many are asked, and where they stand."""
+    """Where the questions stand."""
 
-    questions: int = Field(default=2, ge=1, description="Questions drawn from the embedded language.")
-    facts: int = Field(default=6, ge=1, description="Facts in its notes.")
     layout: Layout = Field(default="parallel", description="Where choreo places the questions.")
-    both_orders: bool = Field(
-        default=False,
-        description="Whether each problem makes two items, its questions in either order: to learn from, where side by "
-        "side nobody can tell which of them is the first.",
-    )
 
 
 class MultiQACase:
@@ -64,16 +54,6 @@ class MultiQACase:
     }
     scored: ClassVar[str] = "all right"
     higher_is_better: ClassVar[bool] = True
-
-    def draw(self, options: QuestionsOptions, split: Split, number: int) -> Questions:
-        task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))
-        problem = draw_problem(task, split, number // 2 if options.both_orders else number)
-        asked = tuple(m.text for m in problem.messages if m.name.startswith("question"))
-        answers = tuple(sentences(problem.gold)) if problem.gold else ()
-        notes = problem.by_name["notes"].text
-        if options.both_orders and number % 2:
-            asked, answers = asked[::-1], answers[::-1]
-        return Questions(id=f"{split} {number}", questions=asked, answers=answers, notes=notes)
 
     def play(self, item: Questions, options: QuestionsOptions, prompts: Prompts, sampling: Sampling) -> Play:
         graph = multi_qa(

@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.cases.answers import read_answer
-from choreo_agents.lab.cases.questions import Question, SumOptions, draw_sum
-from choreo_agents.lab.language import Split
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.answers import read_answer
+from choreo_agents.workflows.cases.questions import Question
 from choreo_agents.workflows.phrasing import Prompts
 from choreo_agents.workflows.thoughts import THINKER
 from choreo_agents.workflows.tree_of_thoughts import FINALIST, Ballot, tree_of_thoughts
 
 
-class TreeOptions(SumOptions):
+class TreeOptions(Options):
     """The tree's size."""
 
     branches: int = Field(default=8, ge=1, description="Candidates that go on from each thought that is kept.")
@@ -37,9 +36,6 @@ class TreeCase:
     variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
     scored: ClassVar[str] = "right"
     higher_is_better: ClassVar[bool] = True
-
-    def draw(self, options: TreeOptions, split: Split, number: int) -> Question:
-        return draw_sum(options, split, number)
 
     def play(self, item: Question, options: TreeOptions, prompts: Prompts, sampling: Sampling) -> Play:
         graph = tree_of_thoughts(

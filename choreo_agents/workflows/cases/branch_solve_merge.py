@@ -8,12 +8,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from choreo_agents.graph import Strategy
-from choreo_agents.lab.cases.answers import states
-from choreo_agents.lab.language import Split, draw_problem
-from choreo_agents.lab.language.tasks import BranchSolveMerge
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.branch_solve_merge import MERGER, SOLVER, branch_solve_merge
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.answers import states
 from choreo_agents.workflows.phrasing import Prompts
 
 
@@ -33,7 +31,6 @@ class MergeOptions(Options):
     """How many parts, and how they are merged."""
 
     branches: int = Field(default=2, ge=1, le=6, description="Parts.")
-    size: int = Field(default=3, ge=1, description="Concepts of each part, drawn from the embedded language.")
     strategy: Strategy = Field(default="sequential", description="How the merger reads the parts from the cache.")
 
 
@@ -52,11 +49,6 @@ class MergeCase:
     }
     scored: ClassVar[str] = "concepts covered"
     higher_is_better: ClassVar[bool] = True
-
-    def draw(self, options: MergeOptions, split: Split, number: int) -> Concepts:
-        problem = draw_problem(BranchSolveMerge(branches=options.branches, size=options.size), split, number)
-        concepts = tuple(sentence.strip() for sentence in problem.gold.split(".") if sentence.strip())
-        return Concepts(id=f"{split} {number}", question=problem.by_name["problem"].text, concepts=concepts)
 
     def play(self, item: Concepts, options: MergeOptions, prompts: Prompts, sampling: Sampling) -> Play:
         graph = branch_solve_merge(

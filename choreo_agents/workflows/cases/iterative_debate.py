@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.lab.cases.answers import read_answer
-from choreo_agents.lab.cases.questions import Question, SumOptions, draw_sum
-from choreo_agents.lab.language import Split
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.answers import read_answer
+from choreo_agents.workflows.cases.questions import Question
 from choreo_agents.workflows.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
 from choreo_agents.workflows.phrasing import Prompts
 
 
-class IterativeDebateOptions(SumOptions):
+class IterativeDebateOptions(Options):
     """How long they debate."""
 
     rounds: int = Field(default=3, ge=1, description="At most; the moderator may end it before.")
@@ -32,9 +31,6 @@ class IterativeDebateCase:
     variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
     scored: ClassVar[str] = "right"
     higher_is_better: ClassVar[bool] = True
-
-    def draw(self, options: IterativeDebateOptions, split: Split, number: int) -> Question:
-        return draw_sum(options, split, number)
 
     def play(self, item: Question, options: IterativeDebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
         names = (AFFIRMATIVE, NEGATIVE, MODERATOR)

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-from choreo_agents.lab.language.scoring import first_sentence, last_sentence
-
 FIRST, LAST = "first sentence", "last sentence"
 _NOT_WITHIN = r"(?<![\w.])(?<!\d,(?=\d))(?<!(?<!\w)[-\u2212](?=\d))"
 """Where an answer may start: not within a word or number, nor behind the sign of one."""
@@ -25,10 +23,9 @@ def read_answer(reply: str, where: str) -> str:
         where: `first sentence`, `last sentence`, or what stands before the answer on its line: `Answer:`. Without
             that the last line that says anything counts.
     """
-    if where == FIRST:
-        return first_sentence(reply)
-    if where == LAST:
-        return last_sentence(reply)
+    if where in (FIRST, LAST):
+        sentences = re.findall(r"[^.]*\.|[^.]+", reply.strip()) or [""]
+        return str(sentences[0 if where == FIRST else -1]).strip()
     marked = re.findall(rf"{re.escape(where)}[ \t]*(\S.*)", reply, re.IGNORECASE)
     lines = [line.strip() for line in reply.splitlines() if line.strip()]
     return str(marked[-1]).strip() if marked else lines[-1] if lines else ""

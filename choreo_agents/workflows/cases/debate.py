@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.lab.cases.answers import majority, read_answer
-from choreo_agents.lab.cases.questions import Question
-from choreo_agents.lab.language import Split
-from choreo_agents.lab.language.tasks.debate import MOST_AGENTS, debate_problem
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.answers import majority, read_answer
+from choreo_agents.workflows.cases.questions import Question
 from choreo_agents.workflows.debate import debate
 from choreo_agents.workflows.phrasing import Prompts
+
+MOST_AGENTS = 8
 
 
 class DebateItem(Question):
@@ -22,6 +22,8 @@ class DebateItem(Question):
 
     notes: tuple[str, ...] = ()
     """Each agent's private system prompt, in turn; without any, all know the same."""
+    record: tuple[str, ...] = ()
+    """What all of them read before they are asked."""
 
 
 class DebateOptions(Options):
@@ -42,10 +44,6 @@ class DebateCase:
     scored: ClassVar[str] = "right"
     higher_is_better: ClassVar[bool] = True
 
-    def draw(self, options: DebateOptions, split: Split, number: int) -> DebateItem:
-        problem = debate_problem(number, agents=options.agents, split=split)
-        return DebateItem(id=f"{split} {number}", question=problem.question, answer=problem.answer, notes=problem.notes)
-
     def play(self, item: DebateItem, options: DebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
         names = self._agents(options, prompts)
         notes = dict(zip(names, [*item.notes, *[None] * len(names)], strict=False))
@@ -53,10 +51,11 @@ class DebateCase:
             notes,
             rounds=options.rounds,
             system=prompts("system"),
+            question=item.question if item.record else None,
             revise=prompts("revise") or None,
             sampling=sampling,
         )
-        return Play(graph, (("user", item.question),))
+        return Play(graph, tuple(("user", words) for words in item.record or (item.question,)))
 
     def judge(self, item: DebateItem, options: DebateOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         replies = [said(state, name) for name in self._agents(options, prompts)]

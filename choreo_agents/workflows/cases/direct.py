@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import Field
-
-from choreo_agents.lab.cases.answers import read_answer
-from choreo_agents.lab.cases.debate import DebateCase, DebateItem, DebateOptions
-from choreo_agents.lab.cases.questions import SumOptions, draw_sum
-from choreo_agents.lab.language import Split
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.answers import read_answer
+from choreo_agents.workflows.cases.debate import DebateItem
 from choreo_agents.workflows.direct import SOLVER, direct
 from choreo_agents.workflows.phrasing import Prompts
-
-
-class DirectOptions(SumOptions):
-    """Which questions."""
-
-    task: Literal["sums", "notes"] = Field(
-        default="sums", description="Drawn from the embedded language: sums, or what a debate's first agent is asked."
-    )
 
 
 class DirectCase:
@@ -30,24 +18,19 @@ class DirectCase:
 
     name: ClassVar[str] = "direct"
     summary: ClassVar[str] = "One agent answers at once."
-    options: ClassVar[type[Options]] = DirectOptions
+    options: ClassVar[type[Options]] = Options
     item: ClassVar[type[Item]] = DebateItem
     variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
     scored: ClassVar[str] = "right"
     higher_is_better: ClassVar[bool] = True
 
-    def draw(self, options: DirectOptions, split: Split, number: int) -> DebateItem:
-        if options.task == "notes":
-            return DebateCase().draw(DebateOptions(), split, number)
-        return DebateItem(**draw_sum(options, split, number).model_dump())
-
-    def play(self, item: DebateItem, options: DirectOptions, prompts: Prompts, sampling: Sampling) -> Play:
+    def play(self, item: DebateItem, options: Options, prompts: Prompts, sampling: Sampling) -> Play:
         notes = item.notes[0] if item.notes else None
         system = prompts("system" if notes is None else "system_with_notes")
         graph = direct(system=system, private=notes, speaker=prompts("speaker"), sampling=sampling)
         return Play(graph, (("user", item.question),))
 
-    def judge(self, item: DebateItem, options: DirectOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+    def judge(self, item: DebateItem, options: Options, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         where = prompts("answer_with_notes" if item.notes else "answer")
         answer = read_answer(said(state, SOLVER)[-1], where)
         return Result(answer, item.score(answer))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from choreo_agents.graph import ChoreoGraph, Rule
-from choreo_agents.lab.language import Split
-from choreo_agents.lab.language.problem import split_of
-from choreo_agents.lab.language.tasks.dilemma import GAME, Strategy, decided
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.answers import FIRST, read_answer
 from choreo_agents.workflows.phrasing import Prompts
 from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
 
-AliceStrategy = Literal["cooperate", "defect", "follow", "opposite", "free", "any"]
-STRATEGY_NAMES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
+Strategy = Literal["cooperate", "defect", "follow", "opposite", "free"]
 DECISIONS = "decisions"
 """The list of what players may decide, among their texts; without it they say what they like."""
 RULES: Mapping[str, Rule] = {
@@ -42,13 +38,13 @@ class Stakes(Item):
     bob_first: bool = False
     """Whether Bob speaks first."""
     alice: Strategy | None = None
-    """Alice's strategy, if the options leave it open."""
+    """Alice's strategy; None: that of the options."""
 
 
 class DilemmaOptions(Options):
     """Who plays how."""
 
-    alice: AliceStrategy = Field(default="free", description="Alice's strategy; any: each in turn.")
+    alice: Strategy = Field(default="free", description="Alice's strategy, where the item names none.")
     bob: Strategy = Field(default="free", description="Bob's strategy.")
     talks: int = Field(default=2, ge=1, description="How often each speaks before they decide.")
     leak: str = Field(default="choreo", description="What Bob sees of Alice, as the variants name it.")
@@ -68,14 +64,8 @@ class DilemmaCase:
     scored: ClassVar[str] = "Bob cooperates"
     higher_is_better: ClassVar[bool] = False
 
-    def draw(self, options: DilemmaOptions, split: Split, number: int) -> Stakes:
-        both, none = stakes(split, number)
-        # In turn, and with either player first.
-        strategy = STRATEGY_NAMES[number // 2 % len(STRATEGY_NAMES)] if options.alice == "any" else None
-        return Stakes(id=f"{split} {number}", both=both, none=none, bob_first=bool(number % 2), alice=strategy)
-
     def play(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, sampling: Sampling) -> Play:
-        alice = item.alice or ("free" if options.alice == "any" else options.alice)
+        alice = item.alice or options.alice
         players = {"Alice": prompts(alice), "Bob": prompts(options.bob)}
         graph = prisoners_dilemma(
             dict(reversed(players.items())) if item.bob_first else players,
@@ -90,7 +80,7 @@ class DilemmaCase:
     def judge(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         bob, alice = (said(state, player)[-1] for player in ("bob", "alice"))
         among = _decisions(prompts)
-        together = [made == among[0] if among else decided(made) == "cooperate" for made in (bob, alice)]
+        together = [_cooperates(words, among) for words in (bob, alice)]
         return Result(bob, float(together[0]), {"Alice cooperates": float(together[1])})
 
 
@@ -99,17 +89,13 @@ def _decisions(prompts: Prompts) -> tuple[str, ...]:
     return prompts.names(DECISIONS, 2) if DECISIONS in prompts.texts else ()
 
 
+def _cooperates(words: str, among: Sequence[str]) -> bool:
+    """Whether a decision is to cooperate: the first that there is, or a sentence that begins the words."""
+    return words == among[0] if among else read_answer(words, FIRST) in ("I cooperate.", "I will cooperate.")
+
+
 def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
     """The game in which Bob sees of Alice what a variant says."""
     rule = RULES[leak]
     back = Rule("reencoded") if rule.contexts else rule
     return graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)
-
-
-def stakes(split: Split, number: int) -> tuple[int, int]:
-    """Points of a game of a split if both cooperate, and if both defect: no two splits share a game."""
-    rng = random.Random(f"dilemma {split} {number}")
-    while True:
-        none, both = sorted(rng.sample(range(2, 61), 2))
-        if split_of([GAME.format(both=both, none=none)]) == split:
-            return both, none

@@ -1,0 +1,38 @@
+"""Every workflow as something to do, with what its result is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import as_file, files
+
+from choreo_agents.workflows.case import Case, Item
+from choreo_agents.workflows.cases.branch_solve_merge import MergeCase
+from choreo_agents.workflows.cases.debate import DebateCase
+from choreo_agents.workflows.cases.direct import DirectCase
+from choreo_agents.workflows.cases.iterative_debate import IterativeDebateCase
+from choreo_agents.workflows.cases.multi_qa import MultiQACase
+from choreo_agents.workflows.cases.prisoners_dilemma import DilemmaCase
+from choreo_agents.workflows.cases.tree_of_thoughts import TreeCase
+from choreo_agents.workflows.playing import read_items
+
+_ALL: tuple[Case, ...] = (
+    DebateCase(),
+    DirectCase(),
+    IterativeDebateCase(),
+    TreeCase(),
+    MergeCase(),
+    MultiQACase(),
+    DilemmaCase(),
+)
+CASES: Mapping[str, Case] = {case.name: case for case in _ALL}
+"""By the name of the workflow's function."""
+
+
+def problem(name: str, number: int) -> Item:
+    """A problem of a workflow: one of the twenty that are shipped, which are taken in turn."""
+    with as_file(files("choreo_agents.workflows") / "problems" / f"{name}.jsonl") as path:
+        items = read_items(CASES[name], path)
+    return items[number % len(items)]
+
+
+__all__ = ["CASES", "problem"]
