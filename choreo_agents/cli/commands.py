@@ -1,4 +1,4 @@
-"""Every command by name: where it is, and what a list says of it."""
+"""The product's commands by name: where each is, and what a list says of it."""
 
 from __future__ import annotations
 
@@ -21,89 +21,12 @@ SHOW_EDGES = "choreo_agents.lab.experiments.audit_edges.report:show_edges"
 FROM_LAB = (SHOW_EDGES,)
 
 
-def _of_workflows(place: str) -> dict[str, Command]:
-    """A command for each workflow."""
+def of_workflows(place: str) -> dict[str, Command]:
+    """Make a command for each workflow, by what `place` makes of the workflow's name."""
     return {name.replace("_", "-"): Command(place, summary, workflow=name) for name, summary in WORKFLOWS.items()}
 
 
-_RUN = Group("Run a workflow and watch it.", _of_workflows("choreo_agents.cli.run.workflow:run_workflow"))
-_EVAL = Group(
-    "Score answers, with intervals.",
-    {
-        "language": Command(
-            "choreo_agents.lab.experiments.eval_language.command:language",
-            "How well a model speaks the embedded language: accuracy by task, with 95 % intervals.",
-        ),
-        **_of_workflows("choreo_agents.lab.experiments.eval_workflow.command:eval_workflow"),
-        "dilemma": Command(
-            "choreo_agents.lab.experiments.eval_dilemma.command:eval_dilemma",
-            "How often Bob cooperates, by what he sees of Alice, on the same games (table 3 and figure 8 of the "
-            "paper).",
-        ),
-        "untuned": Command(
-            "choreo_agents.lab.experiments.eval_untuned.command:untuned",
-            "All workflows on the embedded language, untuned: tables 1, 2 and 4 of Prompt Choreography.",
-        ),
-        "tuned": Command(
-            "choreo_agents.lab.experiments.eval_tuned.command:tuned",
-            "All workflows before and after distillation: tables 1 to 4 of Prompt Choreography.",
-        ),
-        "synthesis": Command(
-            "choreo_agents.lab.experiments.eval_synthesis.command:synthesis",
-            "Merge branches on eleven tasks: what re-anchoring, cache mapper and adapter are each worth "
-            "(Parallel-Synthesis).",
-        ),
-        "pml": Command(
-            "choreo_agents.lab.experiments.eval_pml.command:pml",
-            "What encoding documents apart costs: fourteen kinds of questions about several documents (Prompt "
-            "Cache, table 1).",
-        ),
-    },
-)
-_BENCH = Group(
-    "Measure, with counts and intervals.",
-    {
-        "engine": Command(
-            "choreo_agents.lab.experiments.bench_engine.command:engine",
-            "First tokens and decode steps, beside every other engine that is installed, on the same weights.",
-        ),
-        "step": Command(
-            "choreo_agents.lab.experiments.bench_step.command:step",
-            "Where the time of a decode step goes, beside the same step through torch's and transformers' own code.",
-        ),
-        "workflows": Command(
-            "choreo_agents.lab.experiments.bench_workflows.command:workflows",
-            "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",
-        ),
-        "synthesis": Command(
-            "choreo_agents.lab.experiments.bench_synthesis.command:synthesis",
-            "The first token about branches: merged from their caches, and from their words put one after the other.",
-        ),
-        "pml": Command(
-            "choreo_agents.lab.experiments.bench_pml.command:pml",
-            "The first token of a prompt: its modules in every memory, and everything encoded from text (Prompt "
-            "Cache, 5.4).",
-        ),
-    },
-)
-_TRAIN = Group(
-    "Train, resumably.",
-    {
-        "embedded": Command(
-            "choreo_agents.lab.experiments.train_embedded.command:embedded",
-            "Train the embedded model from nothing: about 75 minutes on two CPU cores.",
-        ),
-        "synthesizer": Command(
-            "choreo_agents.lab.experiments.train_synthesizer.command:synthesizer",
-            "Teach a model to merge branches from their caches: an adapter for the synthesizer, a mapper for "
-            "what it reads.",
-        ),
-        "distill": Group(
-            "Teach a model to read the caches of a workflow: an adapter, from the workflow's own ordinary runs.",
-            _of_workflows("choreo_agents.lab.experiments.train_distill.command:distill_workflow"),
-        ),
-    },
-)
+_RUN = Group("Run a workflow and watch it.", of_workflows("choreo_agents.cli.run.workflow:run_workflow"))
 _MODELS = Group(
     "See whether a model can be served, and how it is fed; or make one to measure with.\n\n"
     "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json and the "
@@ -166,11 +89,8 @@ _PML = Group(
             "choreo_agents.lab.experiments.pml_run.command:run_prompt",
             "Answer a prompt over encoded modules; then show what that saves.",
         ),
-        "memory": Command(
-            "choreo_agents.lab.experiments.pml_memory.command:memory",
-            "Show what a cached token takes in each memory: measured, for the embedded model and any others.",
-        ),
     },
+    elsewhere={"memory": "choreo-bench"},
 )
 
 CHOREO = Group(
@@ -190,9 +110,6 @@ CHOREO = Group(
             "choreo_agents.cli.recordings.fork:fork",
             "Go on from a recording otherwise: only what the change can reach is computed again.",
         ),
-        "eval": _EVAL,
-        "bench": _BENCH,
-        "train": _TRAIN,
         "models": _MODELS,
         "inspect": _INSPECT,
         "store": _STORE,
@@ -202,7 +119,6 @@ CHOREO = Group(
             "Say what words mean that our error messages and pages use: those given, or all.",
         ),
     },
-    installed="choreo.commands",
-    elsewhere={"serve": "choreo-server"},
+    elsewhere={"serve": "choreo-server", "eval": "choreo-bench", "bench": "choreo-bench", "train": "choreo-bench"},
 )
-"""All that `choreo` does."""
+"""All that `choreo` does by itself; distributions add more (see `choreo_agents.cli.lazy.ENTRY_POINTS`)."""

@@ -19,7 +19,6 @@ PLANTED = {
     "Imports only point down; siblings do not know each other": ("kv/blocks.py", "choreo_agents.engine.engine"),
     "Imports of the lab's rooms only point down, too": ("lab/language/problem.py", "choreo_agents.lab.cases"),
     "Siblings do not import each other in circles": ("pml/layout.py", "choreo_agents.pml.library"),
-    "Only cli knows the lab": ("workflows/debate.py", "choreo_agents.lab.cases"),
     "Only models, training, lab.rivals and lab.embedded know transformers, tokenizers and peft": (
         "synthesis/mapper.py",
         "transformers",
@@ -88,7 +87,7 @@ def test_an_import_that_is_planted_breaks_its_contract(copied: Path, contract: s
 @pytest.mark.parametrize(
     ("file", "imported"),
     [
-        ("cli/models.py", "choreo_agents.lab.cases"),
+        ("lab/commands.py", "choreo_agents.cli.graphs"),
         ("training/tuned.py", "peft"),
         ("lab/rivals/base.py", "langgraph.graph"),
     ],

@@ -11,22 +11,18 @@ from pathlib import Path
 import pytest
 import typer
 from choreo_server.command import serve
+from support.installed import SERVER, install
 from support.served import PATHS, ROOT, free_port
 from typer.testing import CliRunner
 
 PAGE = ROOT / "docs/how-to/serve.md"
 BOATS = "Bob has 5 blue boats."
-PYPROJECT = ROOT / "integrations/server/pyproject.toml"
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
     """An environment with `choreo`, and `choreo-server` as pip would install it."""
-    about = tmp_path / "site/choreo_server-0.1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: choreo-server\nVersion: 0.1.0\nSummary: Serves.\n")
-    [entry] = re.findall(r'^\[project.entry-points."choreo.commands"\]\n(.*)$', PYPROJECT.read_text(), re.MULTILINE)
-    (about / "entry_points.txt").write_text("[choreo.commands]\n" + entry.replace('"', "") + "\n")
+    install(SERVER, tmp_path / "site")
     (tmp_path / "bin").mkdir()
     for name, said in (("choreo", ' -c "from choreo_agents.cli import main; main()"'), ("python", "")):
         shim = tmp_path / "bin" / name

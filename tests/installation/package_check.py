@@ -308,6 +308,7 @@ def check(clean: CleanEnvironment, names: set[str]) -> None:
         raise Wrong(f"choreo run debate shows no counts:\n{debate}")
     if "what one call attends to" not in clean.choreo("words", "view"):
         raise Wrong("choreo words does not know what a view is")
+    clean.choreo("pml", "memory", "--help")  # an entry point's, in one of our groups
     if "langchain-choreo" in names:
         clean.python(CHAT)
     if "choreo-server" in names:

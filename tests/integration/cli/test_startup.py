@@ -7,8 +7,10 @@ import pty
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from support.installed import ROOT, SERVER, commands_in
 
 HEAVY = ("torch", "transformers", "langgraph", "langchain_core", "matplotlib", "peft")
 RARE = ("transformers", "matplotlib", "peft")
@@ -91,6 +93,14 @@ def test_help_loads_nothing_heavy(group: Sequence[str]) -> None:
     done = choreo(*group, "--help")
     assert done.returncode == 0 and "Commands" in done.stdout
     assert done.stderr.split() == ["heavy:"]
+
+
+@pytest.mark.parametrize("folder", [ROOT, SERVER], ids=lambda folder: folder.name)
+def test_what_adds_commands_loads_nothing_heavy(folder: Path) -> None:
+    modules = {place.partition(":")[0] for place in commands_in(folder).values()}
+    heavy = (*HEAVY, "starlette", "uvicorn")
+    done = python(f"import sys, {', '.join(modules)}; print(*[name for name in {heavy} if name in sys.modules])")
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_completing_a_name_loads_nothing_heavy() -> None:

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.installed import ROOT, all_commands
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.cli.commands import CHOREO
-from choreo_agents.cli.lazy import Command, Group
 from choreo_agents.terminal import loading
 from choreo_agents.terminal.loading import Loading
 
-
-def commands(members: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Command]]:
-    for name, each in members.items():
-        if isinstance(each, Group):
-            yield from commands(each.members, (*words, name))
-        else:
-            yield " ".join((*words, name)), each
+COMMANDS = all_commands(ROOT)
 
 
-FOUND = dict(commands(CHOREO.members))
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_who_takes_a_model_says_how_it_is_loaded(name: str) -> None:
-    options = inspect.signature(FOUND[name].load()).parameters
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_who_takes_a_model_says_how_it_is_loaded(words: tuple[str, ...]) -> None:
+    options = inspect.signature(COMMANDS[words].load()).parameters
     assert "loading" not in options, "the options stand in its place"
     if "model" in options or "models" in options:
         assert {"device", "dtype", "prepacked"} <= options.keys()
