@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -12,23 +11,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.cli.commands import SHOW_EDGES
 from choreo_agents.cli.graphs import load_graph
-from choreo_agents.cli.lazy import found
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START, AuditReport, ChoreoGraph, Policy
 from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.drawing import draw_audit
 from choreo_agents.graph.visibility import Mode, Rule
-from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, errors_as_lines
+from choreo_agents.terminal.options import errors_as_lines
 
 _ROWS = 200
 """Findings, and lines on what is blocked, that are printed: a large graph has as many as pairs of nodes."""
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
 
 
-@takes_loading
 def audit(
     target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or what makes one.")],
     rules: Annotated[
@@ -38,20 +33,7 @@ def audit(
         list[str] | None,
         typer.Option("--keep", metavar="CONTEXT[=READER,...]", help="Try a policy: who alone may have a context."),
     ] = None,
-    measure: Annotated[
-        Path | None,
-        typer.Option(
-            "--measure",
-            help="Inputs as JSONL: run the graph on them with each shared edge re-encoded, one at a time. Each line "
-            "has [b]messages[/b], and may have [b]systems[/b] (system prompts by node) and a private [b]label[/b].",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="With --measure: keep every run's figures here, and go on from them.")
-    ] = None,
-    model: ModelOption = "embedded",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    loading: Loading = USUAL,
     mermaid: Annotated[
         bool, typer.Option("--mermaid", help="Print the graph with the paths drawn in, for a Mermaid renderer.")
     ] = False,
@@ -71,14 +53,10 @@ def audit(
       choreo audit choreo_agents.workflows.prisoners_dilemma:graph --set alice:bob=reencoded
       choreo audit choreo_agents.workflows.prisoners_dilemma:graph --keep alice.plan=alice
       choreo audit my_package.my_graph:app --mermaid > graph.mmd
-      choreo audit choreo_agents.workflows.debate:graph --measure examples/data/debates.jsonl
     """
     console = Console(stderr=as_json or mermaid, highlight=False)
     with errors_as_lines(console):
         graph = _changed(load_graph(target), rules or [], keep or [])
-        if measure is not None:
-            found(SHOW_EDGES)(console, graph, measure, out, load(console, model, loading), as_json=as_json)
-            return
         report = graph.audit()
         if as_json:
             typer.echo(report.model_dump_json(indent=2))

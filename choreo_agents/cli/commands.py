@@ -15,11 +15,6 @@ WORKFLOWS = {
 }
 """What each case says of itself, without importing it."""
 
-# What the product takes from the lab: by name, as its commands are found, and not before it is wanted.
-SHOW_EDGES = "choreo_agents.lab.experiments.audit_edges.report:show_edges"
-"""Measures what each shared edge of a graph saves and changes."""
-FROM_LAB = (SHOW_EDGES,)
-
 
 def of_workflows(place: str) -> dict[str, Command]:
     """Make a command for each workflow, by what `place` makes of the workflow's name."""

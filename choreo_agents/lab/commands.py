@@ -57,6 +57,10 @@ BENCH = Group(
             "choreo_agents.lab.experiments.bench_synthesis.command:synthesis",
             "The first token about branches: merged from their caches, and from their words put one after the other.",
         ),
+        "edges": Command(
+            "choreo_agents.lab.experiments.bench_edges.command:edges",
+            "What each shared edge of a graph saves, and what it changes: the same words with that edge re-encoded.",
+        ),
         "pml": Command(
             "choreo_agents.lab.experiments.bench_pml.command:pml",
             "The first token of a prompt: its modules in every memory, and everything encoded from text (Prompt "

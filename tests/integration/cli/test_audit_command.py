@@ -66,7 +66,6 @@ def test_paths_are_drawn_in_the_graphs_own_picture() -> None:
         ([DILEMMA, "--set", "alice=reencoded"], "spell a rule as SOURCE:READER=MODE"),
         ([DILEMMA, "--set", "alice:bob=public"], "there is no visibility 'public'"),
         ([DILEMMA, "--set", "alice:carl=shared"], "names no node: 'carl'"),
-        ([DILEMMA, "--measure", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
     ids=str,
 )
@@ -83,18 +82,6 @@ def test_a_graph_of_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     out = run("audit", "mine_to_audit:graph")
     assert "No private context of mine_to_audit:graph reaches anybody but its owner." in out
-
-
-def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
-    inputs, runs = tmp_path / "inputs.jsonl", tmp_path / "runs.jsonl"
-    inputs.write_text(json.dumps({"messages": "What does Ann have?"}) + "\n")
-    out = run("audit", "choreo_agents.workflows.debate:graph", "--measure", str(inputs), "--out", str(runs))
-    assert "Alice -> Bruno" in out and "KL, nats" in out
-    assert len(runs.read_text().splitlines()) == 6
-    found = json.loads(
-        run("audit", "choreo_agents.workflows.debate:graph", "--measure", str(inputs), "--out", str(runs), "--json")
-    )
-    assert len(found) == 6 and all(each["tokens_saved"] > 0 for each in found)
 
 
 @pytest.mark.slow

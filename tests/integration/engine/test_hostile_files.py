@@ -17,7 +17,7 @@ from choreo_agents.chat.history import calls_made
 from choreo_agents.engine.recording.reading import read_recording
 from choreo_agents.errors import ChoreoError, PMLError
 from choreo_agents.kv.store import files
-from choreo_agents.lab.experiments.audit_edges.measure import read_inputs
+from choreo_agents.lab.experiments.bench_edges.measure import read_inputs
 from choreo_agents.models.checking import needs
 from choreo_agents.pml import Schema, SchemaLibrary
 from choreo_agents.training.journal import Journal, read_journal

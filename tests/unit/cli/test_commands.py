@@ -12,8 +12,8 @@ from support.installed import ROOT, SERVER, all_commands, commands_in
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app, lazy
-from choreo_agents.cli.commands import CHOREO, FROM_LAB, WORKFLOWS
-from choreo_agents.cli.lazy import Command, Group, click_command, found, typer_app
+from choreo_agents.cli.commands import CHOREO, WORKFLOWS
+from choreo_agents.cli.lazy import Command, Group, click_command, typer_app
 from choreo_agents.workflows.cases import CASES
 
 runner = CliRunner()
@@ -36,11 +36,6 @@ def test_the_table_says_what_the_command_says(path: tuple[str, ...]) -> None:
 
 def test_no_two_commands_are_one() -> None:
     assert len({(each.place, each.workflow) for each in ALL.values()}) == len(ALL)
-
-
-@pytest.mark.parametrize("place", FROM_LAB)
-def test_what_is_taken_from_the_lab_is_there(place: str) -> None:
-    assert found(place)
 
 
 def test_every_workflow_is_run_scored_and_distilled() -> None:

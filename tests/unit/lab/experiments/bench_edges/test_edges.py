@@ -11,9 +11,9 @@ from support.graphs import agent
 
 from choreo_agents import START, ChoreoGraph, Rule, Sampling
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.lab.experiments.audit_edges import measure as edges
-from choreo_agents.lab.experiments.audit_edges.measure import EdgeInput, measure_edges, read_inputs, shared_edges
-from choreo_agents.lab.experiments.audit_edges.probe import readable
+from choreo_agents.lab.experiments.bench_edges import measure as edges
+from choreo_agents.lab.experiments.bench_edges.measure import EdgeInput, measure_edges, read_inputs, shared_edges
+from choreo_agents.lab.experiments.bench_edges.probe import readable
 from choreo_agents.models import LoadedModel
 
 

@@ -22,7 +22,7 @@ from choreo_agents.graph import Agent, ChoreoGraph, Policy, RunOptions
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.evaluation.distributions import divergence
-from choreo_agents.lab.experiments.audit_edges.probe import readable
+from choreo_agents.lab.experiments.bench_edges.probe import readable
 
 Place = tuple[str, int, int, int]
 """Author, superstep, branch and call of a message."""

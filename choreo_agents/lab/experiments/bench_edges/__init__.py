@@ -1,0 +1,1 @@
+"""`choreo bench edges`: what each shared edge of a graph saves and changes."""

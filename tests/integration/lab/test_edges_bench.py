@@ -1,0 +1,35 @@
+"""`choreo bench edges`: each shared edge of a graph, measured from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from choreo_agents.cli import app
+
+DEBATE = "choreo_agents.workflows.debate:graph"
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["bench", "edges", *arguments], env={"COLUMNS": "160"})
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
+    inputs, runs = tmp_path / "inputs.jsonl", tmp_path / "runs.jsonl"
+    inputs.write_text(json.dumps({"messages": "What does Ann have?"}) + "\n")
+    out = run(DEBATE, str(inputs), "--out", str(runs))
+    assert "Alice -> Bruno" in out and "KL, nats" in out
+    assert len(runs.read_text().splitlines()) == 6
+    found = json.loads(run(DEBATE, str(inputs), "--out", str(runs), "--json"))
+    assert len(found) == 6 and all(each["tokens_saved"] > 0 for each in found)
+
+
+@pytest.mark.parametrize("target", [DEBATE, "nowhere:graph"])
+def test_what_cannot_be_measured_is_one_line(target: str, tmp_path: Path) -> None:
+    out = run(target, str(tmp_path / "missing.jsonl"), code=1).replace("\n", " ")
+    assert ("missing.jsonl" if target == DEBATE else "there is no module 'nowhere'") in out and "Traceback" not in out
