@@ -81,8 +81,8 @@ _PML = Group(
             "Show the positions of a schema's texts, slots, modules and unions, as a model's tokenizer counts them.",
         ),
         "run": Command(
-            "choreo_agents.lab.experiments.pml_run.command:run_prompt",
-            "Answer a prompt over encoded modules; then show what that saves.",
+            "choreo_agents.cli.pml:run_prompt",
+            "Answer a prompt over encoded modules, and count the tokens that are encoded and read from the cache.",
         ),
     },
     elsewhere={"memory": "choreo-bench"},

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from choreo_agents.pml import Schema, compile_schema
+from choreo_agents.engine import Engine, StreamedToken
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.pml import Schema, SchemaLibrary, compile_schema
 from choreo_agents.pml.checking import check_files
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, Span, TextSpan, UnionSpan
+from choreo_agents.sampling import Sampling
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, errors_as_lines
+from choreo_agents.terminal.waiting import waiting
 
 _SHOWN = 60
 """Characters of a text."""
@@ -75,6 +81,72 @@ def layout(
     together = sum(len(piece.tokens) for piece in compiled.pieces.values() if piece.scaffold is not None)
     summary = f"{sum(len(piece.tokens) for piece in cached)} tokens are encoded once, in {len(cached)} pieces"
     console.print(summary + (f"; {together} more for scaffolds" if together else ""))
+
+
+@takes_loading
+def run_prompt(
+    schema: Annotated[Path, typer.Argument(help="A schema.")],
+    prompt: Annotated[Path, typer.Argument(help="A prompt of it.")],
+    model: ModelOption = "embedded",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder", help="Where encoded modules are kept, and found by the next run; without it, nowhere."
+        ),
+    ] = None,
+    salt: Annotated[
+        str,
+        typer.Option(
+            envvar="CHOREO_SALT", help="With --folder: the secret that its files are sealed with.", metavar="TEXT"
+        ),
+    ] = "",
+    speaker: Annotated[str | None, typer.Option("--speaker", help="Who answers, if the model writes names.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of the answer.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the answer.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    loading: Loading = USUAL,
+) -> None:
+    """Answer a prompt over encoded modules, and count the tokens that are encoded and read from the cache.
+
+    The schema is encoded first, as far as no file in --folder has it. The answer reads modules from the cache, and
+    encodes what the prompt adds, and itself.
+
+    [b]Examples[/b]
+
+      choreo pml run examples/pml/travel.pml examples/pml/travel.prompt.pml
+      CHOREO_SALT=... choreo pml run travel.pml question.pml --model path/or/hub-name --folder ~/modules
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        if folder is not None and not salt:
+            raise InvalidRequestError(
+                "files in --folder are sealed, for other runs, with a secret of yours: put it into CHOREO_SALT, or "
+                "give it with --salt"
+            )
+        read = Schema.from_file(schema)
+        asked = read.prompt_file(prompt)
+        loaded = load(console, model, loading)
+        sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=0)
+        with Engine.load(loaded, salt=salt) as engine, SchemaLibrary(engine, folder) as library:
+            with waiting(console, f"encoding [b]{escape(read.name)}[/b] ..."):
+                library.register(read, encode="eager")
+            answer = ""
+            for each in library.stream(asked, sampling, author=speaker):
+                if isinstance(each, StreamedToken):
+                    said = each.text if answer else each.text.lstrip()
+                    console.print(Text(said), end="", soft_wrap=True)
+                    answer += said
+                else:
+                    usage = engine.usage(each)
+            console.print()
+            answer = answer.removesuffix(engine.chat.turn_end).strip()
+            encoded = {"schema": engine.stats().tokens_encoded - usage.tokens_encoded, "answer": usage.tokens_encoded}
+    if as_json:
+        counts = {"tokens_encoded": encoded, "tokens_reused": usage.tokens_reused}
+        typer.echo(json.dumps({"schema": read.name, "answer": answer, **counts}, indent=2))
+        return
+    made = f"{encoded['schema']:,} of the schema, {encoded['answer']:,} for this answer"
+    console.print(f"[dim]tokens encoded: {made}; read from the cache: {usage.tokens_reused:,}[/]", soft_wrap=True)
 
 
 def _grow(tree: Tree, spans: tuple[Span, ...]) -> None:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Literal
 
 from choreo_agents.engine import Engine, Memory, StreamedToken
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Assembly, CompiledSchema, Prompt, Schema, SchemaLibrary, compile_prompt, compile_schema
-from choreo_agents.pml.shelf import OnReady
 from choreo_agents.sampling import Sampling
 
 Source = Literal["text", "disk", "host", "device"]
-SOURCES: tuple[Source, ...] = ("text", "disk", "host", "device")
+"""Where modules are; `text`: nowhere."""
 _ONE = Sampling(temperature=0.0, max_tokens=1)
 _ROOM = 1.5
 """Memory for what blocks of slots leave empty, and for the header of an answer."""
@@ -31,20 +27,17 @@ _ROOM = 1.5
 class FirstTokenTime:
     """What lay between a prompt and the first token of its answer."""
 
-    source: Source
-    """Where the modules were; `text`: nowhere."""
     seconds: float
-    """The median, if there are several."""
     encoded: int
     """Tokens that were encoded: of the prompt, and of the header that an answer starts with."""
     reused: int
 
 
-def room_for(model: LoadedModel, compiled: CompiledSchema, prompt: Prompt, added: int) -> int:
-    """Bytes of KV memory in which a whole schema and an answer of so many tokens have room."""
+def room_for(model: LoadedModel, compiled: CompiledSchema, prompt: Prompt) -> int:
+    """Bytes of KV memory in which a whole schema and an answer of one token have room."""
     assembly = compile_prompt(compiled, prompt, model)
     pieces = [len(piece.tokens) for piece in compiled.pieces.values()] + [len(text.tokens) for text in assembly.fresh]
-    tokens = sum(16 + length for length in pieces) + assembly.end + added
+    tokens = sum(16 + length for length in pieces) + assembly.end + 1
     return int(_ROOM * tokens * model.adapter.geometry.bytes_per_token) + (1 << 20)
 
 
@@ -55,73 +48,31 @@ class PromptTimer:
         model: What runs.
         schema: Is encoded once.
         prompt: Is answered again and again.
-        folder: For files; None: one that goes with it.
-        speaker: Who answers.
-        added: Tokens that an answer may have.
-        on_ready: Is told of tokens that have been encoded, or are on disk already.
-        salt: The secret that files in `folder` are sealed with; of no meaning without one.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        schema: Schema,
-        prompt: Prompt,
-        folder: Path | None = None,
-        speaker: str | None = None,
-        added: int = 64,
-        on_ready: OnReady = lambda _: None,
-        salt: str = "",
-    ) -> None:
-        if prompt.schema != schema.tree:
-            raise InvalidRequestError(f"the prompt is of schema {prompt.schema.name!r}, not {schema.name!r}")
-        self.prompt, self.speaker = prompt, speaker
-        budget = room_for(model, compile_schema(schema, model), prompt, added)
-        self._own = TemporaryDirectory() if folder is None else None
-        secret = secrets.token_hex() if folder is None else salt
-        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget), salt=secret)
-        self.library = SchemaLibrary(self.engine, folder or Path(self._own.name if self._own else ""))
-        self.library.register(schema, encode="eager", on_ready=on_ready)
+    def __init__(self, model: LoadedModel, schema: Schema, prompt: Prompt) -> None:
+        self.prompt = prompt
+        budget = room_for(model, compile_schema(schema, model), prompt)
+        memory = Memory(kv_budget_bytes=budget, host_bytes=budget)
+        self.engine = Engine.load(model, memory=memory, salt=secrets.token_hex())
+        self._folder = TemporaryDirectory()
+        self.library = SchemaLibrary(self.engine, self._folder.name)
+        self.library.register(schema, encode="eager")
         self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))
-        self._header = len(model.encode(self.engine.chat.header(speaker)))
+        self._header = len(model.encode(self.engine.chat.header(None)))
 
-    def answer(self, sampling: Sampling) -> Iterator[StreamedToken | MessageHandle]:
-        """Each token of an answer as it comes, and its handle last."""
-        return self.library.stream(self.prompt, sampling, author=self.speaker)
-
-    def from_text(self, sampling: Sampling) -> str:
-        """What the model answers when it reads the same as an ordinary prompt."""
-        engine = self._twin
-        with engine.scope():
-            said = engine.decode(
-                engine.chat.header(self.speaker),
-                [engine.prefill(self.tokens())],
-                sampling=sampling,
-                closing=engine.chat.turn_end,
-            )
-            header = self._header
-            return engine.model.decode(engine.tokens(said)[header:], special=False).strip()
-
+    @cached_property
     def tokens(self) -> list[int]:
         """All that an answer attends to, in the order of positions."""
         with self.library.assemble(self.prompt) as view:
             return [token for handle in view.handles for token in self.engine.tokens(handle)]
 
-    def measure(self, repeats: int, on_progress: Callable[[], None] = lambda: None) -> list[FirstTokenTime]:
-        """First tokens from every source, taken in turn; the first round of each is not counted."""
-        found: dict[Source, list[FirstTokenTime]] = {source: [] for source in SOURCES}
-        for _ in range(repeats + 1):
-            for source in SOURCES:
-                found[source].append(self.first_token(source))
-                on_progress()
-        return [replace(each[-1], seconds=median(one.seconds for one in each[1:])) for each in found.values()]
-
     def first_token(self, source: Source) -> FirstTokenTime:
         """One first token, with the modules where they are said to be."""
         fresh, cached = self._assembly.fresh_tokens + self._header, self._assembly.cached_tokens
         if source == "text":
-            return FirstTokenTime(source, self._text(self._tokens), fresh + cached, 0)
-        return FirstTokenTime(source, self._cached(source), fresh, cached)
+            return FirstTokenTime(self._text(), fresh + cached, 0)
+        return FirstTokenTime(self._cached(source), fresh, cached)
 
     def copied(self) -> float:
         """Seconds that all that the prompt imports takes from host memory to the device, with nothing beside it."""
@@ -132,10 +83,6 @@ class PromptTimer:
             started = time.perf_counter()
             self.engine.kv.restore(handles)
             return time.perf_counter() - started
-
-    @cached_property
-    def _tokens(self) -> list[int]:
-        return self.tokens()
 
     @cached_property
     def _assembly(self) -> Assembly:
@@ -150,23 +97,21 @@ class PromptTimer:
             self.library.evict(name)
         with self.engine.scope():
             started = time.perf_counter()
-            return _first(self.library.stream(self.prompt, _ONE, author=self.speaker)) - started
+            return _first(self.library.stream(self.prompt, _ONE)) - started
 
-    def _text(self, tokens: list[int]) -> float:
-        engine = self._twin
+    def _text(self) -> float:
+        engine, tokens = self._twin, self.tokens
         with engine.scope():
             started = time.perf_counter()
             prompt = engine.prefill(tokens)
-            header = engine.chat.header(self.speaker)
-            return _first(engine.stream(header, [prompt], sampling=_ONE)) - started
+            return _first(engine.stream(engine.chat.header(None), [prompt], sampling=_ONE)) - started
 
     def close(self) -> None:
-        """End the engines, and remove the folder if it is its own."""
+        """End the engines, and remove the folder."""
         self.library.close()
         self.engine.close()
         self._twin.close()
-        if self._own is not None:
-            self._own.cleanup()
+        self._folder.cleanup()
 
     def __enter__(self) -> PromptTimer:
         return self

@@ -33,3 +33,21 @@ def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_one_line(target: str, tmp_path: Path) -> None:
     out = run(target, str(tmp_path / "missing.jsonl"), code=1).replace("\n", " ")
     assert ("missing.jsonl" if target == DEBATE else "there is no module 'nowhere'") in out and "Traceback" not in out
+
+
+def test_a_graph_imports_what_lies_beside_it_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "words_beside.py").write_text("WORDS = 'You are Bob.'\n")
+    (tmp_path / "pair_to_measure.py").write_text(
+        "from choreo_agents import END, START, Agent, ChoreoGraph, Sampling\n"
+        "def words(state):\n"
+        "    from words_beside import WORDS\n"
+        "    return WORDS\n"
+        "few = Sampling(max_tokens=4, temperature=0.0)\n"
+        "graph = ChoreoGraph()\n"
+        "graph.add_node(Agent('ann', system='You are Ann.', sampling=few))\n"
+        "graph.add_node(Agent('bob', system=words, sampling=few))\n"
+        "graph.add_edge(START, 'ann').add_edge('ann', 'bob').add_edge('bob', END)\n"
+    )
+    (tmp_path / "inputs.jsonl").write_text(json.dumps({"messages": "What does Ann have?"}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    assert "ann -> bob" in run("pair_to_measure:graph", "inputs.jsonl")

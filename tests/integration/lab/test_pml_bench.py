@@ -1,4 +1,4 @@
-"""`choreo eval pml` and `choreo bench pml`: what is asked, encoded, kept and said; times are for elsewhere."""
+"""`choreo eval pml`, `bench pml` and `pml memory`: what is asked, encoded, kept and said; times are for elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.tiny import save_tiny_llama
 from typer.testing import CliRunner
 
 from choreo_agents import Engine, Memory, SchemaLibrary
@@ -210,7 +211,7 @@ def test_each_way_encodes_what_it_says(bench: ModuleBench, tiny: LoadedModel) ->
 
 def test_modules_are_read_from_where_they_are_said_to_be(tiny: LoadedModel) -> None:
     case = case_of_length(tiny, 40, 9)
-    with PromptTimer(tiny, case.schema, case.prompt, added=1) as timer:
+    with PromptTimer(tiny, case.schema, case.prompt) as timer:
         engine = timer.engine
         for source, adopted, copied in (("device", 0, 0), ("disk", 40, 0), ("host", 0, 40)):
             timer.library.load(case.schema.name)
@@ -314,3 +315,12 @@ def test_examples_that_do_not_fit_are_left_out_by_name(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str) -> None:
     monkeypatch.setattr(ModuleBench, "measure", None)
     assert reason in run("bench", "pml", "--model", "embedded", *arguments, code=1)
+
+
+def test_memory_is_measured_for_every_model(tmp_path: Path) -> None:
+    tiny = save_tiny_llama(tmp_path / "tiny")
+    rows = json.loads(run("pml", "memory", "--model", str(tiny), "--json"))
+    assert rows["embedded"]["device"] == 2048 and rows[str(tiny)]["device"] == 2 * 3 * 2 * 16 * 4
+    for row in rows.values():
+        assert row["host"] == row["device"] < row["disk"] < 1.02 * row["device"]
+    assert "524,288" in run("pml", "memory")

@@ -1,4 +1,4 @@
-"""`choreo pml run` and `choreo pml memory`, and the examples that the former is shown with."""
+"""`choreo pml run`, and the examples that it is shown with."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiny import save_tiny_llama
 from typer.testing import CliRunner
 
-from choreo_agents import Schema
+from choreo_agents import Engine, Sampling, Schema, SchemaLibrary
 from choreo_agents.cli import app
-from choreo_agents.lab.experiments.bench_pml.cases import example_cases
 from choreo_agents.models import LoadedModel
+from choreo_agents.pml import compile_prompt, compile_schema
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "pml"
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples" / "pml"
 SAID = {
     "code_generation": "Pia has 2 pink lamps.",
     "personalization": "Mia visits Athens.",
@@ -38,25 +38,47 @@ def test_all_examples_are_run() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAID))
-def test_examples_are_right_and_answered(name: str) -> None:
+def test_examples_are_right_and_answered(embedded: LoadedModel, name: str) -> None:
     run("check", *files(name), "--model", "embedded")
-    out = run("run", *files(name), "--repeats", "1")
-    assert SAID[name] in out.splitlines()
-    for row in ("all from text", "modules on disk", "modules in host memory", "modules on the device"):
-        assert row in out
-    assert "read as an ordinary prompt" not in out, "the answer is that which the text gets"
+    out = run("run", *files(name))
+    assert SAID[name] in out.splitlines() and "tokens encoded: " in out
+    schema, prompt = files(name)
+    with Engine.load(embedded, method="naive") as engine, SchemaLibrary(engine) as library:
+        library.register(read := Schema.from_file(schema))
+        said = library.generate(read.prompt_file(prompt), Sampling(max_tokens=16, temperature=0.0))
+        assert SAID[name] in engine.text(said), "the text gets the same answer"
 
 
 def test_large_examples_are_right_and_long(embedded: LoadedModel) -> None:
-    """They are those that are timed."""
-    cases = example_cases(EXAMPLES / "large")
-    assert {case.name.replace("-", "_") for case in cases} == set(SAID)
-    files = sorted(map(str, (EXAMPLES / "large").glob("*.pml")))
-    assert "nothing wrong in 8 files" in run("check", *files)
-    for case in cases:
-        assert len(embedded.encode(str(case.schema.tree))) > 300
-    [code] = [case for case in cases if case.name == "code-generation"]
-    assert 'def can_hit(self, other: "Unit") -> bool:' in code.schema.to_pml()
+    assert "nothing wrong in 8 files" in run("check", *map(str, (EXAMPLES / "large").glob("*.pml")))
+    schemas = {name: Schema.from_file(files(f"large/{name}")[0]) for name in SAID}
+    for schema in schemas.values():
+        assert len(embedded.encode(str(schema.tree))) > 300
+    assert 'def can_hit(self, other: "Unit") -> bool:' in schemas["code_generation"].to_pml()
+
+
+def test_tokens_are_counted(embedded: LoadedModel) -> None:
+    found = json.loads(run("run", *files("travel"), "--json"))
+    schema = Schema.from_file(files("travel")[0])
+    compiled = compile_schema(schema, embedded)
+    assembly = compile_prompt(compiled, schema.prompt_file(files("travel")[1]), embedded)
+    answer = len(embedded.encode(embedded.chat.turn("assistant", SAID["travel"])))
+    assert found == {
+        "schema": "travel",
+        "answer": SAID["travel"],
+        "tokens_encoded": {
+            "schema": sum(len(piece.tokens) for piece in compiled.cached_pieces()),
+            "answer": assembly.fresh_tokens + answer,
+        },
+        "tokens_reused": assembly.cached_tokens,
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "name"), [("how-to/prompt-cache.md", "travel"), ("benchmarks/pml.md", "large/personalization")]
+)
+def test_pages_show_what_is_printed(page: str, name: str) -> None:
+    assert "\n".join(run("run", *files(name)).splitlines()[-2:]) in (ROOT / "docs" / page).read_text()
 
 
 def test_what_is_in_the_text_of_code_is_there_to_the_letter(embedded: LoadedModel) -> None:
@@ -68,13 +90,13 @@ def test_what_is_in_the_text_of_code_is_there_to_the_letter(embedded: LoadedMode
 def test_a_second_run_finds_what_the_first_has_encoded(tmp_path: Path) -> None:
     schema, prompt = files("travel")
     kept_in = ("--folder", str(tmp_path), "--salt", "a secret")
-    arguments = ("run", schema, prompt, "--json", "--repeats", "1", *kept_in, "--speaker", "Alice")
+    arguments = ("run", schema, prompt, "--json", *kept_in, "--speaker", "Alice")
     first = json.loads(run(*arguments))
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     second = json.loads(run(*arguments, "--max-tokens", "3"))
-    assert first["answer"] == first["answer_from_text"] == "Ann likes soup." and second["answer"] == "Ann likes soup"
-    rows = first["first_token"]
-    assert rows["text"]["reused"] == 0 and rows["text"]["encoded"] == rows["device"]["encoded"] + rows["disk"]["reused"]
+    assert first["answer"] == "Ann likes soup." and second["answer"] == "Ann likes soup"
+    assert first["tokens_encoded"]["schema"] > first["tokens_reused"] == second["tokens_reused"]
+    assert second["tokens_encoded"]["schema"] == 0
     assert set(kept) == set(tmp_path.rglob("*.safetensors")) and len(kept) == 5
 
 
@@ -91,12 +113,3 @@ def test_mistakes_are_one_line_with_exit_code_1(tmp_path: Path) -> None:
     occupied.write_text("")
     assert "error:" in run("run", schema, prompt, "--folder", str(occupied), "--salt", "s", code=1)
     assert "CHOREO_SALT" in run("run", schema, prompt, "--folder", str(tmp_path / "new"), code=1)
-
-
-def test_memory_is_measured_for_every_model(tmp_path: Path) -> None:
-    tiny = save_tiny_llama(tmp_path / "tiny")
-    rows = json.loads(run("memory", "--model", str(tiny), "--json"))
-    assert rows["embedded"]["device"] == 2048 and rows[str(tiny)]["device"] == 2 * 3 * 2 * 16 * 4
-    for row in rows.values():
-        assert row["host"] == row["device"] < row["disk"] < 1.02 * row["device"]
-    assert "524,288" in run("memory")

@@ -111,10 +111,10 @@ class _Timers:
 
     def __init__(self, bench: ModuleBench, case: PromptCase, stack: ExitStack) -> None:
         self._bench = bench
-        self._timer = stack.enter_context(PromptTimer(bench.model, case.schema, case.prompt, added=1))
+        self._timer = stack.enter_context(PromptTimer(bench.model, case.schema, case.prompt))
         self._cached, _ = case.sizes(bench.model)
         header = self._timer.engine.model.encode(self._timer.engine.chat.header(None))
-        self._prompt = [*self._timer.tokens(), *header]
+        self._prompt = [*self._timer.tokens, *header]
 
     def run(self, way: Way) -> Record:
         """One run: its time, the tokens that it encodes, and those that it finds encoded."""
