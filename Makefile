@@ -145,7 +145,7 @@ format: $(TEST_SET)  ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-train-embedded: $(PRODUCT_SET)  ## Train the shipped embedded model from scratch (resumes; about 75 minutes on 2 cores)
+train-embedded: $(NIGHTLY_SET)  ## Train the shipped embedded model from scratch (resumes; about 75 minutes on 2 cores)
 	@$(BIN)/choreo train embedded --out choreo_agents/models/embedded/weights
 
 clean:  ## Remove the virtual environments and caches
@@ -165,8 +165,8 @@ $(TEST_SET): $(PRODUCT_SET)
 	@touch $@
 
 $(NIGHTLY_SET): $(TEST_SET)
-	@echo "setting up .venv: Ray, PostgreSQL, quantisation, telemetry"
-	@$(call pip,-e '.[nightly]')
+	@echo "setting up .venv: benchmarks, Ray, PostgreSQL, quantisation, telemetry"
+	@$(call pip,-e '.[nightly]' -e benchmarks)
 	@touch $@
 
 # What is pinned for development is kept, but for what has to be old.
@@ -175,5 +175,5 @@ $(LOWEST)/.installed: pyproject.toml constraints.txt
 	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	@grep -vE '^(torch|transformers|tokenizers|triton)==' constraints.txt > $(LOWEST)/constraints.txt
 	@$(LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		-c $(LOWEST)/constraints.txt $(FLOORS) -e '.[nightly]'
+		-c $(LOWEST)/constraints.txt $(FLOORS) -e '.[nightly]' -e benchmarks
 	@touch $@

@@ -8,22 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.installed import ROOT, install
 from support.stepping import Steps
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, Memory, Scheduling
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What this pyproject.toml adds to `choreo` is found, also where another one was installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        install(ROOT, site := tmp_path_factory.mktemp("site"))
-        patch.syspath_prepend(site)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def read_items(case: Case, path: Path) -> list[Item]:
     """
     items: dict[str, Item] = {}
     # Only a line feed ends a line: items may hold what Unicode calls a line separator.
-    for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -17,26 +17,23 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 PLANTED = {
     "Imports only point down; siblings do not know each other": ("kv/blocks.py", "choreo_agents.engine.engine"),
-    "Imports of the lab's rooms only point down, too": ("lab/language/problem.py", "choreo_agents.lab.cases"),
     "Siblings do not import each other in circles": ("pml/layout.py", "choreo_agents.pml.library"),
-    "Only models, training, lab.rivals and lab.embedded know transformers, tokenizers and peft": (
+    "Only models and training know transformers, tokenizers and peft": (
         "synthesis/mapper.py",
         "transformers",
     ),
     "Only models.guides knows llguidance": ("engine/decoding/leading.py", "llguidance"),
-    "Only graph and lab.rivals know langgraph": ("lab/playing/many_items.py", "langgraph.graph"),
+    "Only graph knows langgraph": ("workflows/playing.py", "langgraph.graph"),
     "Only testing.plugin knows pytest": ("testing/conformance.py", "pytest"),
     "What decides touches no tensors": ("runtime/scheduler.py", "torch"),
 }
 """By the contract that it breaks: a file, and what it imports."""
 
 
-def test_the_product_names_the_lab_in_the_table_of_commands_alone() -> None:
+def test_the_product_knows_nothing_of_its_benchmarks() -> None:
     """Also where no import would show it."""
-    package = ROOT / "choreo_agents"
-    product = [path for path in package.rglob("*.py") if not path.is_relative_to(package / "lab")]
-    naming = [path.relative_to(package).as_posix() for path in product if "choreo_agents.lab" in path.read_text()]
-    assert naming == ["cli/commands.py"]
+    product = (ROOT / "choreo_agents").rglob("*.py")
+    assert not [path for path in product if "choreo_bench" in path.read_text()]
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +84,7 @@ def test_an_import_that_is_planted_breaks_its_contract(copied: Path, contract: s
 @pytest.mark.parametrize(
     ("file", "imported"),
     [
-        ("lab/commands.py", "choreo_agents.cli.graphs"),
         ("training/tuned.py", "peft"),
-        ("lab/rivals/base.py", "langgraph.graph"),
     ],
 )
 def test_who_may_import_it_may(copied: Path, file: str, imported: str) -> None:

@@ -23,6 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = ROOT / "tests" / "weight.toml"
+FOLDERS = ("", "benchmarks/", "integrations/*/")
+"""Where distributions are."""
 FILE_LINES, CLASS_LINES, FOLDER_FILES = 600, 400, 30
 _LEFT_ALONE = re.compile(r"# fmt: (off|on|skip)")
 """What keeps the formatter from lines, which would hide some."""
@@ -32,7 +34,7 @@ _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 def distributions(root: Path = ROOT) -> dict[str, Path]:
     """Find the package of each distribution: the folder beside a pyproject.toml that is a package and not its tests."""
     found = {}
-    for project in sorted((root / "pyproject.toml", *root.glob("integrations/*/pyproject.toml"))):
+    for project in sorted(each for folder in FOLDERS for each in root.glob(f"{folder}pyproject.toml")):
         name = tomllib.loads(project.read_text())["project"]["name"]
         packages = [each.parent for each in project.parent.glob("*/__init__.py") if each.parent.name != "tests"]
         [found[name]] = packages

@@ -38,6 +38,7 @@ class Check:
 CHECKS = (
     Check("types", ("mypy",)),
     Check("layers", ("lint-imports", "--no-cache")),
+    Check("layers of benchmarks", ("lint-imports", "--no-cache"), "benchmarks"),
     Check("layers of langchain", ("lint-imports", "--no-cache"), "integrations/langchain"),
     Check("layers of ray", ("lint-imports", "--no-cache"), "integrations/ray"),
     Check("layers of server", ("lint-imports", "--no-cache"), "integrations/server"),

@@ -120,9 +120,10 @@ class Distribution:
 
 
 def distributions() -> list[Distribution]:
-    """The package itself, and whatever has a `pyproject.toml` in `integrations/`."""
+    """Find the package itself, its benchmarks, and whatever has a `pyproject.toml` in `integrations/`."""
     return [
         Distribution(ROOT),
+        Distribution(ROOT / "benchmarks"),
         *map(Distribution, sorted(p.parent for p in ROOT.glob("integrations/*/pyproject.toml"))),
     ]
 

@@ -11,6 +11,7 @@ from choreo_agents.cli.commands import CHOREO
 from choreo_agents.cli.lazy import ENTRY_POINTS, Command, Group, found
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
 SERVER = ROOT / "integrations" / "server"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.installed import ROOT, SERVER, commands_in
+from support.installed import BENCHMARKS, SERVER, commands_in
 
 HEAVY = ("torch", "transformers", "langgraph", "langchain_core", "matplotlib", "peft")
 RARE = ("transformers", "matplotlib", "peft")
@@ -95,7 +95,7 @@ def test_help_loads_nothing_heavy(group: Sequence[str]) -> None:
     assert done.stderr.split() == ["heavy:"]
 
 
-@pytest.mark.parametrize("folder", [ROOT, SERVER], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BENCHMARKS, SERVER], ids=lambda folder: folder.name)
 def test_what_adds_commands_loads_nothing_heavy(folder: Path) -> None:
     modules = {place.partition(":")[0] for place in commands_in(folder).values()}
     heavy = (*HEAVY, "starlette", "uvicorn")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from choreo_agents.chat.history import calls_made
 from choreo_agents.engine.recording.reading import read_recording
 from choreo_agents.errors import ChoreoError, PMLError
 from choreo_agents.kv.store import files
-from choreo_agents.lab.experiments.bench_edges.measure import read_inputs
 from choreo_agents.models.checking import needs
 from choreo_agents.pml import Schema, SchemaLibrary
 from choreo_agents.training.journal import Journal, read_journal
 from choreo_agents.training.trace_store import read_traces
+from choreo_agents.workflows.cases import CASES
+from choreo_agents.workflows.playing import read_items
 
 DEEP = 100_000
 LONG = 5.0
@@ -49,7 +51,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], bytes]] = {
     "a journal that is read": ("run.jsonl", read_journal, b'{"settings": {}}\n'),
     "traces": ("traces.jsonl", lambda path: read_traces(path.parent), b'{"settings": {}}\n'),
     "a recording": ("run.jsonl", read_recording, b""),
-    "inputs of a graph": ("inputs.jsonl", read_inputs, b""),
+    "items of a workflow": ("items.jsonl", partial(read_items, CASES["direct"]), b""),
 }
 
 
@@ -60,11 +62,8 @@ def test_lines_that_are_none_are_a_typed_error_and_stay_as_they_are(tmp_path: Pa
     path = tmp_path / name
     path.write_bytes(head + HOSTILE[content] + b"\n")
     before, started = path.read_bytes(), time.monotonic()
-    if reader == "inputs of a graph" and content in ("nothing", "another kind"):
-        assert len(read(path)) == (content == "another kind"), "a graph's state may hold anything"
-    else:
-        with pytest.raises(ChoreoError, match=r"line|journal|recording|results|input|trace"):
-            read(path)
+    with pytest.raises(ChoreoError, match=r"line|journal|recording|results|items|trace"):
+        read(path)
     assert time.monotonic() - started < LONG and path.read_bytes() == before
 
 

@@ -15,7 +15,6 @@ from choreo_agents.testing import Script, ScriptedCall
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.py"))
 NEED_A_MODEL = {
-    "02_your_own_task.py": "measures how well a model answers",
     "11_your_own_model.py": "checks a checkpoint, and serves it",
     "16_two_engines.py": "its engines are processes",
 }

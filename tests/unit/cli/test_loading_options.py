@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.installed import ROOT, all_commands
+from support.installed import all_commands
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
 from choreo_agents.terminal import loading
 from choreo_agents.terminal.loading import Loading
 
-COMMANDS = all_commands(ROOT)
+COMMANDS = all_commands()
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

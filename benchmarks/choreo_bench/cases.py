@@ -1,0 +1,189 @@
+"""The workflows on problems of the embedded language: any number of them, as hard as is asked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import Field
+
+from choreo_agents.workflows.case import Case, Item, Options
+from choreo_agents.workflows.cases.branch_solve_merge import Concepts, MergeCase, MergeOptions
+from choreo_agents.workflows.cases.debate import DebateCase, DebateItem, DebateOptions
+from choreo_agents.workflows.cases.direct import DirectCase
+from choreo_agents.workflows.cases.iterative_debate import IterativeDebateCase, IterativeDebateOptions
+from choreo_agents.workflows.cases.multi_qa import MultiQACase, Questions, QuestionsOptions
+from choreo_agents.workflows.cases.prisoners_dilemma import DilemmaCase, DilemmaOptions, Stakes, Strategy
+from choreo_agents.workflows.cases.questions import Question
+from choreo_agents.workflows.cases.tree_of_thoughts import TreeCase, TreeOptions
+from choreo_bench.language import Split, draw_problem
+from choreo_bench.language.problem import split_of
+from choreo_bench.language.scoring import sentences
+from choreo_bench.language.tasks import Arithmetic, BranchSolveMerge, SeveralQuestions
+from choreo_bench.language.tasks.debate import debate_problem
+from choreo_bench.language.tasks.dilemma import GAME
+
+AliceStrategy = Literal["cooperate", "defect", "follow", "opposite", "free", "any"]
+STRATEGY_NAMES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
+
+
+class DrawnCase(Case, Protocol):
+    """A workflow whose items are drawn."""
+
+    def draw(self, options: Any, split: Split, number: int) -> Item:
+        """An item that nobody else gave; the same arguments draw the same one, and no two splits share one."""
+        ...
+
+
+class SumOptions(Options):
+    """How hard sums are."""
+
+    steps: int = Field(default=4, ge=1, le=8, description="Steps of a sum.")
+
+
+class DirectOptions(SumOptions):
+    """Which questions are asked."""
+
+    task: Literal["sums", "notes"] = Field(
+        default="sums", description="What is asked: sums, or what a debate's first agent is asked."
+    )
+
+
+class SumDebateOptions(SumOptions, IterativeDebateOptions):
+    """How long two sides debate, and about how hard a sum."""
+
+
+class SumTreeOptions(SumOptions, TreeOptions):
+    """The size of a tree, and how hard its sum is."""
+
+
+class DrawnMergeOptions(MergeOptions):
+    """How many parts a story has, how long they are, and how they are merged."""
+
+    size: int = Field(default=3, ge=1, description="Concepts of each part.")
+
+
+class DrawnQuestionsOptions(QuestionsOptions):
+    """How many questions are asked, and where they stand."""
+
+    questions: int = Field(default=2, ge=1, description="Questions that are asked.")
+    facts: int = Field(default=6, ge=1, description="Facts in the answerer's notes.")
+    both_orders: bool = Field(
+        default=False,
+        description="Whether each problem makes two items, its questions in either order: to learn from, where side by "
+        "side nobody can tell which of them is the first.",
+    )
+
+
+class DrawnDilemmaOptions(DilemmaOptions):
+    """Who plays how; `any`: Alice has each strategy in turn."""
+
+    alice: AliceStrategy = Field(  # type: ignore[assignment] # wider: an item that is drawn names the strategy
+        default="free", description="Alice's strategy; any: each in turn."
+    )
+
+
+class DrawnDebate(DebateCase):
+    """A debate over notes alone."""
+
+    def draw(self, options: DebateOptions, split: Split, number: int) -> DebateItem:
+        problem = debate_problem(number, agents=options.agents, split=split)
+        return DebateItem(id=f"{split} {number}", question=problem.question, answer=problem.answer, notes=problem.notes)
+
+
+class DrawnDirect(DirectCase):
+    """One call, on the questions of the other workflows."""
+
+    options: ClassVar[type[Options]] = DirectOptions
+
+    def draw(self, options: DirectOptions, split: Split, number: int) -> DebateItem:
+        if options.task == "notes":
+            return DrawnDebate().draw(DebateOptions(), split, number)
+        return DebateItem(**draw_sum(options, split, number).model_dump())
+
+
+class DrawnIterativeDebate(IterativeDebateCase):
+    """A debate in turns about a sum."""
+
+    options: ClassVar[type[Options]] = SumDebateOptions
+
+    def draw(self, options: SumDebateOptions, split: Split, number: int) -> Question:
+        return draw_sum(options, split, number)
+
+
+class DrawnTree(TreeCase):
+    """A tree of thoughts about a sum."""
+
+    options: ClassVar[type[Options]] = SumTreeOptions
+
+    def draw(self, options: SumTreeOptions, split: Split, number: int) -> Question:
+        return draw_sum(options, split, number)
+
+
+class DrawnMerge(MergeCase):
+    """A story in parts."""
+
+    options: ClassVar[type[Options]] = DrawnMergeOptions
+
+    def draw(self, options: DrawnMergeOptions, split: Split, number: int) -> Concepts:
+        problem = draw_problem(BranchSolveMerge(branches=options.branches, size=options.size), split, number)
+        concepts = tuple(sentence.strip() for sentence in problem.gold.split(".") if sentence.strip())
+        return Concepts(id=f"{split} {number}", question=problem.by_name["problem"].text, concepts=concepts)
+
+
+class DrawnMultiQA(MultiQACase):
+    """Questions about notes."""
+
+    options: ClassVar[type[Options]] = DrawnQuestionsOptions
+
+    def draw(self, options: DrawnQuestionsOptions, split: Split, number: int) -> Questions:
+        task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))
+        problem = draw_problem(task, split, number // 2 if options.both_orders else number)
+        asked = tuple(m.text for m in problem.messages if m.name.startswith("question"))
+        answers = tuple(sentences(problem.gold)) if problem.gold else ()
+        notes = problem.by_name["notes"].text
+        if options.both_orders and number % 2:
+            asked, answers = asked[::-1], answers[::-1]
+        return Questions(id=f"{split} {number}", questions=asked, answers=answers, notes=notes)
+
+
+class DrawnDilemma(DilemmaCase):
+    """A game whose points are drawn."""
+
+    options: ClassVar[type[Options]] = DrawnDilemmaOptions
+
+    def draw(self, options: DrawnDilemmaOptions, split: Split, number: int) -> Stakes:
+        both, none = stakes(split, number)
+        # In turn, and with either player first.
+        strategy = STRATEGY_NAMES[number // 2 % len(STRATEGY_NAMES)] if options.alice == "any" else None
+        return Stakes(id=f"{split} {number}", both=both, none=none, bob_first=bool(number % 2), alice=strategy)
+
+
+_ALL: tuple[DrawnCase, ...] = (
+    DrawnDebate(),
+    DrawnDirect(),
+    DrawnIterativeDebate(),
+    DrawnTree(),
+    DrawnMerge(),
+    DrawnMultiQA(),
+    DrawnDilemma(),
+)
+CASES: Mapping[str, DrawnCase] = {case.name: case for case in _ALL}
+"""By the name of the workflow's function."""
+
+
+def draw_sum(options: SumOptions, split: Split, number: int) -> Question:
+    """A sum in steps, and its result."""
+    problem = draw_problem(Arithmetic(steps=options.steps), split, number)
+    result = problem.gold.removesuffix(".").split()[-1]
+    return Question(id=f"{split} {number}", question=problem.by_name["problem"].text, answer=result)
+
+
+def stakes(split: Split, number: int) -> tuple[int, int]:
+    """Points of a game of a split if both cooperate, and if both defect: no two splits share a game."""
+    rng = random.Random(f"dilemma {split} {number}")
+    while True:
+        none, both = sorted(rng.sample(range(2, 61), 2))
+        if split_of([GAME.format(both=both, none=none)]) == split:
+            return both, none

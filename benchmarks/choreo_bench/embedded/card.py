@@ -1,0 +1,77 @@
+"""What is written at the end of a training run: weights, tokenizer and a card that says how they came about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from choreo_agents.engine import Engine, Memory
+from choreo_agents.models.files import write_tensors
+from choreo_agents.training.ending import CARD_FILE
+from choreo_bench.embedded.pretrain import Pretraining, recipe_object
+from choreo_bench.evaluation import Evaluation, evaluate
+from choreo_bench.language import Task
+
+WEIGHTS_FILE = "model.safetensors"
+KV_BUDGET_BYTES = 1 << 29
+
+
+def save_model(run: Pretraining, out: Path) -> None:
+    """Write the weights, configuration and tokenizer in Hugging Face's ordinary files.
+
+    A card that is there already speaks of other weights, so it goes.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / CARD_FILE).unlink(missing_ok=True)
+    run.tokenizer.save_pretrained(out)
+    run.model.config.save_pretrained(out)
+    run.model.generation_config.save_pretrained(out)
+    tensors = dict(run.model.state_dict())
+    tensors.pop("lm_head.weight")  # the embedding matrix again
+    write_tensors(out / WEIGHTS_FILE, tensors)
+
+
+def score_model(out: Path, tasks: Sequence[Task], count: int) -> Evaluation:
+    """Score the saved weights on the test split, in ordinary prompts."""
+    with Engine.load(out, method="baseline", memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES)) as engine:
+        return evaluate(engine, tasks, count=count)
+
+
+def write_card(run: Pretraining, out: Path, evaluation: Evaluation) -> Path:
+    """Write `card.json` beside the weights."""
+    card: dict[str, Any] = {
+        "recipe": recipe_object(run.recipe),
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "tokens_seen": run.tokens,
+        "steps": run.step,
+        "minutes": round(run.seconds / 60, 1),
+        "device": run.device.type,
+        "torch": torch.__version__,
+        "compiled": run.compiled,
+        "test_accuracy": _accuracies(evaluation),
+        "weights_sha256": weights_sha256(out),
+    }
+    path = out / CARD_FILE
+    path.write_text(json.dumps(card, indent=2) + "\n")
+    return path
+
+
+def weights_sha256(folder: Path) -> str:
+    """Digest of a folder's weights file."""
+    return hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()
+
+
+def _accuracies(evaluation: Evaluation) -> Mapping[str, Any]:
+    return {
+        name: {
+            "share": result.solved.share,
+            "interval": [round(bound, 4) for bound in result.solved.interval()],
+            "count": result.solved.count,
+        }
+        for name, result in evaluation.results.items()
+    }

@@ -1,0 +1,101 @@
+"""One sample against the vote over several: what a tree or a debate has to win."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from choreo_agents.engine import Engine
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.many import at_once, room
+from choreo_bench.evaluation.evaluate import LONGEST_ANSWER
+from choreo_bench.evaluation.play import play
+from choreo_bench.evaluation.score import Difference, Score
+from choreo_bench.language import Problem, Split, Task, draw_problem
+from choreo_bench.language.scoring import LastSentence, last_sentence
+
+
+@dataclass(frozen=True)
+class VoteResult:
+    """How often one sample, and the vote over all of them, is right."""
+
+    single: Score
+    """The first sample of each problem."""
+    every: Score
+    """Every sample of each problem; not independent within one."""
+    vote: Score
+    """The answer that most samples end with; the first of equals."""
+    gain: Difference
+    """The vote over the first sample."""
+
+
+async def asample_and_vote(
+    engine: Engine,
+    task: Task,
+    *,
+    count: int,
+    samples: int = 8,
+    temperature: float = 0.7,
+    split: Split = "test",
+    seed: int = 0,
+    on_progress: Callable[[], None] = lambda: None,
+) -> VoteResult:
+    """Sample each problem's answer several times and let the samples vote by their last sentence.
+
+    Args:
+        engine: Should prompt ordinarily (`baseline`).
+        task: One whose problems leave one message to be said.
+        count: Problems.
+        samples: Of each problem.
+        temperature: At which they are drawn.
+        split: Which problems.
+        seed: Of the first problem.
+        on_progress: Called after every sample.
+
+    Raises:
+        ValueError: A problem leaves several messages to be said, or is not scored by its last sentence, or `count` or
+            `samples` is below 1.
+    """
+    if count < 1 or samples < 1:
+        raise ValueError(f"at least one problem and one sample must be drawn, not {count!r} and {samples!r}")
+    problems = [draw_problem(task, split, number) for number in range(seed, seed + count)]
+    answers = {message.name for problem in problems for message in problem.messages if message.said}
+    if len(answers) != 1:
+        raise ValueError(f"{task.name!r} leaves several messages to be said, {sorted(answers)!r}: samples cannot vote")
+    [answer] = answers
+    if not all(isinstance(problem.scorer, LastSentence) for problem in problems):
+        raise ValueError(f"what {task.name!r} asks for is not stated in one last sentence: samples cannot vote by it")
+    sampling = Sampling(temperature=temperature, max_tokens=LONGEST_ANSWER)
+
+    async def one(problem: Problem, number: int) -> str:
+        said = await play(engine, problem, sampling=sampling, seed=number)
+        on_progress()
+        return said[answer]
+
+    numbered = [(problem, (seed + i) * samples + k) for i, problem in enumerate(problems) for k in range(samples)]
+    words = await at_once((partial(one, problem, number) for problem, number in numbered), room(engine))
+    singles: list[bool] = []
+    votes: list[bool] = []
+    every = 0
+    for index, problem in enumerate(problems):
+        own = words[index * samples : (index + 1) * samples]
+        right = [problem.score({answer: text}) >= 1.0 for text in own]
+        every += sum(right)
+        singles.append(right[0])
+        elected = Counter(last_sentence(text) for text in own).most_common(1)[0][0]
+        votes.append(problem.score({answer: elected}) >= 1.0)
+    return VoteResult(
+        single=Score(sum(singles), count),
+        every=Score(every, count * samples),
+        vote=Score(sum(votes), count),
+        gain=Difference.of(votes, singles),
+    )
+
+
+def sample_and_vote(engine: Engine, task: Task, **options: Any) -> VoteResult:
+    """The sync form of `asample_and_vote`, for threads without a running event loop."""
+    return asyncio.run(asample_and_vote(engine, task, **options))

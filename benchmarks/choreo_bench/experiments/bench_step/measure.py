@@ -1,0 +1,153 @@
+"""Times the parts of decode steps, by wrapping the functions that do them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from choreo_agents.attention.step import StepAttention
+from choreo_agents.engine import Decode, Engine
+from choreo_agents.engine.settings import Memory
+from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.loader import LoadedModel
+from choreo_agents.runtime import executor
+from choreo_agents.runtime.forward import Forward
+from choreo_agents.runtime.loop import EngineLoop
+from choreo_agents.runtime.next_step import NextSteps
+from choreo_agents.runtime.step import StepMaker
+from choreo_agents.sampling import Sampling
+from choreo_bench.experiments.bench_step.report import PARTS, StepReport, StepShape, StepTimes, Way
+
+WAYS: dict[Way, str] = {"choreo": "auto", "torch": "folded"}
+"""What attends in each: with torch's operators, transformers' modelling code computes the rest."""
+_LEFT_OUT = 4
+"""Steps at each end: prompts are encoded in the first, calls end in the last."""
+
+
+class _Clock:
+    """CPU time of the engine's thread and wall time, by part and step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._now: dict[str, float] = defaultdict(float)
+        self._within = 0.0
+
+    def around(self, part: str, function: Callable[..., Any], *, ends: bool = False) -> Callable[..., Any]:
+        """The function, timed as a part of the step that it runs in; what it calls and is timed is not its own."""
+        host = part != "forward"
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began, outer, self._within = _seconds(host), self._within, 0.0
+            try:
+                return function(*args, **options)
+            finally:
+                whole = _seconds(host) - began
+                self._now[part] += whole - self._within
+                self._within = outer + whole
+                if ends:
+                    self.steps.append(dict(self._now))
+                    self._now.clear()
+
+        return timed
+
+
+def _seconds(host: bool) -> float:
+    """Work of Python's is counted in CPU time of its thread; products may be another thread's."""
+    return time.thread_time() if host else time.perf_counter()
+
+
+@contextmanager
+def _timed(clock: _Clock) -> Iterator[None]:
+    parts = (
+        ("schedule", NextSteps, "decide"),
+        ("plan", StepMaker, "make"),
+        ("plan", Forward, "_attention"),
+        ("account", StepAttention, "kv_bytes_read"),
+        ("forward", ModelAdapter, "logits"),
+        ("sample", executor, "choose_tokens"),
+    )
+    patches = [patch.object(owner, name, clock.around(part, getattr(owner, name))) for part, owner, name in parts]
+    patches.append(patch.object(EngineLoop, "_account", clock.around("account", EngineLoop._account, ends=True)))
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def measure_steps(
+    model: LoadedModel,
+    shapes: Sequence[StepShape],
+    *,
+    steps: int,
+    repeats: int,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> StepReport:
+    """Decode with several rows over several messages, and say where the time of a step went.
+
+    Args:
+        model: Served; both ways take turns.
+        shapes: Rows, messages and tokens of each message.
+        steps: Decode steps of each row that are counted.
+        repeats: Rounds of all shapes.
+        on_progress: Told what comes next.
+    """
+    found: dict[tuple[StepShape, Way], list[dict[str, float]]] = defaultdict(list)
+    for number in range(repeats):
+        for shape in shapes:
+            for way, backend in WAYS.items():
+                on_progress(f"{shape.rows} rows over {shape.messages} x {shape.tokens}: {way}")
+                found[shape, way] += decode_steps(model, shape, backend, steps, seed=number)
+    times = [
+        StepTimes(shape, way, {part: median(step.get(part, 0.0) for step in every) for part in PARTS}, len(every))
+        for (shape, way), every in found.items()
+    ]
+    computed = {way: model.computed_with(model.backend(backend)) for way, backend in WAYS.items()}  # type: ignore[arg-type]
+    return StepReport(*described(model), computed, tuple(times))
+
+
+def described(model: LoadedModel) -> tuple[str, str, int, str]:
+    """A model's name and dtype, how many threads compute, and what it is measured on."""
+    dtype = str(model.adapter.geometry.dtype).removeprefix("torch.")
+    kind = torch.backends.cpu.get_cpu_capability()
+    made_by = f"torch {torch.__version__}, transformers {version('transformers')}, a processor with {kind}"
+    return Path(model.name).name, dtype, torch.get_num_threads(), made_by
+
+
+def decode_steps(
+    model: LoadedModel, shape: StepShape, backend: str, steps: int, seed: int, **sampled: float
+) -> list[dict[str, float]]:
+    """Seconds of the parts of so many decode steps, one after the other.
+
+    Args:
+        model: Served.
+        shape: Rows, messages and tokens of each message.
+        backend: Attends.
+        steps: That are counted, less what is left out at each end.
+        seed: Of the messages.
+        sampled: How tokens are drawn.
+    """
+    tokens = shape.messages * shape.tokens + shape.rows * (steps + 3 * _LEFT_OUT + 16)
+    budget = (tokens + 512) * model.adapter.geometry.bytes_per_token
+    words = model.adapter.vocabulary_size
+    with Engine.load(model, backend=backend, memory=Memory(kv_budget_bytes=budget)) as engine:  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(3, words, (shape.messages, shape.tokens), generator=generator).tolist()
+        seen = [engine.prefill(each) for each in drawn]
+        sampling = Sampling(max_tokens=steps + 2 * _LEFT_OUT, stop_tokens=(), **sampled)
+        calls = [Decode([3 + row % (words - 3)], parents=seen, sampling=sampling) for row in range(shape.rows)]
+        clock = _Clock()
+        with _timed(clock):
+            engine.decode(calls)
+    return clock.steps[_LEFT_OUT:-_LEFT_OUT]

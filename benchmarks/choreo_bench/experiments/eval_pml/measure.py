@@ -1,0 +1,238 @@
+"""Asks what was not asked yet, in every way, and keeps every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from choreo_agents.engine import Decode, Engine, Memory, Prefill
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import LoadedModel
+from choreo_agents.pml import SchemaLibrary
+from choreo_agents.training.journal import Journal, Record
+from choreo_agents.workflows.many import at_once, room
+from choreo_bench.evaluation.evaluate import GREEDY
+from choreo_bench.experiments.eval_pml.tasks import DocumentQuestion, written
+from choreo_bench.language import ProblemMessage, Split, Task, draw_problem
+
+BASELINE, CACHED, ADAPTED = "baseline", "cached", "cached, adapter"
+KV_BUDGET_BYTES = 1 << 30
+OnProgress = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One column of a table."""
+
+    name: str
+    adapter: Path | None = None
+    """A folder: for the question and the answer, and for documents if it has a cache mapper."""
+    digest: str = ""
+    """Of its files: tells its answers from another's."""
+
+    def key(self, task: str, number: int) -> str:
+        """Names an answer in a journal."""
+        return f"{self.name} {self.digest} | {task} | {number}" if self.digest else f"{self.name} | {task} | {number}"
+
+
+def ways(adapter: Path | None) -> list[Way]:
+    """All that are compared.
+
+    Raises:
+        InvalidRequestError: There is no adapter in that folder.
+    """
+    return [Way(BASELINE), Way(CACHED), *([] if adapter is None else [Way(ADAPTED, adapter, _digest(adapter))])]
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Which problems are asked, of which model.
+
+    Args:
+        model: Speaks the embedded language.
+        tasks: Their problems have documents.
+        count: Of each task: those of seeds `seed` to `seed + count - 1`.
+    """
+
+    model: LoadedModel
+    tasks: Sequence[Task]
+    count: int
+    seed: int = 0
+    split: Split = "test"
+
+    def settings(self) -> dict[str, Any]:
+        """What decides an answer besides its key in a journal."""
+        return {"weights": self.model.adapter.fingerprint, "split": self.split}
+
+    def numbers(self) -> range:
+        return range(self.seed, self.seed + self.count)
+
+    def take(self, way: Way, journal: Journal, on_progress: OnProgress = lambda: None) -> dict[str, list[Record]]:
+        """Every problem's record, by task; what the journal does not hold is asked.
+
+        Raises:
+            AdapterError: The adapter is another model's, or its files are damaged.
+        """
+        keys = {(task.name, number): way.key(task.name, number) for task in self.tasks for number in self.numbers()}
+        left = [(task, n) for task in self.tasks for n in self.numbers() if keys[task.name, n] not in journal]
+        for _ in range(len(keys) - len(left)):
+            on_progress()
+        if left:
+            with _answering(self.model, way) as answering:
+
+                async def ask(task: Task, number: int) -> None:
+                    problem = draw_problem(task, self.split, number)
+                    asked = DocumentQuestion.of(problem, f"{task.name}-{number}")
+                    record = await answering.answer(asked)
+                    score = problem.score({asked.parts.answer.name: record["answer"]})
+                    journal.add(keys[task.name, number], {"score": score, **record})
+                    on_progress()
+
+                asyncio.run(_all([partial(ask, *each) for each in left], room(answering.engine)))
+        return {
+            task.name: [journal.records[keys[task.name, number]] for number in self.numbers()] for task in self.tasks
+        }
+
+
+async def _all(jobs: Sequence[Callable[[], Awaitable[None]]], most: int) -> None:
+    await at_once(jobs, most)
+
+
+class Answerer(Protocol):
+    """Answers a problem's question in one way."""
+
+    engine: Engine
+
+    @abstractmethod
+    async def answer(self, asked: DocumentQuestion) -> Record:
+        """The words, and how many tokens of the prompt were encoded beforehand and with it."""
+        ...
+
+
+@contextmanager
+def _answering(model: LoadedModel, way: Way) -> Iterator[Answerer]:
+    method: Any = "naive" if way.name == BASELINE else "choreo"
+    with Engine.load(model, method=method, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES)) as engine:
+        if way.name == BASELINE:
+            yield FromPlainText(engine)
+            return
+        adapter = None if way.adapter is None else engine.load_adapter(way.adapter)
+        with SchemaLibrary(engine) as library:
+            yield FromModules(library) if adapter is None else FromAdaptedModules(library, adapter)
+
+
+class FromPlainText:
+    """Everything is one ordinary prompt, in which everything attends to all before it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def answer(self, asked: DocumentQuestion) -> Record:
+        """As there."""
+        [prompt] = await self.engine.aprefill([Prefill(asked.as_text(self.engine.chat))])
+        [said] = await self.engine.adecode([_decode(self.engine, asked.parts.answer, [prompt])])
+        return _record(self.engine, asked, [prompt, said], 0, prompt.length)
+
+
+class FromModules:
+    """Documents are modules, each encoded after the schema's own text alone; the question is encoded with the prompt.
+
+    Args:
+        library: Of nothing else.
+    """
+
+    def __init__(self, library: SchemaLibrary) -> None:
+        self.library, self.engine = library, library.engine
+
+    async def answer(self, asked: DocumentQuestion) -> Record:
+        """As there."""
+        self.library.register(asked.schema)
+        try:
+            with await self.library.aassemble(asked.prompt) as view:
+                call = _decode(self.engine, asked.parts.answer, view.handles, view.offsets, view.end)
+                [said] = await self.engine.adecode([call])
+                return _record(self.engine, asked, [said], view.cached_tokens, view.fresh_tokens)
+        finally:
+            self.library.forget(asked.schema.name)
+
+
+class FromAdaptedModules:
+    """The same, with an adapter for the question and the answer, and its cache mapper, if any, for the documents.
+
+    Args:
+        library: Of nothing else.
+        adapter: Its name; the modules are encoded without it.
+    """
+
+    def __init__(self, library: SchemaLibrary, adapter: str) -> None:
+        self.library, self.engine, self.adapter = library, library.engine, adapter
+
+    async def answer(self, asked: DocumentQuestion) -> Record:
+        """As there."""
+        self.library.register(asked.schema)
+        made: list[MessageHandle] = []
+        try:
+            with await self.library.aassemble(asked.documents) as view:
+                own, *documents = view.handles
+                if self.engine.branches.maps(self.adapter):
+                    # Copies go with the modules that they are of, which problems may share.
+                    documents = await self.engine.branches.amap(documents, self.adapter)
+                first, *anchors = [at or 0 for at in view.offsets]
+                calls = self.engine.branches.boundaries(documents, [own], [first], anchors, self.adapter)
+                behind = await self.engine.aprefill(calls) if calls else []
+                made += behind
+                ends = [at + document.length for at, document in zip(anchors, documents, strict=True)]
+                documents, offsets = [*documents, *behind], [*view.offsets, *ends[: len(behind)]]
+                question = written(self.engine.chat, asked.parts.asks)
+                seen: Any = ([own, *documents], offsets, view.end)
+                fresh = await self.engine.aprefill(question, *seen, role="user", adapter=self.adapter)
+                made.append(fresh)
+                handles, offsets = [own, *documents, fresh], [*offsets, view.end]
+                end = view.end + fresh.length
+                call = _decode(self.engine, asked.parts.answer, handles, offsets, end, self.adapter)
+                [said] = await self.engine.adecode([call])
+                return _record(self.engine, asked, [said], view.cached_tokens, fresh.length)
+        finally:
+            for handle in made:
+                self.engine.release(handle)
+            self.library.forget(asked.schema.name)
+
+
+def _decode(engine: Engine, answer: ProblemMessage, handles: Sequence[MessageHandle], *places: Any) -> Decode:
+    """A call that says the answer after a view: its offsets, its end, and the adapter, as far as there are any."""
+    offsets, end, adapter = (*places, None, None, None)[:3]
+    chat = engine.chat
+    return Decode(
+        chat.header(answer.author), handles, offsets, end, sampling=GREEDY, author=answer.author,
+        closing=chat.turn_end, adapter=adapter,
+    )  # fmt: skip
+
+
+def _record(
+    engine: Engine, asked: DocumentQuestion, handles: Sequence[MessageHandle], cached: int, fresh: int
+) -> Record:
+    """What the last message says; all of them are given back."""
+    header = len(engine.model.encode(engine.chat.header(asked.parts.answer.author)))
+    words = engine.model.decode(engine.tokens(handles[-1])[header:], special=False).strip()
+    for handle in handles:
+        engine.release(handle)
+    return {"answer": words, "cached_tokens": cached, "fresh_tokens": fresh}
+
+
+def _digest(folder: Path) -> str:
+    """Tells an adapter from others by its files; raises `InvalidRequestError` if there are none."""
+    files = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else []
+    if not files:
+        raise InvalidRequestError(f"{str(folder)!r} is no folder of an adapter: `choreo train synthesizer` writes one")
+    found = hashlib.sha256()
+    for path in files:
+        found.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:12]

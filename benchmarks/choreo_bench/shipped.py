@@ -1,0 +1,58 @@
+"""The problems that `choreo run` has without the language: twenty of each workflow's, of the split that nothing was
+trained on.
+
+`python -m choreo_bench.shipped` writes them into the product anew.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from choreo_agents.workflows.case import Item
+from choreo_agents.workflows.cases.debate import DebateItem
+from choreo_bench.cases import CASES
+from choreo_bench.language.scoring import sentences
+from choreo_bench.language.tasks.debate import MOST_AGENTS
+from choreo_bench.language.tasks.record_debate import record_debate_problem
+
+COUNT = 20
+NOTED = 4
+"""Sentences in the notes of each agent."""
+
+
+def shipped() -> Mapping[str, Sequence[Item]]:
+    """The problems, by workflow."""
+    drawn = {name: [case.draw(case.options(), "test", n) for n in range(COUNT)] for name, case in CASES.items()}
+    return {**drawn, "debate": [_debate(number) for number in range(COUNT)]}
+
+
+def _debate(number: int) -> DebateItem:
+    """A debate of three over a record, and five more agents who noted nothing of what is asked."""
+    problem = record_debate_problem(number, agents=3, noted=NOTED)
+    rng = random.Random(f"more agents {number}")
+    told = [each for report in problem.record for each in sentences(report.partition(": ")[2])]
+    others = [each for each in told if each.split()[0] != problem.answer.split()[0]]
+    start = problem.notes[0].partition(" ")[0]
+    more = [" ".join([start, *rng.sample(others, NOTED)]) for _ in range(MOST_AGENTS - len(problem.notes))]
+    return DebateItem(
+        id=f"test {number}",
+        question=problem.question,
+        answer=problem.answer,
+        notes=(*problem.notes, *more),
+        record=problem.record,
+    )
+
+
+def as_lines(items: Sequence[Item]) -> str:
+    """A JSON object on each line."""
+    return "".join(f"{item.model_dump_json(exclude_defaults=True)}\n" for item in items)
+
+
+if __name__ == "__main__":
+    folder = Path(str(files("choreo_agents.workflows") / "problems"))
+    folder.mkdir(exist_ok=True)
+    for name, items in shipped().items():
+        (folder / f"{name}.jsonl").write_text(as_lines(items))

@@ -1,0 +1,88 @@
+"""A debate over one record: what every method encodes, which no machine changes, and who sees what."""
+
+from __future__ import annotations
+
+import pytest
+from choreo_bench.language.tasks.debate import DEBATE_RULES
+from choreo_bench.language.tasks.record_debate import record_debate_problem
+from conftest import MakeEngine
+
+from choreo_agents.graph import START
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import LoadedModel
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows import debate
+from choreo_agents.workflows.comparing import METHODS, compare, runs
+from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
+
+SEEDS = (1, 2, 7)
+NOTES = {"alice": "Notes: Ann has 3 red kites.", "bruno": "Notes: Bob has 5 blue boats.", "clara": None}
+
+
+def setting_of(model: LoadedModel, seed: int, rounds: int = 3) -> DebateSetting:
+    return DebateSetting(model, record_debate_problem(seed), rounds, seed=seed)
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def held(request: pytest.FixtureRequest, embedded: LoadedModel) -> dict[str, DebateRun]:
+    """A debate by method, all in the baseline's words."""
+    setting = setting_of(embedded, request.param)
+    said = hold(setting, "baseline").said
+    return {method: hold(setting, method, replay=said) for method in METHODS}
+
+
+def test_a_prefix_cache_encodes_the_record_for_every_agent_and_choreo_once(held: dict[str, DebateRun]) -> None:
+    choreo, baseline, naive = (held[method].cost for method in METHODS)
+    assert baseline.tokens_encoded >= 2 * choreo.tokens_encoded
+    assert naive.tokens_encoded >= 7 * choreo.tokens_encoded
+    assert naive.tokens_reused == 0 and choreo.tokens_reused > 0
+
+
+def test_choreo_encodes_every_turn_once(held: dict[str, DebateRun], request: pytest.FixtureRequest) -> None:
+    embedded: LoadedModel = request.getfixturevalue("embedded")
+    problem = setting_of(embedded, request.node.callspec.params["held"]).problem
+    run, chat = held["choreo"], embedded.chat
+    turns = [
+        chat.root(DEBATE_RULES).text,
+        *(chat.turn("user", report).text for report in problem.record),
+        *(chat.turn("system", notes).text for notes in problem.notes),
+        *[chat.turn("user", problem.question).text] * len(problem.agents),
+        *(chat.turn("assistant", said.words, said.agent).text for said in run.utterances),
+    ]
+    assert run.cost.tokens_encoded == sum(len(embedded.encode(turn)) for turn in turns)
+
+
+def test_the_record_is_read_by_all_and_notes_and_questions_by_one_each(make_engine: MakeEngine) -> None:
+    graph = debate(NOTES, rounds=2, system="Root.", question="Who?", revise="Again.", sampling=Sampling(max_tokens=4))
+    table = graph.visibility_table()
+    assert {table[name][START].mode.name for name in NOTES} == {"shared"}
+    engine = make_engine()
+    state = graph.compile(engine=engine).invoke({"messages": [("user", "Report 1: ..."), ("user", "Report 2: ...")]})
+    record = [entry["handle"]["id"] for entry in state["handles"] if entry["author"] == START]
+    assert len(record) == 2
+    for name, notes in NOTES.items():
+        own = [MessageHandle.model_validate(e["handle"]) for e in state["handles"] if e["author"] == name]
+        assert len(own) == 2
+        for number, handle in enumerate(own):
+            read = engine.inspect.records([handle])[-1].parents
+            assert [parent.id for parent in read if parent.id in record] == record
+            asked = [engine.text(parent) for parent in read]
+            assert asked.count(engine.chat.turn("user", "Who?").text) == 1
+            assert asked.count(engine.chat.turn("user", "Again.").text) == number
+            told = [
+                each for each in NOTES.values() if each is not None and engine.chat.turn("system", each).text in asked
+            ]
+            assert told == ([] if notes is None else [notes])
+        first = [engine.text(parent) for parent in engine.inspect.records([own[0]])[-1].parents]
+        assert first[-1] == engine.chat.turn("user", "Who?").text, "behind all that it is about"
+
+
+def test_a_comparison_tells_what_each_twin_took(embedded: LoadedModel) -> None:
+    progress: list[None] = []
+    found = compare(setting_of(embedded, 1, rounds=1), repeats=1, on_progress=lambda: progress.append(None))
+    assert len(progress) == runs(1) == 4
+    for twin in ("baseline", "naive"):
+        ratios, costs = found.ratios(twin), found.costs
+        assert ratios.tokens_encoded == costs[twin].tokens_encoded / costs["choreo"].tokens_encoded > 2
+        assert ratios.ttft_mean == costs[twin].ttft_mean_s / costs["choreo"].ttft_mean_s
+        assert ratios.end_to_end == costs[twin].end_to_end_s / costs["choreo"].end_to_end_s
