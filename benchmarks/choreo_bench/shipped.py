@@ -7,11 +7,14 @@ trained on.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 
 from choreo_agents.workflows.case import Item
+from choreo_agents.workflows.cases import SUMS
 from choreo_agents.workflows.cases.debate import DebateItem
 from choreo_bench.cases import CASES
 from choreo_bench.language.scoring import sentences
@@ -24,9 +27,21 @@ NOTED = 4
 
 
 def shipped() -> Mapping[str, Sequence[Item]]:
-    """The problems, by workflow."""
-    drawn = {name: [case.draw(case.options(), "test", n) for n in range(COUNT)] for name, case in CASES.items()}
-    return {**drawn, "debate": [_debate(number) for number in range(COUNT)]}
+    """The problems, by the name of their file; no two of one file are alike."""
+    draws: dict[str, Callable[[int], Item]] = {
+        SUMS.get(name, name): partial(case.draw, case.options(), "test") for name, case in CASES.items()
+    }
+    return {name: _different(draw) for name, draw in {**draws, "debate": _debate}.items()}
+
+
+def _different(draw: Callable[[int], Item]) -> list[Item]:
+    found: dict[str, Item] = {}
+    for number in count():
+        item = draw(number)
+        found.setdefault(item.model_dump_json(exclude={"id"}), item)
+        if len(found) == COUNT:
+            return list(found.values())
+    raise AssertionError("numbers end")
 
 
 def _debate(number: int) -> DebateItem:

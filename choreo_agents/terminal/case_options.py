@@ -36,7 +36,10 @@ MaxTokensOption = Annotated[
         "--max-tokens", min=1, help=f"Of a message; by default {EMBEDDED_TOKENS}, or {CHAT_TOKENS} for other models."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON to stdout and nothing else: one object; of run --inputs, a line each."),
+]
 BudgetOption = Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")]
 
 

@@ -11,17 +11,20 @@ from langchain_core.messages import AIMessage, BaseMessage
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.engine.stock.memory_map import MemoryMap
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.cases import problem
-from choreo_agents.workflows.cases.answers import FIRST, read_answer, states
+from choreo_agents.workflows.cases.answers import FIRST, read_answer
 from choreo_agents.workflows.cases.debate import DebateItem
 from choreo_agents.workflows.debate import debate, final_answer
 from choreo_agents.workflows.phrasing import load_prompts
 from choreo_agents.workflows.running import OnDecode, OnToken, RunCost, run_graph, sampled
 
+LEAST_AGENTS = 3
+"""So many have notes of what is asked, or need the record."""
 REPORTS = 9
 """Of each record: about 98 tokens each."""
 
@@ -43,15 +46,29 @@ class Debated:
 
     def is_correct(self, reply: str) -> bool:
         """Whether a reply's first sentence states the answer."""
-        return states(read_answer(reply, FIRST), self.answer)
+        return read_answer(reply, FIRST) == self.answer
 
 
 def problem_of(number: int, *, agents: int, reports: int) -> Debated:
-    """A debate that is shipped, among its first agents and over the first reports of its record."""
+    """A debate that is shipped: one agent has noted the answer, one has it wrong, others noted nothing of it.
+
+    Args:
+        number: Which of the twenty.
+        agents: 3 to 8.
+        reports: Of its record, that with the answer among them; 0: over notes alone.
+
+    Raises:
+        InvalidRequestError: There are fewer agents.
+    """
+    if agents < LEAST_AGENTS:
+        raise InvalidRequestError(f"our debates are among {LEAST_AGENTS} agents or more, not {agents}")
     item, texts = problem("debate", number), load_prompts("debate", "embedded")
     assert isinstance(item, DebateItem) and item.answer is not None
     names = texts.names("agents")[:agents]
-    return Debated(texts("system"), item.question, item.answer, names, item.notes[:agents], item.record[:reports])
+    telling = next(place for place, report in enumerate(item.record) if item.answer in report)
+    others = [place for place in range(len(item.record)) if place != telling]
+    record = tuple(item.record[place] for place in sorted([telling, *others][:reports]))
+    return Debated(texts("system"), item.question, item.answer, names, item.notes[:agents], record)
 
 
 @dataclass(frozen=True)

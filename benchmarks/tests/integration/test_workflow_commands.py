@@ -194,6 +194,22 @@ def test_a_report_that_cannot_be_written_is_noticed_before_anything_is_played(tm
     assert "No such file" in said and not path.exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 3 of {path} is no item of direct: "),
+        ('{"answer": "5"}', "line 3 of {path} is no item of direct: question: Field required"),
+        ('{"question": "?", "id": "line 1"}', "line 3 of {path} has the id 'line 1' of another line"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, message: str) -> None:
+    path, out = tmp_path / "items.jsonl", tmp_path / "results.jsonl"
+    written(path, [{"question": "Who?"}, "", line, {"question": "What?"}])
+    said = refused("eval", "direct", "--inputs", str(path), "--out", str(out))
+    assert message.format(path=repr(str(path))) in said
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
 @EVERY
 def test_help_names_the_options_and_the_methods(workflow: str) -> None:
     case = CASES[workflow.replace("-", "_")]

@@ -82,7 +82,7 @@ def test_agents_that_hear_each_other_agree_on_the_truth(problem) -> None:
     assert plurality(None, answers) == made.answer
     for i, own in enumerate(answers):
         said = revise(own, answers[:i] + answers[i + 1 :])
-        assert made.is_correct(said) and first_sentence(said) == made.answer
+        assert first_sentence(said) == made.answer
 
 
 @st.composite

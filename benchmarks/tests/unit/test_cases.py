@@ -23,7 +23,7 @@ def test_a_case_is_the_products_own_but_for_what_is_drawn() -> None:
     assert all(isinstance(case, type(cases.CASES[name])) for name, case in CASES.items())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", shipped())
 def test_the_product_has_problems_that_are_drawn_here(name: str) -> None:
     """Otherwise `python -m choreo_bench.shipped` was not run, or drawing has changed."""
     path = files("choreo_agents.workflows") / "problems" / f"{name}.jsonl"

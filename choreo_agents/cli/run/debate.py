@@ -13,7 +13,7 @@ from rich.progress import Progress
 from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
 from choreo_agents.cli.run.workflow import run_case
 from choreo_agents.engine.settings import MethodName
-from choreo_agents.terminal.case_options import InputsOption, MaxTokensOption, OutOption, PromptsOption
+from choreo_agents.terminal.case_options import InputsOption, JsonOption, MaxTokensOption, OutOption, PromptsOption
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines
 from choreo_agents.workflows.cases import CASES
@@ -37,9 +37,7 @@ def debate(
     rounds: RoundsOption = 2,
     reports: Annotated[
         int,
-        typer.Option(
-            min=0, max=REPORTS, help="Of the record that all agents read, about 98 tokens each; 0: over notes alone."
-        ),
+        typer.Option(min=1, max=REPORTS, help="Of the record that all agents read, about 98 tokens each."),
     ] = REPORTS,
     seed: Annotated[int, typer.Option(max=2**62, help="Chooses one of twenty records, questions and notes.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = _REPEATS,
@@ -49,7 +47,7 @@ def debate(
     temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said about --inputs.")] = 0.7,
     max_tokens: MaxTokensOption = None,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
     """Agents answer in parallel rounds, each hearing the others' last answers (MADpar).
@@ -68,7 +66,7 @@ def debate(
       choreo run debate --seed 1
       choreo run debate --method baseline --no-compare
       choreo run debate --agents 5 --rounds 3 --json
-      choreo run debate --reports 0
+      choreo run debate --reports 1
       choreo run debate --inputs questions.jsonl --out answers.jsonl
     """
     if inputs is not None or out is not None:

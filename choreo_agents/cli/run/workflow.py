@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from choreo_agents.cli.lazy import found
 from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
@@ -60,7 +61,9 @@ def run_case(
     shown = inputs is not None and (out is None or as_json)
     console = Console(stderr=as_json or shown, highlight=False)
     with errors_as_lines(console):
-        [variant] = require_variants(case, method)
+        variant, *more = require_variants(case, method)
+        if more:
+            raise InvalidRequestError(f"--method takes one of {', '.join(case.variants)}: choreo eval compares several")
         if inputs is None and out is not None:
             raise InvalidRequestError("--out keeps the results of many items: give a file of them with --inputs")
         items = [] if inputs is None else read_items(case, inputs)
@@ -115,7 +118,10 @@ def _play_all(
                 typer.echo(json.dumps(record, ensure_ascii=False))
     scores = [record["score"] for record in records if record["score"] is not None]
     worth = f"{setup.case.scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
-    console.print(f"{len(items)} items, {worth}" + ("" if journal.path is None else f"; results are in {journal.path}"))
+    console.print(
+        f"{len(items)} items, {worth}"
+        + ("" if journal.path is None else f"; results are in {escape(str(journal.path))}")
+    )
     if failed := [record for record in records if "error" in record]:
         console.print(f"[red]{len(failed)} could not be played[/]; the first: ", end="")
         console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)

@@ -26,13 +26,15 @@ _ALL: tuple[Case, ...] = (
 )
 CASES: Mapping[str, Case] = {case.name: case for case in _ALL}
 """By the name of the workflow's function."""
+SUMS = dict.fromkeys(("direct", "iterative_debate", "tree_of_thoughts"), "sums")
+"""Workflows whose problems are the same."""
 
 
 def problem(name: str, number: int) -> Item:
     """A problem of a workflow: one of the twenty that are shipped, which are taken in turn."""
-    with as_file(files("choreo_agents.workflows") / "problems" / f"{name}.jsonl") as path:
+    with as_file(files("choreo_agents.workflows") / "problems" / f"{SUMS.get(name, name)}.jsonl") as path:
         items = read_items(CASES[name], path)
     return items[number % len(items)]
 
 
-__all__ = ["CASES", "problem"]
+__all__ = ["CASES", "SUMS", "problem"]

@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import ray
@@ -30,19 +29,12 @@ from choreo_ray.remote import (
     SentAnswer,
     SentCall,
 )
+from choreo_ray.remote.sending import own_version
 
 LOG = logging.getLogger("choreo_ray")
 
 LISTEN_S, GONE_S = 20.0, 60.0
 """Seconds after which a front has to ask again for what is said; and how long after that it counts as gone."""
-
-
-def own_version() -> str:
-    """Of this package: what is said between a front and an actor means the same to one version only."""
-    try:
-        return version("choreo-ray")
-    except PackageNotFoundError:
-        return "from source"
 
 
 @dataclass(frozen=True)
@@ -119,8 +111,7 @@ class EngineActor:
         """
         if version != (own := own_version()):
             raise EngineMismatchError(
-                f"engine {self._name!r} runs choreo-ray {own}, and its front {version}: install one version on all "
-                "machines"
+                f"engine {self._name!r} runs {own}, and its front {version}: install one version on all machines"
             )
         if self._engine is None:
             return self._loading.model, self._loading.options.get("dtype")

@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, RaySystemErr
 
 from choreo_agents.errors import ChoreoError, EngineLostError
 from choreo_agents.sampling import Chosen
-from choreo_ray.actor import Sender, SomeTokens, own_version
+from choreo_ray.actor import Sender, SomeTokens
 from choreo_ray.errors import translated
 from choreo_ray.remote import (
     Copying,
@@ -25,6 +25,7 @@ from choreo_ray.remote import (
     SentAnswer,
     SentCall,
 )
+from choreo_ray.remote.sending import own_version
 
 LOG = logging.getLogger("choreo_ray")
 

@@ -14,13 +14,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choreo_agents import EngineStats
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
-from choreo_ray.actor import EngineActor, Loading, own_version
+from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.cluster import Cluster, object_store_bytes, resources
 from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
 from choreo_ray.naming import ended, found_or_made, named
 from choreo_ray.placing import Placing
 from choreo_ray.remote import COPIED_BYTES
+from choreo_ray.remote.sending import own_version
 
 _CALLS = 1 << 14
 """At once in an actor: what is too much for its engine waits there, and not before what concerns calls under way."""

@@ -12,10 +12,11 @@ import ray
 import torch
 from choreo_ray import ClusterError, naming
 from choreo_ray import fleet as fleets
-from choreo_ray.actor import EngineActor, Loading, own_version
+from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended
 from choreo_ray.placing import Placing, with_folders
+from choreo_ray.remote.sending import own_version
 from ray import exceptions as ray_errors
 
 from choreo_agents import Memory
@@ -169,7 +170,9 @@ def test_another_version_is_refused(load: Callable[..., Actors], killed: list[st
 async def test_an_actor_says_what_it_is_to_serve_and_loads_nothing_for_it() -> None:
     actor = EngineActor("engine-0", LOADING)
     assert await actor.meet(own_version()) == ("right", torch.float32)
-    with pytest.raises(EngineMismatchError, match=r"runs choreo-ray .*, and its front 0.0.9: install one version"):
+    with pytest.raises(
+        EngineMismatchError, match=r"runs choreo-agents .*, choreo-ray .*, and its front 0.0.9: install one version"
+    ):
         await actor.meet("0.0.9")
     assert actor._engine is None
 

@@ -82,7 +82,7 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 @EVERY
 def test_a_workflow_is_shown_with_its_result_and_cost(workflow: str) -> None:
-    more = ["--no-compare"] if workflow == "debate" else ["--max-tokens", "40"]
+    more = ["--max-tokens", "40"] if workflow != "debate" else ["--no-compare", "--agents", "3"]
     out, _ = run("run", workflow, *SMALL[workflow], *more)
     assert workflow.replace("-", " ") in out and "on embedded, " in out
     if workflow != "debate":
@@ -102,9 +102,9 @@ def test_a_run_as_json_is_one_object_and_repeats(workflow: str) -> None:
 @EVERY
 def test_own_items_are_played_and_written_down(workflow: str, tmp_path: Path) -> None:
     items = written(tmp_path / "items.jsonl", ["", *ITEMS[workflow]])
-    path = tmp_path / "new" / "results.jsonl"
+    path = tmp_path / "[red]new" / "results.jsonl"
     out, _ = run("run", workflow, *SMALL[workflow], "--inputs", items, "--out", str(path))
-    assert "results are in" in out
+    assert f"results are in {path}" in out
     first, second = results(path)
     ids = {first["item"], second["item"]}
     assert ids == ({"line 2", "own"} if workflow == "direct" else {"line 2", "line 3"})
@@ -186,6 +186,7 @@ def test_help_names_the_options_and_the_methods(workflow: str) -> None:
     ("arguments", "message", "code"),
     [
         (("--method", "serial"), "direct has no method 'serial': it has choreo, baseline, naive", 1),
+        (("--method", "choreo,baseline"), "--method takes one of choreo, baseline, naive", 1),
         (("--branches", "2"), "No such option", 2),
         (("--prompts", "/nowhere.toml"), "No such file", 1),
         (("--inputs", "/nowhere.jsonl"), "No such file", 1),
@@ -251,4 +252,4 @@ def test_what_is_no_fault_of_an_item_ends_the_run_and_the_next_one_goes_on(
 def test_a_chat_model_is_told_things_at_length(workflow: str, chatty_path: Path) -> None:
     command = [workflow, *SMALL[workflow], "--model", str(chatty_path), "--temperature", "1", "--max-tokens", "12"]
     single = json.loads(run("run", *command, "--json")[0])
-    assert single["messages"] and 0.0 <= single["result"]["score"] <= 1.0
+    assert single["messages"] and single["result"]["score"] in {0.0, 1.0} | {each / 6 for each in range(7)}

@@ -9,12 +9,13 @@ import pytest
 from langchain_core.messages import AIMessage
 from pydantic import ValidationError
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import Case, Result, said
 from choreo_agents.workflows.cases import CASES, problem
 from choreo_agents.workflows.cases.debate import MOST_AGENTS
-from choreo_agents.workflows.debating import REPORTS
+from choreo_agents.workflows.debating import REPORTS, problem_of
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
@@ -256,7 +257,7 @@ def test_what_is_shipped_has_a_right_answer_that_counts_as_right(case: Case) -> 
 @EVERY_CASE
 def test_twenty_different_problems_are_taken_in_turn(case: Case) -> None:
     found = [problem(case.name, number) for number in range(20)]
-    assert len({item.id for item in found}) == 20
+    assert len({item.model_dump_json(exclude={"id"}) for item in found}) == 20
     assert problem(case.name, 27) == found[7]
 
 
@@ -274,5 +275,34 @@ def test_a_record_is_read_before_the_question() -> None:
     item, options = case.item.model_validate(given), case.options.model_validate({"agents": 2})
     played = case.play(item, options, load_prompts("debate", "embedded"), Sampling())
     assert played.messages == (("user", "One."), ("user", "Two."))
+    assert played.graph.nodes["Alice"].runnable.prompt({"rounds_over": 0}) == "Who?"
     alone = case.play(item.model_copy(update={"record": ()}), options, load_prompts("debate", "embedded"), Sampling())
     assert alone.messages == (("user", "Who?"),)
+
+
+@pytest.mark.parametrize("agents", range(3, 9))
+@pytest.mark.parametrize("reports", [1, 4, 9])
+def test_one_debater_knows_the_answer_and_the_record_tells_the_others(agents: int, reports: int) -> None:
+    for number in range(20):
+        found = problem_of(number, agents=agents, reports=reports)
+        assert len(found.record) == reports and len(found.agents) == len(found.notes) == agents
+        assert found.answer in " ".join(found.record)
+        asked = f"{found.answer.split()[0]} has "
+        assert sorted(found.answer in notes for notes in found.notes if asked in notes) == [False, True]
+
+
+def test_fewer_debaters_than_notes_tell_something_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="among 3 agents or more, not 2"):
+        problem_of(0, agents=2, reports=9)
+
+
+def test_a_reply_is_correct_by_its_first_sentence() -> None:
+    found = problem_of(6, agents=3, reports=1)
+    assert found.is_correct(f" {found.answer} I keep my answer.")
+    for wrong in (
+        "",
+        f"No. {found.answer}",
+        f"Nobody thinks {found.answer}",
+        found.answer.replace(".", " or 20 red kites."),
+    ):
+        assert not found.is_correct(wrong), wrong

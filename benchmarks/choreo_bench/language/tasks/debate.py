@@ -43,15 +43,6 @@ class DebateProblem:
     record: tuple[str, ...] = ()
     """Reports that all agents read before they are asked (see `record_debate_problem`)."""
 
-    @property
-    def rules(self) -> str:
-        """What all agents are told."""
-        return DEBATE_RULES
-
-    def is_correct(self, reply: str) -> bool:
-        """Whether the reply's first sentence is the true answer."""
-        return first_sentence(reply) == self.answer
-
 
 def debate_problem(
     seed: int, *, agents: int = 3, facts: int = 4, wrong: int | None = None, split: Split = "test"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from choreo_agents import Decode, MessageHandle, Prefill, Usage
@@ -167,8 +167,15 @@ class FarEngine(Protocol):
 
 
 def own_version() -> str:
-    """Of this package: what is sent means the same to engines of one version only."""
-    return version("choreo-agents")
+    """Name what is installed: what is sent means the same to engines of one version only."""
+    return ", ".join(f"{name} {_installed(name)}" for name in ("choreo-agents", "choreo-ray"))
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "from source"
 
 
 def sent(

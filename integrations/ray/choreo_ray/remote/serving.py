@@ -60,7 +60,7 @@ class EngineServer:
         model = self._core.model.adapter.fingerprint
         if greeting.version != (own := own_version()):
             raise EngineMismatchError(
-                f"engine {self.name!r} runs choreo-agents {own}, and its front {greeting.version}: install "
+                f"engine {self.name!r} runs {own}, and its front {greeting.version}: install "
                 "one version on all machines"
             )
         if greeting.model not in ("", model):

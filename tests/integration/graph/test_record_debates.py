@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from choreo_bench.language.tasks.debate import DEBATE_RULES
-from choreo_bench.language.tasks.record_debate import record_debate_problem
 from conftest import MakeEngine
 
 from choreo_agents.graph import START
@@ -13,14 +11,14 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.comparing import METHODS, compare, runs
-from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
+from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold, problem_of
 
 SEEDS = (1, 2, 7)
 NOTES = {"alice": "Notes: Ann has 3 red kites.", "bruno": "Notes: Bob has 5 blue boats.", "clara": None}
 
 
 def setting_of(model: LoadedModel, seed: int, rounds: int = 3) -> DebateSetting:
-    return DebateSetting(model, record_debate_problem(seed), rounds, seed=seed)
+    return DebateSetting(model, problem_of(seed, agents=3, reports=9), rounds, seed=seed)
 
 
 @pytest.fixture(scope="module", params=SEEDS)
@@ -43,7 +41,7 @@ def test_choreo_encodes_every_turn_once(held: dict[str, DebateRun], request: pyt
     problem = setting_of(embedded, request.node.callspec.params["held"]).problem
     run, chat = held["choreo"], embedded.chat
     turns = [
-        chat.root(DEBATE_RULES).text,
+        chat.root(problem.rules).text,
         *(chat.turn("user", report).text for report in problem.record),
         *(chat.turn("system", notes).text for notes in problem.notes),
         *[chat.turn("user", problem.question).text] * len(problem.agents),
