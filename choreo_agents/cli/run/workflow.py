@@ -118,10 +118,8 @@ def _play_all(
                 typer.echo(json.dumps(record, ensure_ascii=False))
     scores = [record["score"] for record in records if record["score"] is not None]
     worth = f"{setup.case.scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
-    console.print(
-        f"{len(items)} items, {worth}"
-        + ("" if journal.path is None else f"; results are in {escape(str(journal.path))}")
-    )
+    where = "" if journal.path is None else f"; results are in {escape(str(journal.path))}"
+    console.print(f"{len(items)} items, {worth}{where}")
     if failed := [record for record in records if "error" in record]:
         console.print(f"[red]{len(failed)} could not be played[/]; the first: ", end="")
         console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)

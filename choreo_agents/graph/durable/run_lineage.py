@@ -51,12 +51,13 @@ class ThreadNotes:
                 self.calls[memo.rpartition(" ")[0]].add(memo)
 
     def replacing(self, notes: Iterable[Note]) -> dict[str, set[str]]:
-        """The digests of what these say again, by the messages' ids."""
+        """The digests of what these say again, by the messages' ids; called with the lock."""
         return {note.id: {*self.digests[note.id]} for note in notes if note.id in self.digests}
 
     def answering(self, ids: Collection[str]) -> dict[str, str]:
         """Those of the answers that are among these messages."""
-        return {memo: message_id for memo, message_id in self.answers.items() if message_id in ids}
+        with self.lock:
+            return {memo: message_id for memo, message_id in self.answers.items() if message_id in ids}
 
     def clear(self) -> None:
         """Know nothing, until it is read again."""

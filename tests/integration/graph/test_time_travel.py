@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import add
+from threading import Lock
 from typing import Annotated, Any
 
 import pytest
 from conftest import MakeEngine
 from langchain_core.messages import RemoveMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import task
 from langgraph.graph import StateGraph
@@ -59,6 +61,22 @@ def texts(state: Any) -> list[str]:
     return [message.text for message in state["messages"]]
 
 
+class Saver(InMemorySaver):
+    """LangGraph's own lists a dict that a branch beside it may be putting into: replayed subgraphs do both at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+
+    def list(self, *given: Any, **options: Any) -> Iterator[CheckpointTuple]:
+        with self._lock:
+            return iter([*super().list(*given, **options)])
+
+    def put(self, *given: Any) -> Any:
+        with self._lock:
+            return super().put(*given)
+
+
 def ids(state: Any) -> list[str]:
     return [message.id for message in state["messages"]]
 
@@ -99,7 +117,7 @@ def everything(engine: Engine) -> ChoreoGraph:
 
 def test_going_back_asks_nobody_again_where_nothing_has_changed(engine: Engine) -> None:
     asked = Asked()
-    app = everything(engine).compile(InMemorySaver(), engine=engine)
+    app = everything(engine).compile(Saver(), engine=engine)
     state = app.invoke(QUESTION, asked.config())
     # left, right; twice four messages of workers, two teams of two, and a judge
     assert len(asked.calls) == 2 + 2 * (4 + 4 + 1) and len(set(ids(state))) == len(ids(state)) == 1 + len(asked.calls)
@@ -115,7 +133,7 @@ def test_going_back_asks_nobody_again_where_nothing_has_changed(engine: Engine) 
 def test_a_run_draws_what_another_run_of_the_same_graph_drew(make_engine: MakeEngine) -> None:
     """With the same seed and input: in another thread, in no thread, and on another engine; also in subgraphs."""
     states = []
-    for saver, asked in ((InMemorySaver(), Asked("1")), (InMemorySaver(), Asked("2")), (None, Asked(None))):
+    for saver, asked in ((Saver(), Asked("1")), (Saver(), Asked("2")), (None, Asked(None))):
         app = (engine := make_engine()) and everything(engine).compile(saver, engine=engine)
         states.append(app.invoke(QUESTION, asked.config(seed=3)))
         assert len(asked.calls) == 20
@@ -124,7 +142,7 @@ def test_a_run_draws_what_another_run_of_the_same_graph_drew(make_engine: MakeEn
     assert [len(set(said)) for said in by_team] == [4, 4, 8], "branches do not all draw the same"
 
 
-@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+@pytest.mark.parametrize("saver", [None, Saver()])
 def test_runs_that_no_thread_keeps_are_asked_each(engine: Engine, saver: Any) -> None:
     """Without a thread, or without what keeps it: a thread's id alone does not make one run of two."""
     app = everything(engine).compile(engine=engine)
@@ -132,7 +150,7 @@ def test_runs_that_no_thread_keeps_are_asked_each(engine: Engine, saver: Any) ->
         for _ in range(2):
             app.invoke(QUESTION, (asked := Asked(thread)).config())
             assert len(asked.calls) == 20
-    kept = everything(engine).compile(InMemorySaver(), engine=engine)
+    kept = everything(engine).compile(Saver(), engine=engine)
     first, second = (kept.invoke(QUESTION, (asked := Asked(thread)).config()) for thread in ("1", "2"))
     assert len(asked.calls) == 20 and not set(ids(first)[1:]) & set(ids(second)[1:])
 
@@ -143,7 +161,7 @@ def forked(engine: Engine) -> tuple[Any, Asked, Any]:
     graph.add_node(agent("ann")).add_node(agent("bob"))
     graph.add_node(agent("cid", reads={START: "private"}, prompt="Toss a coin."))
     graph.add_edge(START, "ann").add_edge("ann", "bob").add_edge("bob", "cid", visibility={})
-    app, asked = graph.compile(InMemorySaver(), engine=engine), Asked()
+    app, asked = graph.compile(Saver(), engine=engine), Asked()
     return app, asked, app.invoke(QUESTION, asked.config())
 
 
@@ -207,7 +225,7 @@ def test_who_sees_the_same_in_the_next_turn_or_round_is_asked_again(engine: Engi
     graph.add_node("count", lambda _: {"rounds": 1})
     graph.add_edge(START, "coin").add_edge("coin", "count")
     graph.add_conditional_edges("count", lambda s: "coin" if s["rounds"] % 3 else END, ["coin", END])
-    app, asked = graph.compile(InMemorySaver(), engine=engine), Asked()
+    app, asked = graph.compile(Saver(), engine=engine), Asked()
     for turn in (1, 2):
         state = app.invoke(QUESTION, asked.config())
         assert asked.authors == ["coin"] * 3
@@ -237,7 +255,7 @@ def test_who_speaks_where_a_message_was_removed_is_asked_again(engine: Engine, s
     graph.add_node("remove", remove).add_edge("worker", "remove")
     graph.add_conditional_edges(START, following, ["worker"])
     graph.add_conditional_edges("remove", following, ["worker", END])
-    app, asked = graph.compile(InMemorySaver(), engine=engine), Asked()
+    app, asked = graph.compile(Saver(), engine=engine), Asked()
     state = app.invoke(QUESTION, asked.config())
     assert asked.authors == ["worker"] * 3 and len(set(state["told"])) == 3
     for before in [each for each in app.get_state_history(asked.config()) if each.next]:
@@ -266,7 +284,7 @@ def asking(call: Any, given: Callable[[Any], Any], *keeps: str, stops: bool = Fa
     graph.add_node("asks", node)
     graph.add_edge(START, "asks")
     graph.add_conditional_edges("asks", lambda s: END if s["rounds"] > 2 else "asks", ["asks", END])
-    return graph.compile(InMemorySaver())
+    return graph.compile(Saver())
 
 
 async def test_a_function_that_asks_over_its_graphs_state_finds_its_answers(engine: Engine) -> None:
@@ -308,7 +326,7 @@ async def test_two_tasks_of_one_function_and_two_ways_to_one_node_are_two_places
     graph = StateGraph(ChoreoState)
     graph.add_node("asks", node)
     graph.add_edge(START, "asks")
-    app, asked = graph.compile(InMemorySaver()), Asked()
+    app, asked = graph.compile(Saver()), Asked()
     state = await app.ainvoke(QUESTION, asked.config())
     assert len(asked.calls) == 2 and len(state["messages"]) == 3
 
@@ -316,7 +334,7 @@ async def test_two_tasks_of_one_function_and_two_ways_to_one_node_are_two_places
     both.add_node(agent("ann")).add_node("fork", lambda _: {}).add_node("back", lambda _: {})
     both.add_edge(START, "fork").add_edge("fork", "ann")
     both.add_conditional_edges("fork", lambda s: [Send("ann", s)], ["ann"])
-    app, asked = both.compile(InMemorySaver(), engine=engine), Asked("2")
+    app, asked = both.compile(Saver(), engine=engine), Asked("2")
     state = await app.ainvoke(QUESTION, asked.config())
     assert len(asked.calls) == 2 and len(state["messages"]) == 3
 
@@ -328,7 +346,7 @@ def test_branches_of_a_subgraph_stand_as_they_were_sent(engine: Engine, position
     graph.add_node("team", team(engine)).add_node(agent("judge"))
     graph.add_conditional_edges(START, lambda s: [Send("team", s)] * 3, ["team"])
     graph.add_edge("team", "judge")
-    app, orders = graph.compile(InMemorySaver(), engine=engine), set()
+    app, orders = graph.compile(Saver(), engine=engine), set()
     for thread in range(4):
         state = app.invoke(QUESTION, Asked(str(thread)).config())
         leads = [entry for entry in state["handles"] if entry["author"] == "team|lead"]
@@ -350,7 +368,7 @@ async def test_a_subgraph_that_is_stopped_finds_what_was_said_in_it(engine: Engi
     outer = ChoreoGraph()
     outer.add_node("team", inner)
     outer.add_conditional_edges(START, lambda s: [Send("team", s), Send("team", s)], ["team"])
-    app, asked = outer.compile(InMemorySaver(), engine=engine), Asked()
+    app, asked = outer.compile(Saver(), engine=engine), Asked()
     await app.ainvoke(QUESTION, asked.config())
     assert asked.authors == ["team|lead"] * 2
     stopped = await app.aget_state(asked.config())
