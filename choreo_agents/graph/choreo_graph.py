@@ -35,7 +35,7 @@ from choreo_agents.graph.compiling.unseen import note_unseen
 from choreo_agents.graph.durable.finding import LineageChoice, require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
-from choreo_agents.graph.provenance.signing import sign
+from choreo_agents.graph.provenance import sign
 from choreo_agents.graph.recording.around import around, around_routes
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant

@@ -56,14 +56,6 @@ def run_step_of(config: RunnableConfig) -> str:
     return f"{checkpoint} {_metadata(config).get('langgraph_step', '')}" if checkpoint else ""
 
 
-def run_start_of(config: RunnableConfig) -> tuple[str, ...]:
-    """Which superstep of the outermost graph, of which thread, a node runs in: the same for all that run in it, and
-    again when it goes on after an interrupt; empty outside LangGraph."""
-    configurable = _configurable(config)
-    root = (configurable.get("checkpoint_map") or {}).get("") or getattr(_execution(config), "checkpoint_id", None)
-    return (str(configurable.get("thread_id", "")), str(root)) if root else ()
-
-
 def called_with(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
     """The config that a graph of LangGraph's runs with, if it is called with this one, here."""
     return ensure_config(graph.config, config)

@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.chat import turn_said
 from choreo_agents.engine import Thinking
-from choreo_agents.graph.provenance.notes import opening_of, thoughts_in
+from choreo_agents.graph.provenance import opening_of, thoughts_in
 from choreo_agents.models import ChatFormat, FramedText, Said
 
 
