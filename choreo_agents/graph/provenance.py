@@ -103,8 +103,7 @@ def writer_of(message: BaseMessage) -> str:
 
 def are_siblings(one: BaseMessage, other: BaseMessage) -> bool:
     """Tell whether plain nodes of one superstep wrote both: neither has seen the other."""
-    step = note_of(one).get("step")
-    return bool(step) and step == note_of(other).get("step")
+    return bool(note_of(one).get("step")) and note_of(one)["step"] == note_of(other).get("step")
 
 
 def persona_of(message: BaseMessage) -> str | None:
@@ -365,10 +364,11 @@ class InputFilter:
         """Return what to ask for the state that input is compared with; None: there is none, or no need."""
         named: list[bool] = []
 
-        def messages(value: Any) -> None:
+        def messages(value: Any) -> Any:
             is_overwrite, written = overwritten(value)
             require_few("messages", written)
             named.append(is_overwrite or any(each.id is not None for each in listed_messages(written or [])))
+            return value
 
         _everywhere(given if self._signer else None, {"messages": messages}, lambda payload: named.append(True))
         return self._saved if any(named) else None
@@ -383,9 +383,7 @@ class InputFilter:
         if given is None or self._signer is None:
             return given
         if self._saved is None:
-            brought = {
-                "handles": lambda value: self._entries.update((e["message_id"], e) for e in self._handles(value))
-            }
+            brought = {"handles": self._handles}  # words may come before the entries that are of them
             _everywhere(given, brought, partial(rewritten, changes=brought))
         elif snapshot is not None:
             self._standing = _by_id(snapshot.values.get("messages"))
@@ -434,9 +432,10 @@ class InputFilter:
         signed = [entry for each in given if (entry := self._signer.proven(each)) is not None]
         if len(signed) < len(given):
             self._signer.warn()
-        if self._saved is None or not is_sent:
-            return signed if self._saved is None else []
-        digests = {name: digest_of(message) for name, message in self._standing.items()}
+        if self._saved is None:
+            self._entries |= {entry["message_id"]: entry for entry in signed}
+            return signed
+        digests = {name: digest_of(message) for name, message in self._standing.items() if is_sent}
         return [entry for entry in signed if entry["digest"] == digests.get(entry["message_id"])]
 
     def _sent(self, payload: Any) -> Any:
@@ -514,7 +513,7 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
     def put_on(added: Any) -> Any:
         is_overwrite, given = overwritten(added)
         try:
-            messages = listed_messages(given)
+            messages = listed_messages([] if given is None else given)
         except (NotImplementedError, ValueError) as error:
             # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
             raise InvalidRequestError(f"node {author!r} wrote to messages what is no message: {error}") from error

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
+from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
 from support.graphs import QUESTION, agent, authors_of, words_seen
 
 from choreo_agents import END, START, ChoreoGraph, ChoreoState, Command, Engine, HandleEntry, MessageHandle, Send
+from choreo_agents.graph.state import Handles
 
 LIE = "SECRET orders."
 NOTE = {"author": "alice", "persona": "alice", "confidential": False, "digest": "0" * 32, "signature": "0" * 32}
@@ -237,3 +240,23 @@ def test_a_function_that_speaks_for_an_agent_edits_it_also_in_a_stock_graph(engi
     stock = StateGraph(ChoreoState).add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     state = stock.compile(InMemorySaver()).invoke(QUESTION, thread("t"))
     assert (LIE in words_seen(engine, state, "team|bob")) == declared
+
+
+@dataclass
+class Checked:
+    """A state that is built of lists, and of nothing else."""
+
+    messages: Annotated[list[Any], add_messages]
+    handles: Handles
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.messages, list) and isinstance(self.handles, list)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_attack_a_state_of_the_programs_own_is_filtered(engine: Engine, kept: bool) -> None:
+    app = secretive(Checked).compile(InMemorySaver() if kept else None, engine=engine)
+    first = app.invoke(Checked([HumanMessage("What does Ann have?")], []), thread("t"))
+    for given in forgeries(first):
+        state = app.invoke(Checked(given["messages"], given.get("handles", [])), thread("t"))
+        assert LIE not in words_seen(engine, state, "bob")
