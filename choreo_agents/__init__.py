@@ -34,12 +34,9 @@ if TYPE_CHECKING:
         Synthesizer,
         VisibilityMode,
         Worker,
-        afork,
-        areplay,
-        fork,
-        replay,
         send,
     )
+    from choreo_agents.graph.replaying import afork, areplay, fork, replay
     from choreo_agents.kv.handle import MessageHandle
     from choreo_agents.models import FramedText
     from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
@@ -108,20 +105,9 @@ _ROOMS = {
     ),
     "graph": (
         *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Keep"),
-        *(
-            "Policy",
-            "Rule",
-            "RunOptions",
-            "Send",
-            "Synthesizer",
-            "VisibilityMode",
-            "Worker",
-            "afork",
-            "areplay",
-            "fork",
-        ),
-        *("replay", "send"),
+        *("Policy", "Rule", "RunOptions", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
     ),
+    "graph.replaying": ("afork", "areplay", "fork", "replay"),
     "kv.handle": ("MessageHandle",),
     "models.framed": ("FramedText",),
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),

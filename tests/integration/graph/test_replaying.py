@@ -18,7 +18,7 @@ from support.recorded import FREE, QUESTION, calling, executions, looking, save_
 from choreo_agents import START, Agent, ChoreoGraph, Command, RunOptions, Sampling, Send, Worker, areplay, replay
 from choreo_agents.engine.recording import read_recording
 from choreo_agents.errors import ReplayError
-from choreo_agents.graph import ReplayReport
+from choreo_agents.graph.replaying import ReplayReport
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
