@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.attention.backends import backend_name, why_not_faster
-from choreo_agents.cli.model_report import report_check, report_measured
 from choreo_agents.errors import ChoreoError, InvalidRequestError
-from choreo_agents.models import LoadedModel
-from choreo_agents.models.checking import check_model
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import errors_as_lines
-from choreo_agents.terminal.waiting import waiting
+from choreo_agents.terminal.options import JsonOption, errors_as_lines
+from choreo_agents.terminal.waiting import importing, waiting
+
+if TYPE_CHECKING:
+    from choreo_agents.models import LoadedModel
 
 REFUSED = 2
 """Exit code: it cannot be served."""
@@ -38,7 +37,7 @@ def check(
         bool,
         typer.Option("--measure/--no-measure", help="Load the weights, if they are there and fit, and measure."),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
     """Say whether a model can be served exactly, how agents' conversations look to it, and what it needs.
@@ -56,6 +55,10 @@ def check(
       choreo models check Qwen/Qwen3-0.6B --json
     """
     console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.cli.model_report import report_check, report_measured
+        from choreo_agents.models.checking import check_model
+
     with errors_as_lines(console, code=REFUSED):
         try:
             with waiting(console, f"reading the small files of [b]{escape(model)}[/b] ..."):
@@ -92,6 +95,8 @@ def measured(loaded: LoadedModel | None) -> Mapping[str, Any] | None:
     """What was measured, JSON-plain; None if nothing was."""
     if loaded is None:
         return None
+    from choreo_agents.attention.backends import backend_name, why_not_faster
+
     probe = loaded.probe
     attends = loaded.backend("auto")
     computed = {

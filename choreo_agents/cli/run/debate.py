@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
 from choreo_agents.cli.run.workflow import run_case
-from choreo_agents.engine.settings import MethodName
-from choreo_agents.terminal.case_options import InputsOption, JsonOption, MaxTokensOption, OutOption, PromptsOption
+from choreo_agents.terminal.case_options import (
+    AgentsOption,
+    InputsOption,
+    JsonOption,
+    MaxTokensOption,
+    OutOption,
+    PromptsOption,
+    RoundsOption,
+)
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines
+from choreo_agents.terminal.options import ModelOption, errors_as_lines
+from choreo_agents.terminal.waiting import importing
 from choreo_agents.workflows.cases import CASES
-from choreo_agents.workflows.comparing import TWINS, Comparison, compare, runs
-from choreo_agents.workflows.debating import REPORTS, DebateRun, DebateSetting, hold, problem_of
+from choreo_agents.workflows.cases.debate import REPORTS
+
+if TYPE_CHECKING:
+    from choreo_agents.engine.settings import MethodName
+    from choreo_agents.workflows.comparing import Comparison
+    from choreo_agents.workflows.debating import DebateRun, DebateSetting
 
 _REPEATS = 5
 
@@ -27,10 +38,11 @@ _REPEATS = 5
 def debate(
     model: ModelOption = "embedded",
     method: Annotated[
-        MethodName,
+        Literal["choreo", "baseline", "naive"],
         typer.Option(
+            metavar="METHOD",
             help="[b]choreo[/b]: agents read each other's KV cache. [b]baseline[/b]: they re-encode each other's text, "
-            "with a prefix cache. [b]naive[/b]: without one."
+            "with a prefix cache. [b]naive[/b]: without one.",
         ),
     ] = "choreo",
     agents: AgentsOption = 3,
@@ -39,7 +51,7 @@ def debate(
         int,
         typer.Option(min=1, max=REPORTS, help="Of the record that all agents read, about 98 tokens each."),
     ] = REPORTS,
-    seed: Annotated[int, typer.Option(max=2**62, help="Chooses one of twenty records, questions and notes.")] = 6,
+    seed: Annotated[int, typer.Option(max=2**32 - 1, help="Chooses one of twenty records, questions and notes.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = _REPEATS,
     inputs: InputsOption = None,
     out: OutOption = None,
@@ -81,6 +93,10 @@ def debate(
         run_case(case, lambda: options, model, method, seed, **kept, **sampling)
         return
     console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.cli.run.debate_display import cost_table, summary, verdict
+        from choreo_agents.workflows.debating import DebateSetting, problem_of
+
     with errors_as_lines(console):
         problem = problem_of(seed, agents=agents, reports=reports)
         setting = DebateSetting(load(console, model, loading), problem, rounds, seed=seed)
@@ -98,6 +114,9 @@ def debate(
 
 
 def _hold_live(console: Console, setting: DebateSetting, method: MethodName, model: str) -> DebateRun:
+    from choreo_agents.cli.run.debate_display import DebateDisplay, opening, verdict
+    from choreo_agents.workflows.debating import hold
+
     problem = setting.problem
     console.print(opening(problem, _record_tokens(setting), model, method))
     with DebateDisplay(console, problem, setting.rounds) as display:
@@ -112,12 +131,17 @@ def _record_tokens(setting: DebateSetting) -> int:
 
 
 def _compare(console: Console, setting: DebateSetting, repeats: int) -> Comparison:
+    from choreo_agents.workflows.comparing import compare, runs
+
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("the same words under three methods", total=runs(repeats))
         return compare(setting, repeats=repeats, on_progress=lambda: progress.advance(task))
 
 
 def _json(setting: DebateSetting, run: DebateRun, method: MethodName, comparison: Comparison | None) -> dict[str, Any]:
+    from choreo_agents.cli.run.debate_display import cost_object
+    from choreo_agents.workflows.comparing import TWINS
+
     costs = {method: run.cost} if comparison is None else comparison.costs
     ratios = {} if comparison is None else {twin: asdict(comparison.ratios(twin)) for twin in TWINS}
     return {

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from statistics import mean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.cli.lazy import found
-from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
-from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.case_options import (
     BudgetOption,
@@ -31,14 +28,15 @@ from choreo_agents.terminal.case_options import (
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines
-from choreo_agents.training.journal import Journal
+from choreo_agents.terminal.waiting import importing
 from choreo_agents.workflows.case import Case, Item
-from choreo_agents.workflows.cases import CASES, problem
-from choreo_agents.workflows.many import PlayProgress, content_of, play_items, require_known, seeds_of
-from choreo_agents.workflows.playing import Setup, make_setup, play, read_items, require_variants
+from choreo_agents.workflows.cases import problem
 
-OWN_DISPLAYS: Mapping[str, str] = {"debate": "choreo_agents.cli.run.debate:debate"}
-"""Commands of workflows that are shown in a way of their own; all others are shown message by message."""
+if TYPE_CHECKING:
+    from choreo_agents.engine import Engine
+    from choreo_agents.training.journal import Journal
+    from choreo_agents.workflows.many import PlayProgress
+    from choreo_agents.workflows.playing import Setup
 
 
 @takes_loading
@@ -47,7 +45,9 @@ def run_case(
     make_options: MakeOptions,
     model: ModelOption = "embedded",
     method: Annotated[str, typer.Option(help="How it is served; [b]choreo eval[/b] compares them.")] = "choreo",
-    seed: Annotated[int, typer.Option(max=2**62, help="Chooses one of twenty tasks, and draws what is sampled.")] = 0,
+    seed: Annotated[
+        int, typer.Option(max=2**32 - 1, help="Chooses one of twenty tasks, and draws what is sampled.")
+    ] = 0,
     inputs: InputsOption = None,
     out: OutOption = None,
     prompts: PromptsOption = None,
@@ -60,6 +60,12 @@ def run_case(
 ) -> None:
     shown = inputs is not None and (out is None or as_json)
     console = Console(stderr=as_json or shown, highlight=False)
+    with importing(console):
+        from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
+        from choreo_agents.engine import Engine, Memory
+        from choreo_agents.training.journal import Journal
+        from choreo_agents.workflows.playing import make_setup, play, read_items, require_variants
+
     with errors_as_lines(console):
         variant, *more = require_variants(case, method)
         if more:
@@ -99,6 +105,8 @@ def _play_all(
     shown: bool,
 ) -> None:
     """Play a file of items under a bar; results that are shown are lines of JSON, in the order of the items."""
+    from choreo_agents.workflows.many import content_of, play_items, require_known, seeds_of
+
     contents = [content_of(item) for item in items]
     require_known(journal, variant, items, contents)
     try:
@@ -139,9 +147,6 @@ def run_doc(case: Case) -> str:
     )
 
 
-def run_workflow(name: str) -> Callable[..., None]:
+def run_workflow(case: Case) -> Callable[..., None]:
     """The command that runs a workflow."""
-    if name in OWN_DISPLAYS:
-        own: Callable[..., None] = found(OWN_DISPLAYS[name])
-        return own
-    return command_of(CASES[name], run_case, run_doc(CASES[name]))
+    return command_of(case, run_case, run_doc(case))

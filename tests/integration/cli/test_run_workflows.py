@@ -46,7 +46,7 @@ EVERY = pytest.mark.parametrize("workflow", SMALL)
 def loaded_once(embedded: LoadedModel, chatty_path: Path, chatty: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that name these two models find them in memory."""
     known = {"embedded": embedded, str(chatty_path): chatty}
-    monkeypatch.setattr("choreo_agents.terminal.loading.load_model", lambda name, **options: known[str(name)])
+    monkeypatch.setattr("choreo_agents.models.load_model", lambda name, **options: known[str(name)])
 
 
 @pytest.fixture(scope="module")
