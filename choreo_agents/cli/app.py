@@ -37,8 +37,8 @@ def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
 
 
 def _workflows() -> dict[str, Callable[..., None]]:
-    from choreo_agents.cli.run.debate import debate
-    from choreo_agents.cli.run.workflow import run_workflow
+    from choreo_agents.cli.run_debate import debate
+    from choreo_agents.cli.run_workflow import run_workflow
     from choreo_agents.workflows.cases import CASES
 
     # A debate is shown in a way of its own; all others are shown message by message.
@@ -46,8 +46,7 @@ def _workflows() -> dict[str, Callable[..., None]]:
 
 
 def _model_commands() -> dict[str, Callable[..., None]]:
-    from choreo_agents.cli.check_model import check
-    from choreo_agents.cli.models import random
+    from choreo_agents.cli.models import check, random
 
     return {"random": random, "check": check}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.errors import AdapterError, InvalidRequestError
+from choreo_agents.errors import AdapterError
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, errors_as_lines
+from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
 from choreo_agents.terminal.waiting import importing, waiting
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def fork(
         from choreo_agents.graph.replaying import fork as go_on
 
     with errors_as_lines(console, code=2):
-        spelled = dict(_pair(text) for text in changes or [])
+        spelled = named_values("--set", changes)
         with (
             recorded_app(console, target, path, model, threads, salt, loading) as app,
             waiting(console, f"forking [b]{escape(str(path))}[/b] ..."),
@@ -282,13 +282,6 @@ def fork(
             typer.echo(json.dumps(shown, indent=2))
         else:
             _print_fork(console, report)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidRequestError(f"spell what is set as NAME=VALUE, not {text!r}")
-    return name, value
 
 
 def _print_fork(console: Console, report: ForkReport) -> None:
@@ -337,34 +330,22 @@ def recorded_app(
     """
     import torch
 
-    from choreo_agents.cli.graphs import current_folder
-
-    before = torch.get_num_threads()
-    try:
-        with current_folder():
-            yield from _app(console, target, path, model, threads, salt, loading)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _app(
-    console: Console, target: str, path: Path, model: str | None, threads: int | None, salt: str, loading: Loading
-) -> Iterator[CompiledChoreoGraph]:
-    import torch
-
-    from choreo_agents.cli.graphs import named_graph
+    from choreo_agents.cli.graphs import current_folder, named_graph
     from choreo_agents.engine import Engine
     from choreo_agents.engine.recording import read_recording
     from choreo_agents.graph import CompiledChoreoGraph
 
-    header, found = read_recording(path).header, named_graph(target)
-    if isinstance(found, CompiledChoreoGraph):
-        torch.set_num_threads(threads or int(header.conditions["threads"]))
-        yield found
-        return
-    loaded = load(console, model or header.model, loading)
-    torch.set_num_threads(threads or int(header.conditions["threads"]))
-    with Engine.load(loaded, **_settings(header), salt=salt) as engine:
+    with current_folder(), ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        header, found = read_recording(path).header, named_graph(target)
+        threads = threads or int(header.conditions["threads"])
+        if isinstance(found, CompiledChoreoGraph):
+            torch.set_num_threads(threads)
+            yield found
+            return
+        loaded = load(console, model or header.model, loading)
+        torch.set_num_threads(threads)
+        engine = stack.enter_context(Engine.load(loaded, **_settings(header), salt=salt))
         for name, folder in header.adapters.items():
             if name not in engine.adapters:
                 engine.load_adapter(folder, name)

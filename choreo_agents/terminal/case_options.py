@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from annotated_types import Ge, Le
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Options
 from choreo_agents.workflows.cases.debate import MOST_AGENTS
 
@@ -63,7 +61,7 @@ def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., 
 
     def command(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in fields}
-        run(case, lambda: _valid(case, chosen), **given)
+        run(case, lambda: case.options.model_validate(chosen), **given)
 
     parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in common)]
     seen_by_typer: Any = command
@@ -71,15 +69,6 @@ def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., 
     command.__doc__ = doc
     command.__name__ = case.name
     return command
-
-
-def _valid(case: Case, chosen: dict[str, Any]) -> Any:
-    try:
-        return case.options.model_validate(chosen)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "options"
-        raise InvalidRequestError(f"--{name} {chosen.get(name)!r}: {first['msg']}") from error
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

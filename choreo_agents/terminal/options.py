@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,6 +43,17 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
         console.print("[red bold]error:[/] ", end="")
         console.print(said, markup=False, highlight=False, soft_wrap=isinstance(error, ValidationError))
         raise typer.Exit(code) from None
+
+
+def named_values(option: str, said: Sequence[str] | None) -> dict[str, str]:
+    """Read what is typed as NAME=VALUE; raises `InvalidRequestError`."""
+    found = {}
+    for text in said or ():
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise InvalidRequestError(f"{option} takes NAME=VALUE, not {text!r}")
+        found[name] = value
+    return found
 
 
 def typed_command() -> str:

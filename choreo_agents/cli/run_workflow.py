@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.case_options import (
@@ -29,7 +34,7 @@ from choreo_agents.terminal.case_options import (
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines
 from choreo_agents.terminal.waiting import importing
-from choreo_agents.workflows.case import Case, Item
+from choreo_agents.workflows.case import Case, Item, Result
 from choreo_agents.workflows.cases import problem
 
 if TYPE_CHECKING:
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from choreo_agents.training.journal import Journal
     from choreo_agents.workflows.many import PlayProgress
     from choreo_agents.workflows.playing import Setup
+    from choreo_agents.workflows.running import RunCost
 
 
 @takes_loading
@@ -61,7 +67,6 @@ def run_case(
     shown = inputs is not None and (out is None or as_json)
     console = Console(stderr=as_json or shown, highlight=False)
     with importing(console):
-        from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
         from choreo_agents.engine import Engine, Memory
         from choreo_agents.training.journal import Journal
         from choreo_agents.workflows.playing import make_setup, play, read_items, require_variants
@@ -150,3 +155,79 @@ def run_doc(case: Case) -> str:
 def run_workflow(case: Case) -> Callable[..., None]:
     """The command that runs a workflow."""
     return command_of(case, run_case, run_doc(case))
+
+
+class LiveTable:
+    """A table on the terminal that changes while things go on."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(self._table(), console=console, refresh_per_second=20, vertical_overflow="visible")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.update(self._table(), refresh=True)
+        self._live.stop()
+        if not self._live.console.is_terminal:
+            self._live.console.print()  # without a cursor to move, the last frame ends in the middle of a line
+
+    def _table(self) -> RenderableType:
+        raise NotImplementedError
+
+
+class PlayDisplay(LiveTable):
+    """One row a message, in the order in which their first words came; rows fill side by side."""
+
+    def __init__(self, console: Console) -> None:
+        self._nodes: dict[str, str] = {}
+        self._words: dict[str, str] = {}
+        super().__init__(console)
+
+    def add(self, node: str, message_id: str, text: str) -> None:
+        """Append a piece of text to a node's message."""
+        self._nodes.setdefault(message_id, node)
+        self._words[message_id] = self._words.get(message_id, "") + text
+        self._live.update(self._table())
+
+    def _table(self) -> RenderableType:
+        table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(ratio=1, overflow="fold")
+        for message_id, node in self._nodes.items():
+            table.add_row(node, Text(self._words[message_id].strip()))
+        return table
+
+
+def opening(case: Case, item: Item, model: str, variant: str) -> RenderableType:
+    """What is to be done."""
+    from choreo_agents.workflows.playing import item_words
+
+    rows = [(name, Text(words)) for name, words in item_words(item) if name not in ("answer", "answers", "concepts")]
+    return task_panel(f"{case.name.replace('_', ' ')} on {escape(model)}, {variant}", rows)
+
+
+def task_panel(title: str, rows: Iterable[tuple[str, Text]]) -> RenderableType:
+    """Show what is to be done: names and what they stand for."""
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(style="bold")
+    lines.add_column()
+    for row in rows:
+        lines.add_row(*row)
+    return Panel(lines, title=title, title_align="left", expand=False)
+
+
+def ending(case: Case, result: Result, cost: RunCost) -> Text:
+    """How it ended, and what it cost."""
+    mark = ("", "")
+    if result.score is not None:
+        style = "bold green" if result.score >= 1 else "bold red" if result.score <= 0 else "bold yellow"
+        mark = (f"  {case.scored}: {result.score:.0%}", style)
+    parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items())
+    waits = 1000 * sum(cost.ttft_s) / max(1, len(cost.ttft_s))
+    spent = (
+        f"\n{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; {waits:.0f} ms to the first token, "
+        f"{cost.end_to_end_s:.2f} s in all, {cost.rows_per_decode_step:.1f} calls a decode step"
+    )
+    return Text.assemble("answer: ", (result.answer, "bold"), mark, (parts, "dim"), (spent, "dim"))
