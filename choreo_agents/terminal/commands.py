@@ -78,7 +78,7 @@ def _path(ctx: Any) -> list[str]:
 
 
 def _made(name: str, member: typer.Typer | Callable[..., Any], **settings: Any) -> Any:
-    """Make a command or a group as typer has it."""
+    """Make a command of a function, or a group of a `typer.Typer`: typer does so for members of an app alone."""
     holder = typer.Typer(rich_markup_mode="rich")
     if isinstance(member, typer.Typer):
         holder.add_typer(member, name=name)

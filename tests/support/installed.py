@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from choreo_agents.cli import app
+from choreo_agents.terminal import commands
 from choreo_agents.terminal.commands import ENTRY_POINTS
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +23,13 @@ def commands_in(folder: Path) -> dict[str, str]:
     """Read which commands the pyproject.toml in a folder declares: by name, where they are."""
     declared: dict[str, str] = _project(folder)["entry-points"][ENTRY_POINTS]
     return declared
+
+
+def own_commands() -> dict[tuple[str, ...], Any]:
+    """Find the commands of the product, by the words that call them, whatever is installed besides."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "entry_points", lambda **_: ())
+        return all_commands()
 
 
 def all_commands() -> dict[tuple[str, ...], Any]:

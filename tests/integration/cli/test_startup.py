@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.installed import BENCHMARKS, SERVER, all_commands, commands_in, install
+from support.installed import BENCHMARKS, SERVER, commands_in, install, own_commands
 
 HEAVY = ("torch", "transformers", "langgraph", "langchain_core", "matplotlib", "peft")
 RARE = ("transformers", "matplotlib", "peft")
@@ -88,7 +88,7 @@ def test_public_names_are_those_of_the_rooms() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    words = [(), *((name,) for name in ("run", "models", "inspect", "store", "pml")), *all_commands()]
+    words = [(), *((name,) for name in ("run", "models", "inspect", "store", "pml")), *own_commands()]
     done = python(HELP.format(words=words, heavy=HEAVY))
     assert (done.returncode, done.stdout.split()) == (0, []), done.stdout + done.stderr
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.installed import all_commands
+from support.installed import own_commands
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
 from choreo_agents.terminal.loading import Loading
 
-COMMANDS = all_commands()
+COMMANDS = own_commands()
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
