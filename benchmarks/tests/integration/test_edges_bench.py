@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from choreo_agents.cli import app
 
-DEBATE = "choreo_agents.workflows.debate:graph"
+DEBATE = "choreo_agents.workflows.graphs.debate:graph"
 
 
 def run(*arguments: str, code: int = 0) -> str:

@@ -323,7 +323,7 @@ def test_the_command_writes_tables_and_goes_on(
     embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("choreo_agents.terminal.loading.load_model", lambda name, **options: embedded)
+    monkeypatch.setattr("choreo_agents.models.load_model", lambda name, **options: embedded)
     monkeypatch.setattr(evaluated, "SYNTHESIS_TASKS", FEW)
     sweep = {2: ASKED[:1], 4: [AskedTask("vote of 4", FEW["vote"].with_branches(4))]}
     orders = {0: ASKED, 1: [AskedTask(f"{one.name} in order 1", Shuffled(one.task, 1)) for one in ASKED]}  # type: ignore[arg-type]

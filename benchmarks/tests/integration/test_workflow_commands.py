@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from choreo_bench.cases import CASES
 from support.chatty import save_chatty
-from typer.testing import CliRunner
+from support.workflow_commands import refused, results, run, written
 
-from choreo_agents.cli import app
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.workflows import many
-
-runner = CliRunner()
 
 SMALL: dict[str, list[str]] = {
     "direct": ["--steps", "2"],
@@ -35,7 +32,7 @@ EVERY = pytest.mark.parametrize("workflow", SMALL)
 def loaded_once(embedded: LoadedModel, chatty_path: Path, chatty: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that name these two models find them in memory."""
     known = {"embedded": embedded, str(chatty_path): chatty}
-    monkeypatch.setattr("choreo_agents.terminal.loading.load_model", lambda name, **options: known[str(name)])
+    monkeypatch.setattr("choreo_agents.models.load_model", lambda name, **options: known[str(name)])
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +43,6 @@ def chatty_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chatty(chatty_path: Path) -> LoadedModel:
     return load_model(chatty_path)
-
-
-def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-    """stdout and stderr of a command, as one line each."""
-    result = runner.invoke(app, list(arguments), env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return " ".join(result.stdout.split()), " ".join(result.stderr.split())
-
-
-def refused(*arguments: str, code: int = 1) -> str:
-    return " ".join(" ".join(run(*arguments, code=code)).replace("│", " ").split())  # typer's boxes break lines
-
-
-def written(path: Path, items: list[Any]) -> str:
-    path.write_text("\n".join(each if isinstance(each, str) else json.dumps(each) for each in items) + "\n")
-    return str(path)
-
-
-def results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def edges(
 
     [b]Examples[/b]
 
-      choreo bench edges choreo_agents.workflows.debate:graph examples/data/debates.jsonl
+      choreo bench edges choreo_agents.workflows.graphs.debate:graph examples/data/debates.jsonl
       choreo bench edges my_package.my_graph:app inputs.jsonl --model path/or/hub-name --out runs.jsonl
     """
     console = Console(stderr=as_json, highlight=False)

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import errors_as_lines
-from choreo_bench.experiments.pml_memory.measure import token_memory
+from choreo_agents.terminal.options import JsonOption, errors_as_lines
+from choreo_agents.terminal.waiting import importing
 
 _GIB = 1 << 30
 
@@ -23,7 +23,7 @@ def memory(
     model: Annotated[
         list[str] | None, typer.Option("--model", help="A folder or hub name, besides the embedded model; repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
     """Show what a cached token takes in each memory: measured, for the embedded model and any others.
@@ -33,6 +33,9 @@ def memory(
       choreo pml memory --model path/or/hub-name
     """
     console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_bench.experiments.pml_memory.measure import token_memory
+
     rows: dict[str, dict[str, Any]] = {}
     with errors_as_lines(console):
         for name in dict.fromkeys(["embedded", *(model or [])]):
