@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
 from choreo_agents.errors import ChoreoError, InvalidRequestError
+from choreo_agents.terminal.waiting import importing
 
 _TURN_S = 0.0005
 """Seconds for which what is said to clients may keep the engine's thread from its next operation."""
@@ -132,14 +134,14 @@ def serve(
       choreo serve ./llama --keys keys.txt --recordings recordings --record
       choreo serve ./llama --engines 4
     """
-    typer.echo(f"loading {model} ...", err=True)
-    import uvicorn
+    with importing(Console(stderr=True, highlight=False)):
+        import uvicorn
 
-    from choreo_agents import Memory, Scheduling
-    from choreo_server.app import server_app
-    from choreo_server.limits import Limits
-    from choreo_server.process import StoppingServer, load_engine
-    from choreo_server.tenancy import read_keys
+        from choreo_agents import Memory, Scheduling
+        from choreo_server.app import server_app
+        from choreo_server.limits import Limits
+        from choreo_server.process import StoppingServer, load_engine
+        from choreo_server.tenancy import read_keys
 
     try:
         if record and recordings is None:
@@ -154,6 +156,7 @@ def serve(
         )
         memory = Memory(kv_budget_bytes=None if kv_budget is None else round(kv_budget * (1 << 30)))
         options = {"device": device, "memory": memory, "scheduling": Scheduling(rows=rows)}
+        typer.echo(f"loading {model} ...", err=True)
         engine = load_engine(model, engines, threads, dtype, options)
     except (ChoreoError, OSError, ValueError) as error:
         typer.secho(f"error: {error}", err=True, fg="red")
