@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakMethod
@@ -21,7 +21,6 @@ from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.pending import Answer, OnToken, Pending
-from choreo_agents.engine.quota import Quota, QuotaKeeper
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
 from choreo_agents.engine.stock.memory_map import MemoryMap
@@ -65,9 +64,8 @@ class Tenant:
         self._memoising: dict[str, Request] = {}
         self.scopes = object()
         """Names its scopes in every context, and is nobody else's when it is gone."""
-        self.quotas = QuotaKeeper(core, self.name)
-        """Keep it to what it may take."""
-        self._limiter: RateLimiter | None = None
+        self.limiter: RateLimiter | None = None
+        """Keeps the rate at which its calls start, if there is one."""
         self.closed = False
         """Whether the tenancy has ended."""
         self.kept = kept_of(core, self.naming, self.builder.find)
@@ -81,19 +79,13 @@ class Tenant:
         if self.kept is not None and self.kept.store is not None:
             self.core.kept[self.name] = self.kept.store
 
-    def limit(self, quota: Quota) -> None:
-        """Let the tenant take so much, from now on."""
-        with self.core.lock:
-            self.quotas.quota, rate = quota, quota.starts_per_s
-            if rate is not None and self._limiter is None:
-                self._limiter = self.core.limiter(rate)
-            elif rate is not None and self._limiter is not None:
-                self._limiter.set_rate(rate)
-
-    @property
-    def limiter(self) -> RateLimiter | None:
-        """Keeps the rate at which its calls start, if there is one."""
-        return None if self.quotas.quota.starts_per_s is None else self._limiter
+    def limit(self, calls_per_second: float) -> None:
+        """Let so many of its calls start in a second from now on. Under the engine's lock."""
+        if self.limiter is None:
+            self.limiter = RateLimiter(calls_per_second)
+            self.core.limiters.append(self.limiter)
+        else:
+            self.limiter.set_rate(calls_per_second)
 
     def require_open(self) -> None:
         """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
@@ -110,8 +102,9 @@ class Tenant:
                 return
             self.closed = True
             core.on_restart.remove(WeakMethod(self._forget_running))
-            if self._limiter is not None:
-                core.close_limiter(self._limiter)
+            if self.limiter is not None:
+                core.limiters.remove(self.limiter)
+                self.limiter.close()
             loop = core.loop
         loop.drop_tenant(self.name)
         with core.lock:
@@ -126,16 +119,13 @@ class Tenant:
 
     def stats(self) -> EngineStats:
         """What it holds now and has done so far."""
-        found, most = stats_of(self.core, self.name), self.quotas.quota.pool_bytes
-        return found if most is None else replace(found, kv_budget_bytes=min(most, found.kv_budget_bytes))
+        return stats_of(self.core, self.name)
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of its authors keep it there."""
         with self.core.lock:
             self.require_tenancy()
-            found, most = memory_map_of(self.core, self.name), self.quotas.quota.pool_bytes
-            device = found.budgets["device"] if most is None else min(most, found.budgets["device"])
-            return replace(found, budgets={**found.budgets, "device": device})
+            return memory_map_of(self.core, self.name)
 
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
@@ -166,8 +156,6 @@ class Tenant:
         scope: Scope | None,
         started: float | None = None,
         on_token: OnToken | None = None,
-        *,
-        goes_on: bool = False,
     ) -> list[Answer]:
         """Check all calls, then start them as one batch; nothing is done if one of them is wrong.
 
@@ -176,7 +164,6 @@ class Tenant:
             scope: Which takes the leases.
             started: When the calls were made, as `time.perf_counter` counts; None: now.
             on_token: Called with every sampled token, on the engine's thread; must not raise.
-            goes_on: Whether these are the rest of calls that a quota has let in already.
         """
         read = [each for call in calls for each in self.builder.read(call)]
         with self.core.lock:
@@ -186,7 +173,6 @@ class Tenant:
             with _whole(self, batch):
                 for each in placed:
                     batch.answers.append(self._answer(each, batch))
-                self.quotas.admit(batch.requests, goes_on=goes_on)
                 self.core.loop.submit(batch.requests)
             return batch.answers
 

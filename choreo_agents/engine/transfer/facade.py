@@ -177,7 +177,6 @@ class KVTransfer:
         """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
 
         Raises:
-            QuotaError: The tenant has pinned as much as it may.
         """
         pin(self._tenant, handle, 1)
 
