@@ -297,7 +297,6 @@ def test_attack_a_place_for_what_was_lost_is_given_back_if_it_cannot_be_had(make
             if message.entry is not None:
                 core.cache.drop(message.entry)
             message.entry = None
-            core.table.held.count(message)
         with failing_once(KVCache, "hold", at=at, after=after), pytest.raises(InjectedError):
             engine.decode([7], roots, sampling=SHORT)
         engine.check()
