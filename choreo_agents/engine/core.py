@@ -210,8 +210,6 @@ class EngineCore:
         """Files that could not be used, and of which nobody was told yet."""
         self.skipped_file = partial(_note, self._skipped)
         """Notes one of them, of which the cache tells. Needs no lock, and does not keep the engine alive."""
-        self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
-        """Called between the end of what was under way and the new start."""
         self.limiters: list[RateLimiter] = []
         """Of tenants; closed with the engine."""
         self._lifetime = threading.RLock()
@@ -320,9 +318,6 @@ class EngineCore:
             self._end.detach()
             _close(self.lock, self.loop, self._disk, [])
             with self.lock:
-                for reference in self.on_restart:
-                    if (forget := reference()) is not None:
-                        forget()
                 table = self.table
                 table.leave_cache()
                 # The old memory must be gone before there is a new one: both may not fit.
@@ -335,11 +330,11 @@ def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:
     skipped.append(FileSkipped(time.perf_counter(), str(path), why))
 
 
-def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None, limiters: Sequence[RateLimiter]) -> None:
+def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None, limiters: list[RateLimiter]) -> None:
     if lock.is_the_parents:
         return  # threads and files are the parent's
-    for limiter in list(limiters):
-        limiter.close()
+    while limiters:
+        limiters.pop().close()
     loop.close()
     if disk is not None:
         with lock:

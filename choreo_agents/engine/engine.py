@@ -32,7 +32,7 @@ from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.engine.recording import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stock.stats import EngineStats
-from choreo_agents.engine.taking_stock import check_engine
+from choreo_agents.engine.taking_stock import check_engine, stats_of
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.engine.threads import Threads
 from choreo_agents.engine.transfer.facade import KVTransfer
@@ -276,7 +276,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What this tenant holds now and has done so far, and nothing of others: see `EngineOwner.stats`."""
-        return self._tenant.stats()
+        return stats_of(self._core, self._tenant.name)
 
     def check(self) -> None:
         """Assert all invariants of memory and bookkeeping."""

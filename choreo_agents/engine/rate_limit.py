@@ -41,11 +41,10 @@ class RateLimiter:
             return asyncio.run_coroutine_threadsafe(self._enter(calls, timeout_s), self._loop)
 
     def close(self) -> None:
-        """Fail whoever waits, and end the thread."""
+        """Fail whoever waits, and end the thread; once."""
         with self._lock:
-            if not self._closed:
-                self._closed, self._throttler.period = True, 0.0  # who waits learns of it at once
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._closed, self._throttler.period = True, 0.0  # who waits learns of it at once
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _enter(self, calls: int, timeout_s: float | None) -> None:
         try:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakMethod
 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
@@ -23,9 +22,6 @@ from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.pending import Answer, OnToken, Pending
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
-from choreo_agents.engine.stock.memory_map import MemoryMap
-from choreo_agents.engine.stock.stats import EngineStats
-from choreo_agents.engine.taking_stock import memory_map_of, stats_of
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
@@ -46,6 +42,8 @@ class _Batch:
     requests: list[Request] = field(default_factory=list)
     """What has to be done for them."""
     answers: list[Answer] = field(default_factory=list)
+    undo: ExitStack = field(default_factory=ExitStack)
+    """Gives back what the requests have taken."""
 
 
 class Tenant:
@@ -74,8 +72,7 @@ class Tenant:
         """What keeps messages for it, by what made it."""
 
     def begin(self) -> None:
-        """The tenancy begins. Under the engine's lock, once."""
-        self.core.on_restart.append(WeakMethod(self._forget_running))
+        """Begin the tenancy. Under the engine's lock, once."""
         if self.kept is not None and self.kept.store is not None:
             self.core.kept[self.name] = self.kept.store
 
@@ -101,10 +98,10 @@ class Tenant:
             if self.closed:
                 return
             self.closed = True
-            core.on_restart.remove(WeakMethod(self._forget_running))
             if self.limiter is not None:
-                core.limiters.remove(self.limiter)
-                self.limiter.close()
+                with suppress(ValueError):  # else the engine is closed already, and it too
+                    core.limiters.remove(self.limiter)
+                    self.limiter.close()
             loop = core.loop
         loop.drop_tenant(self.name)
         with core.lock:
@@ -117,23 +114,10 @@ class Tenant:
             core.counters.forget(self.name)
             core.movements.forget(self.name)
 
-    def stats(self) -> EngineStats:
-        """What it holds now and has done so far."""
-        return stats_of(self.core, self.name)
-
-    def memory_map(self) -> MemoryMap:
-        """How much is in each tier, and which of its authors keep it there."""
-        with self.core.lock:
-            self.require_tenancy()
-            return memory_map_of(self.core, self.name)
-
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
         self.require_tenancy()
-        loaded = read_loaded(self.core.model.adapter, folder)
-        with self.core.lock:
-            self.require_tenancy()
-        return self.core.load_adapter(loaded, name, self.naming)
+        return self.core.load_adapter(read_loaded(self.core.model.adapter, folder), name, self.naming)
 
     def adapters(self) -> tuple[str, ...]:
         """The names that its calls can use."""
@@ -170,10 +154,12 @@ class Tenant:
             self.require_open()
             placed = [self.builder.place(each) for each in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
-            with _whole(self, batch):
+            # If it cannot be submitted whole, all of it is given back: nobody may join what will never run.
+            with self.given_up_if_left(batch.answers, scope), batch.undo:
                 for each in placed:
                     batch.answers.append(self._answer(each, batch))
                 self.core.loop.submit(batch.requests)
+                batch.undo.pop_all()
             return batch.answers
 
     def find(self, handle: MessageHandle) -> Message:
@@ -205,11 +191,6 @@ class Tenant:
         if self.closed:
             raise EngineClosedError("this tenancy was closed: begin another with tenant()")
 
-    def _forget_running(self) -> None:
-        """The engine starts again: no request is under way any more."""
-        self._prefilling.clear()
-        self._memoising.clear()
-
     def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
         given = not answer.cancelled() and answer.exception() is None
         if given and not self.closed and not (scope is not None and scope.closed):
@@ -226,6 +207,7 @@ class Tenant:
         if request is None or request.over:
             request = self.builder.request(placed, running)
             batch.requests.append(request)
+            batch.undo.callback(request.owner.abandon, request)
         pending = request.owner
         assert isinstance(pending, Pending)
         if request in batch.requests:
@@ -270,21 +252,6 @@ class Tenant:
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer
-
-
-@contextmanager
-def _whole(tenant: Tenant, batch: _Batch) -> Iterator[None]:
-    """Give back what a batch has taken, if it cannot be submitted whole: nobody may join what will never run."""
-    try:
-        yield
-    except BaseException:
-        with ExitStack() as all_of_it:  # whatever fails, the rest is given back
-            for request in batch.requests:
-                all_of_it.callback(request.owner.abandon, request)
-            for answer in batch.answers:
-                if not answer.cancel():
-                    all_of_it.callback(tenant._return_lease, answer, batch.scope)
-        raise
 
 
 def _prefilled(tenant: Tenant, placed: PlacedCall) -> Message | None:

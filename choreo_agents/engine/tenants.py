@@ -32,16 +32,16 @@ class Tenants:
         # Folders are made and looked into without the lock.
         made = None if salt in self._open else Tenant(self.core, salt)
         with self.core.lock:
-            if self._open.get(salt) in self._closing:
+            while self._open.get(salt) in self._closing:
                 if self.core.loop.is_here:
                     raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
-                self._closed.wait_for(lambda: self._open.get(salt) not in self._closing)
-            if salt not in self._open:
-                self._open[salt] = made or Tenant(self.core, salt)
-                self._open[salt].begin()
-            tenant = self._open[salt]
+                self._closed.wait()
+            tenant = self._open.get(salt) or made or Tenant(self.core, salt)
             if calls_per_second is not None:
                 tenant.limit(calls_per_second)
+            if salt not in self._open:
+                self._open[salt] = tenant
+                tenant.begin()
             return tenant
 
     def close(self, tenant: Tenant) -> None:

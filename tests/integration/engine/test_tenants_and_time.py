@@ -197,6 +197,7 @@ def test_the_rate_is_the_tenants_own(make_engine: MakeEngine) -> None:
     for wrong in (0, -1, float("inf"), float("nan")):
         with pytest.raises(InvalidRequestError, match="calls_per_second"):
             engine.tenant("b", calls_per_second=wrong)
+    assert len(engine.owner.tenants()) == 2, "no tenancy begins with a rate that is none"
 
 
 def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:
