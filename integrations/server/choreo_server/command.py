@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from choreo_agents.errors import ChoreoError, InvalidRequestError
-from choreo_agents.terminal.waiting import importing
 
 _TURN_S = 0.0005
 """Seconds for which what is said to clients may keep the engine's thread from its next operation."""
@@ -143,14 +141,14 @@ def serve(
       choreo serve ./llama --keys keys.txt --recordings recordings --record
       choreo serve ./llama --engines 4
     """
-    with importing(Console(stderr=True, highlight=False)):
-        import uvicorn
+    typer.echo("loading torch and LangGraph ...", err=True)
+    import uvicorn
 
-        from choreo_agents import Memory, Scheduling
-        from choreo_server.app import server_app
-        from choreo_server.limits import Limits
-        from choreo_server.process import StoppingServer, load_engine
-        from choreo_server.tenancy import read_keys
+    from choreo_agents import Memory, Scheduling
+    from choreo_server.app import server_app
+    from choreo_server.limits import Limits
+    from choreo_server.process import StoppingServer, load_engine
+    from choreo_server.tenancy import read_keys
 
     try:
         if record and recordings is None:

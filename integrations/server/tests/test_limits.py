@@ -159,15 +159,6 @@ class TestWhatIsTooMuch:
             assert (await asked(ann, 429))["error"]["code"] == "no_capacity"
             assert await asked(bob, max_tokens=2) and await first
 
-    async def test_calls_beyond_a_tenants_rate_wait(self, engine: Engine) -> None:
-        """A request makes several: its messages, and its answer. Without keys nobody has a rate."""
-        limits = Limits(tenant_calls_per_second=0.001, request_s=1.0)
-        async with client_of(engine, key="k-ann", keys=Keys(["k-ann ann"]), limits=limits) as ann:
-            error = (await asked(ann, 504))["error"]
-            assert error["code"] == "timeout" and "calls_per_second" in error["message"]
-        async with client_of(engine, limits=Limits(tenant_calls_per_second=0.001)) as anybody:
-            assert await asked(anybody, max_tokens=2)
-
     async def test_what_takes_too_long_ends(self, engine: Engine, slowly: Slowly) -> None:
         async with client_of(engine, limits=Limits(request_s=0.1)) as client:
             assert (await asked(client, 504, max_tokens=500, temperature=1.0, seed=1))["error"]["code"] == "timeout"
@@ -180,6 +171,17 @@ class TestWhatIsTooMuch:
             *_, error, done, rest = response.text.split("\n\n")
             assert response.status_code == 200 and (done, rest) == ("data: [DONE]", "")
             assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
+
+
+async def test_calls_beyond_a_tenants_rate_wait(model: LoadedModel) -> None:
+    """A request makes several: its messages, and its answer. Without keys nobody has a rate."""
+    limits = Limits(tenant_calls_per_second=0.001, request_s=1.0)
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+        async with client_of(engine, key="k-ann", keys=Keys(["k-ann ann"]), limits=limits) as ann:
+            error = (await asked(ann, 504))["error"]
+            assert error["code"] == "timeout" and "calls_per_second" in error["message"]
+        async with client_of(engine, limits=Limits(tenant_calls_per_second=0.001)) as anybody:
+            assert await asked(anybody, max_tokens=2)
 
 
 class TestWhoLeaves:
