@@ -20,11 +20,11 @@ from choreo_bench.cases import CASES
 from choreo_bench.language import Split
 
 TUNED_SUFFIX = " + tuned"
-"""Behind a variant's name: with an adapter."""
+"""What ends the name of a variant that is played with an adapter."""
 
 
 def draw_items(case: Case, options: Options, count: int, split: Split, seed: int) -> list[Item]:
-    """Items of the embedded language: those of seeds `seed` to `seed + count - 1`."""
+    """Draw items of the embedded language: those of seeds `seed` to `seed + count - 1`."""
     return [CASES[case.name].draw(options, split, number) for number in range(seed, seed + count)]
 
 

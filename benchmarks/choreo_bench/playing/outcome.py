@@ -8,7 +8,8 @@ from statistics import mean
 
 from choreo_agents.training.journal import Record
 from choreo_bench.evaluation import Difference, Score
-from choreo_bench.evaluation.intervals import Interval, difference_interval, mean_interval
+from choreo_bench.evaluation.intervals import Interval, difference_interval, mean_interval, points
+from choreo_bench.harness import Table
 
 BASELINE = "baseline"
 
@@ -58,6 +59,24 @@ class PlayReport:
         if not both:
             return None
         return paired([one[item] for item in both], [other[item] for item in both])
+
+    def table(self, title: str, scored: str) -> Table:
+        """A row for each variant.
+
+        Args:
+            title: Of the table.
+            scored: What a right answer is called.
+        """
+        outcomes = self.outcomes()
+        parts = list(dict.fromkeys(part for outcome in outcomes for part in outcome.parts))
+        against = ["to the baseline"] * any(outcome.difference is not None for outcome in outcomes)
+        rows = []
+        for each in outcomes:
+            share = "unknown" if each.share is None else points(each.share, each.interval)
+            difference = [points(each.difference, each.difference_interval, signed=True)] * len(against)
+            shares = (points(each.parts.get(part), None) for part in parts)
+            rows.append([each.name, str(each.items), share, *difference, *shares])
+        return Table(["method", "items", scored, *against, *parts], rows, title)
 
     def _outcome(self, name: str) -> VariantOutcome:
         records = self._records[name]
