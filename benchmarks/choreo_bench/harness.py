@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.options import errors_as_lines, require_writable, typed_command
-from choreo_bench.language import Split
+from choreo_agents.terminal.waiting import importing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from choreo_agents.models import LoadedModel
     from choreo_agents.training.tuning import Held, Passage
     from choreo_agents.workflows.many import PlayProgress
+    from choreo_bench.language import Split
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
 ReportOption = Annotated[Path | None, typer.Option("--report", help="Also write the tables to this Markdown file.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Also draw the figures to this PNG file.")]
 JournalOption = Annotated[
@@ -44,7 +45,8 @@ JournalOption = Annotated[
 CountOption = Annotated[int, typer.Option("--n", min=1, help="Problems of each task, or items of each workflow.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="Of the first problem; the others follow.")]
 SplitOption = Annotated[
-    Split, typer.Option("--split", help="Which problems; the embedded model was trained on [b]train[/b].")
+    Literal["train", "dev", "test"],
+    typer.Option("--split", help="Which problems; the embedded model was trained on [b]train[/b]."),
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Of the processor.")]
 
@@ -146,6 +148,8 @@ def output(as_json: bool = False, report: Path | None = None, plot: Path | None 
     with errors_as_lines(console):
         require_writable(report)
         require_writable(plot)
+        with importing(console):
+            import_module("choreo_agents.engine")
         yield Output(console, as_json, report, plot)
 
 

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from choreo_agents.terminal.loading import IN_BF16, USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, bar, numbers
-from choreo_bench.harness import JournalOption, JsonOption, PlotOption, ReportOption, ThreadsOption, output
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar, numbers
+from choreo_bench.harness import JournalOption, PlotOption, ReportOption, ThreadsOption, output
 
-BENCH = typer.Typer(help="Measure, with counts and intervals.", no_args_is_help=True, rich_markup_mode="rich")
 TimedModelOption = Annotated[
     str,
     typer.Option(
@@ -25,7 +24,6 @@ DrawnDtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option("--dtype", he
 LengthsOption = Annotated[str | None, typer.Option("--lengths", help="In tokens; several with commas.")]
 
 
-@BENCH.command()
 def engine(
     like: Annotated[
         Literal["six-layers", "smollm2-135m"], typer.Option(help="The shape of the random Llama that is served.")
@@ -69,7 +67,7 @@ def engine(
             save_random_llama(SHAPES[like], path, positions=1 << 15)
             found = measure_all(
                 path,
-                DTYPES[dtype],
+                getattr(torch, DTYPES[dtype]),
                 chosen,
                 repeats=repeats,
                 on_progress=lambda scenario, rival: status.update(f"{scenario}: {rival} ..."),
@@ -78,7 +76,6 @@ def engine(
         out.finish(as_report(found, chosen, whole=scale == 1.0), lambda: figure(found))
 
 
-@BENCH.command()
 def step(
     like: Annotated[
         Literal["embedded", "six-layers", "smollm2-135m"],
@@ -132,7 +129,6 @@ def step(
         out.finish(found)
 
 
-@BENCH.command()
 @takes_loading
 def workflows(
     model: TimedModelOption = "smollm2-135m",
@@ -221,7 +217,6 @@ def workflows(
         out.finish(found.report(), found.sweep_figure if sweep else found.lengths_figure)
 
 
-@BENCH.command()
 @takes_loading
 def synthesis(
     model: TimedModelOption = "smollm2-135m",
@@ -277,7 +272,6 @@ def synthesis(
         out.finish(found.report(), found.figure)
 
 
-@BENCH.command()
 @takes_loading
 def edges(
     target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or what makes one.")],
@@ -297,7 +291,7 @@ def edges(
 
     [b]Examples[/b]
 
-      choreo bench edges choreo_agents.workflows.debate:graph examples/data/debates.jsonl
+      choreo bench edges choreo_agents.workflows.graphs.debate:graph examples/data/debates.jsonl
       choreo bench edges my_package.my_graph:app inputs.jsonl --model path/or/hub-name --out runs.jsonl
     """
     with output(as_json, report) as out:
@@ -312,7 +306,6 @@ def edges(
         out.finish(edges_report(found, len(inputs)))
 
 
-@BENCH.command()
 @takes_loading
 def pml(
     model: TimedModelOption = "smollm2-135m",

@@ -20,13 +20,12 @@ from choreo_agents.terminal.case_options import (
     command_of,
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, typed_command
+from choreo_agents.terminal.options import JsonOption, ModelOption, typed_command
 from choreo_agents.workflows.case import Case
 from choreo_bench.harness import (
     CountOption,
     Display,
     JournalOption,
-    JsonOption,
     PlotOption,
     Report,
     ReportOption,
@@ -36,11 +35,9 @@ from choreo_bench.harness import (
     require_embedded,
 )
 
-EVAL = typer.Typer(help="Score answers, with intervals.", no_args_is_help=True, rich_markup_mode="rich")
 TaskOption = Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be repeated.")]
 
 
-@EVAL.command()
 @takes_loading
 def language(
     model: ModelOption = "embedded",
@@ -161,18 +158,10 @@ def eval_doc(case: Case) -> str:
         f"{case.summary}\n\nPlays many items under several methods, the same items and seeds for each, and says how "
         f"many are {case.scored}. Killed and started again with the same --out, it finishes the rest.\n\n"
         f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo eval {spelled} --n 100\n"
-        f"  choreo eval {spelled} --method choreo,baseline --out results.jsonl --report {spelled}.md"
+        f"  choreo eval {spelled} --method choreo,baseline --report page.md"
     )
 
 
-def eval_workflow(name: str) -> Callable[..., None]:
-    """Make the command that scores a workflow."""
-    from choreo_bench.cases import CASES
-
-    return command_of(CASES[name], eval_case, eval_doc(CASES[name]))
-
-
-@EVAL.command()
 @takes_loading
 def dilemma(
     model: ModelOption = "embedded",
@@ -208,7 +197,6 @@ def dilemma(
         out.finish(found.report(), found.figure)
 
 
-@EVAL.command()
 @takes_loading
 def untuned(
     model: ModelOption = "embedded",
@@ -253,7 +241,6 @@ def untuned(
         out.finish(Report(list(found.tables().values()), found.as_object(), head))
 
 
-@EVAL.command()
 @takes_loading
 def tuned(
     model: ModelOption = "embedded",
@@ -301,7 +288,6 @@ def tuned(
         out.finish(found.report(loaded.adapter.fingerprint))
 
 
-@EVAL.command()
 @takes_loading
 def synthesis(
     model: ModelOption = "embedded",
@@ -360,7 +346,6 @@ def synthesis(
         out.finish(found.report(), found.figure)
 
 
-@EVAL.command()
 @takes_loading
 def pml(
     model: ModelOption = "embedded",
@@ -409,3 +394,10 @@ def pml(
                 }
             )
         out.finish(found.report(loaded.adapter.fingerprint))
+
+
+def workflows() -> dict[str, Callable[..., None]]:
+    """Make a command for each workflow, by its name."""
+    from choreo_bench.cases import CASES
+
+    return {name.replace("_", "-"): command_of(case, eval_case, eval_doc(case)) for name, case in CASES.items()}

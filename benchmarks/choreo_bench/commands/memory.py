@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_bench.harness import JsonOption, output
+from choreo_agents.terminal.options import JsonOption
+from choreo_bench.harness import output
 
 
 @takes_loading

@@ -18,7 +18,6 @@ from choreo_bench.harness import Display, SeedOption, output
 if TYPE_CHECKING:
     from choreo_bench.embedded.pretrain import BucketProgress
 
-TRAIN = typer.Typer(help="Train, resumably.", no_args_is_help=True, rich_markup_mode="rich")
 RUNS = Path("runs")
 ScratchOption = Annotated[Path | None, typer.Option("--run", help="Where checkpoints are kept, to resume from.")]
 TrainedOption = Annotated[Path | None, typer.Option("--out", help="Where the result goes; by default below the run.")]
@@ -46,7 +45,6 @@ ImitationOption = Annotated[
 ]
 
 
-@TRAIN.command()
 def embedded(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few minutes: a smaller model that only learns to recall facts.")
@@ -124,7 +122,6 @@ def embedded(
             card.require_learnt(evaluation)
 
 
-@TRAIN.command()
 @takes_loading
 def synthesizer(
     model: ModelOption = "embedded",
@@ -331,8 +328,8 @@ def distill_doc(case: Case) -> str:
     )
 
 
-def distill_workflow(name: str) -> Callable[..., None]:
-    """Make the command that distills a workflow."""
+def workflows() -> dict[str, Callable[..., None]]:
+    """Make a command that distills each workflow, by its name."""
     from choreo_bench.cases import CASES
 
-    return command_of(CASES[name], distill_case, distill_doc(CASES[name]))
+    return {name.replace("_", "-"): command_of(case, distill_case, distill_doc(case)) for name, case in CASES.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench_support.commands import choreo
 
-DEBATE = "choreo_agents.workflows.debate:graph"
+DEBATE = "choreo_agents.workflows.graphs.debate:graph"
 
 
 def run(*arguments: str, code: int = 0) -> str:

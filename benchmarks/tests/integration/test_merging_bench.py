@@ -322,7 +322,7 @@ def said(*arguments: str, code: int = 0) -> str:
 def test_the_command_writes_tables_and_goes_on(
     embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("choreo_agents.terminal.loading.load_model", lambda name, **options: embedded)
+    monkeypatch.setattr("choreo_agents.models.load_model", lambda name, **options: embedded)
     monkeypatch.setattr(measure, "SYNTHESIS_TASKS", FEW)
     sweep = {2: ASKED[:1], 4: [AskedTask("vote of 4", FEW["vote"].with_branches(4))]}
     orders = {0: ASKED, 1: [AskedTask(f"{one.name} in order 1", Shuffled(one.task, 1)) for one in ASKED]}  # type: ignore[arg-type]

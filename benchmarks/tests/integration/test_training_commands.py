@@ -99,7 +99,7 @@ def test_a_synthesizer_that_is_killed_ends_with_the_same_bits(choreo: Choreo, tm
 @pytest.fixture
 def loaded_once(embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "choreo_agents.terminal.loading.load_model",
+        "choreo_agents.models.load_model",
         lambda name, **options: embedded if str(name) == "embedded" else load_model(name, **options),
     )
     monkeypatch.setattr("os.fsync", lambda _: None)

@@ -11,6 +11,7 @@ import pytest
 from bench_support.commands import choreo
 from choreo_bench.cases import CASES
 from support.chatty import save_chatty
+from support.workflow_commands import refused, results, written
 
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel, load_model
@@ -32,7 +33,7 @@ EVERY = pytest.mark.parametrize("workflow", SMALL)
 def loaded_once(embedded: LoadedModel, chatty_path: Path, chatty: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that name these two models find them in memory."""
     known = {"embedded": embedded, str(chatty_path): chatty}
-    monkeypatch.setattr("choreo_agents.terminal.loading.load_model", lambda name, **options: known[str(name)])
+    monkeypatch.setattr("choreo_agents.models.load_model", lambda name, **options: known[str(name)])
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +50,6 @@ def run(*arguments: str, code: int = 0) -> tuple[str, str]:
     """stdout and stderr of a command, as one line each."""
     result = choreo(*arguments, code=code)
     return " ".join(result.stdout.split()), " ".join(result.stderr.split())
-
-
-def refused(*arguments: str, code: int = 1) -> str:
-    return " ".join(" ".join(run(*arguments, code=code)).replace("│", " ").split())  # typer's boxes break lines
-
-
-def written(path: Path, items: list[Any]) -> str:
-    path.write_text("\n".join(each if isinstance(each, str) else json.dumps(each) for each in items) + "\n")
-    return str(path)
-
-
-def results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
 @pytest.mark.parametrize(

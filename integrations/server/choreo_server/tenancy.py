@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import ip_address
@@ -22,6 +23,8 @@ OPERATOR = "operator"
 """The tenant whose keys are shown what all tenants do."""
 _PORTS = {"http": 80, "https": 443}
 """Where none is told."""
+KEYS = "CHOREO_KEYS"
+"""Keys of a server where no file is named: `key tenant`, a line each, or with commas between."""
 
 
 class Keys:
@@ -84,6 +87,17 @@ class Keys:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def read_keys(path: Path | None) -> Keys:
+    """Read keys from a file; where none is named, from the environment."""
+    if path is not None:
+        return Keys.read(path)
+    if (told := os.environ.get(KEYS)) is None:
+        return Keys()
+    if not (keys := Keys(told.replace(",", "\n").splitlines())):
+        raise InvalidRequestError(f"{KEYS} has no keys: write KEY TENANT into it, or unset it to let everybody in")
+    return keys
 
 
 class Tenancy:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.models import LoadedModel
-from choreo_agents.workflows.debate import debate
-from choreo_agents.workflows.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
-from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
+from choreo_agents.workflows.graphs.debate import debate
+from choreo_agents.workflows.graphs.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
+from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
 from choreo_bench.language import vocabulary
 
 _FEWEST = 50

@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, Self
@@ -225,6 +226,10 @@ def changed(one: Sequence[Iterable[float]]) -> float:
     return sum(len(set(each)) > 1 for each in verdicts) / len(verdicts)
 
 
+def _played(on_progress: Callable[[str, int], None], name: str, _task: str) -> None:
+    on_progress(name, 1)
+
+
 class Referee:
     """Lets contenders answer; what is known is not asked again.
 
@@ -363,7 +368,7 @@ class Referee:
                         layout=layout,
                         adapter=adapter,
                         seed=self._seed,
-                        on_progress=lambda _, name=contender.name: on_progress(name, 1),
+                        on_progress=partial(_played, on_progress, contender.name),
                     )
                     scores = [float(record.solved) for record in records]
                     shares = [record.score for record in records]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from statistics import mean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
-from choreo_agents.cli.lazy import found
-from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
-from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.case_options import (
     BudgetOption,
@@ -31,14 +33,16 @@ from choreo_agents.terminal.case_options import (
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines
-from choreo_agents.training.journal import Journal
-from choreo_agents.workflows.case import Case, Item
-from choreo_agents.workflows.cases import CASES, problem
-from choreo_agents.workflows.many import PlayProgress, content_of, play_items, require_known, seeds_of
-from choreo_agents.workflows.playing import Setup, make_setup, play, read_items, require_variants
+from choreo_agents.terminal.waiting import importing
+from choreo_agents.workflows.case import Case, Item, Result
+from choreo_agents.workflows.cases import problem
 
-OWN_DISPLAYS: Mapping[str, str] = {"debate": "choreo_agents.cli.run.debate:debate"}
-"""Commands of workflows that are shown in a way of their own; all others are shown message by message."""
+if TYPE_CHECKING:
+    from choreo_agents.engine import Engine
+    from choreo_agents.training.journal import Journal
+    from choreo_agents.workflows.many import PlayProgress
+    from choreo_agents.workflows.playing import Setup
+    from choreo_agents.workflows.running import RunCost
 
 
 @takes_loading
@@ -47,7 +51,9 @@ def run_case(
     make_options: MakeOptions,
     model: ModelOption = "embedded",
     method: Annotated[str, typer.Option(help="How it is served; [b]choreo eval[/b] compares them.")] = "choreo",
-    seed: Annotated[int, typer.Option(max=2**62, help="Chooses one of twenty tasks, and draws what is sampled.")] = 0,
+    seed: Annotated[
+        int, typer.Option(max=2**32 - 1, help="Chooses one of twenty tasks, and draws what is sampled.")
+    ] = 0,
     inputs: InputsOption = None,
     out: OutOption = None,
     prompts: PromptsOption = None,
@@ -60,6 +66,11 @@ def run_case(
 ) -> None:
     shown = inputs is not None and (out is None or as_json)
     console = Console(stderr=as_json or shown, highlight=False)
+    with importing(console):
+        from choreo_agents.engine import Engine, Memory
+        from choreo_agents.training.journal import Journal
+        from choreo_agents.workflows.playing import make_setup, play, read_items, require_variants
+
     with errors_as_lines(console):
         variant, *more = require_variants(case, method)
         if more:
@@ -99,6 +110,8 @@ def _play_all(
     shown: bool,
 ) -> None:
     """Play a file of items under a bar; results that are shown are lines of JSON, in the order of the items."""
+    from choreo_agents.workflows.many import content_of, play_items, require_known, seeds_of
+
     contents = [content_of(item) for item in items]
     require_known(journal, variant, items, contents)
     try:
@@ -139,9 +152,82 @@ def run_doc(case: Case) -> str:
     )
 
 
-def run_workflow(name: str) -> Callable[..., None]:
+def run_workflow(case: Case) -> Callable[..., None]:
     """The command that runs a workflow."""
-    if name in OWN_DISPLAYS:
-        own: Callable[..., None] = found(OWN_DISPLAYS[name])
-        return own
-    return command_of(CASES[name], run_case, run_doc(CASES[name]))
+    return command_of(case, run_case, run_doc(case))
+
+
+class LiveTable:
+    """A table on the terminal that changes while things go on."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(self._table(), console=console, refresh_per_second=20, vertical_overflow="visible")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.update(self._table(), refresh=True)
+        self._live.stop()
+        if not self._live.console.is_terminal:
+            self._live.console.print()  # without a cursor to move, the last frame ends in the middle of a line
+
+    def _table(self) -> RenderableType:
+        raise NotImplementedError
+
+
+class PlayDisplay(LiveTable):
+    """One row a message, in the order in which their first words came; rows fill side by side."""
+
+    def __init__(self, console: Console) -> None:
+        self._nodes: dict[str, str] = {}
+        self._words: dict[str, str] = {}
+        super().__init__(console)
+
+    def add(self, node: str, message_id: str, text: str) -> None:
+        """Append a piece of text to a node's message."""
+        self._nodes.setdefault(message_id, node)
+        self._words[message_id] = self._words.get(message_id, "") + text
+        self._live.update(self._table())
+
+    def _table(self) -> RenderableType:
+        table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(ratio=1, overflow="fold")
+        for message_id, node in self._nodes.items():
+            table.add_row(node, Text(self._words[message_id].strip()))
+        return table
+
+
+def opening(case: Case, item: Item, model: str, variant: str) -> RenderableType:
+    """What is to be done."""
+    from choreo_agents.workflows.playing import item_words
+
+    rows = [(name, Text(words)) for name, words in item_words(item) if name not in ("answer", "answers", "concepts")]
+    return task_panel(f"{case.name.replace('_', ' ')} on {escape(model)}, {variant}", rows)
+
+
+def task_panel(title: str, rows: Iterable[tuple[str, Text]]) -> RenderableType:
+    """Show what is to be done: names and what they stand for."""
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(style="bold")
+    lines.add_column()
+    for row in rows:
+        lines.add_row(*row)
+    return Panel(lines, title=title, title_align="left", expand=False)
+
+
+def ending(case: Case, result: Result, cost: RunCost) -> Text:
+    """How it ended, and what it cost."""
+    mark = ("", "")
+    if result.score is not None:
+        style = "bold green" if result.score >= 1 else "bold red" if result.score <= 0 else "bold yellow"
+        mark = (f"  {case.scored}: {result.score:.0%}", style)
+    parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items())
+    waits = 1000 * sum(cost.ttft_s) / max(1, len(cost.ttft_s))
+    spent = (
+        f"\n{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; {waits:.0f} ms to the first token, "
+        f"{cost.end_to_end_s:.2f} s in all, {cost.rows_per_decode_step:.1f} calls a decode step"
+    )
+    return Text.assemble("answer: ", (result.answer, "bold"), mark, (parts, "dim"), (spent, "dim"))

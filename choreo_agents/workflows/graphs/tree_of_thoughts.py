@@ -11,8 +11,8 @@ from typing import Any
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Worker, send
 from choreo_agents.graph.visibility import Mode, VisibilityMode
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.election import elect
-from choreo_agents.workflows.thoughts import THINKER, VOTER, TreeState, begin, numbered, sent, stand, votes
+from choreo_agents.workflows.graphs.election import elect
+from choreo_agents.workflows.graphs.thoughts import THINKER, VOTER, TreeState, begin, numbered, sent, stand, votes
 
 FINALIST = "finalist"
 _UNSEEN = VisibilityMode("unseen", "nothing")
