@@ -7,6 +7,8 @@ are called.
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +27,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.terminal.options import errors_as_lines, require_writable, typed_command
+from choreo_agents.terminal.options import errors_as_lines
 from choreo_agents.terminal.waiting import importing
 
 if TYPE_CHECKING:
@@ -49,6 +51,30 @@ SplitOption = Annotated[
     typer.Option("--split", help="Which problems; the embedded model was trained on [b]train[/b]."),
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Of the processor.")]
+
+
+def typed_command() -> str:
+    """Write down what was typed, which does the same again."""
+    return shlex.join(["choreo", *sys.argv[1:]])
+
+
+def require_writable(path: Path | None) -> None:
+    """Raise an `OSError` now rather than after the measurement."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+
+
+def numbers(text: str) -> list[int]:
+    """Read lengths with commas between; raises `InvalidRequestError`."""
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
-from choreo_agents.terminal.loading import Loading, device_name, dtype_name
+from choreo_agents.terminal.loading import DTYPES, Loading
 from choreo_agents.terminal.waiting import waiting
 
 REST_S = 0.2
@@ -65,12 +65,13 @@ def timed_model(
 
 def settings_of(name: str, model: LoadedModel, **more: Any) -> dict[str, Any]:
     """Collect what decides the times of a model, as plain JSON: for a journal and for a report."""
+    device = model.adapter.device
     return {
         "model": name,
         "weights": model.adapter.fingerprint if name not in SHAPES else "random",
-        "dtype": dtype_name(model.adapter.geometry.dtype),
+        "dtype": next(name for name, dtype in DTYPES.items() if str(model.adapter.geometry.dtype) == f"torch.{dtype}"),
         "threads": torch.get_num_threads(),
-        "device": device_name(model.adapter.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         **more,
         "torch": torch.__version__,
         "transformers": version("transformers"),

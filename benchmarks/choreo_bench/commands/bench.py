@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from choreo_agents.terminal.loading import IN_BF16, USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, bar, numbers
-from choreo_bench.harness import JournalOption, PlotOption, ReportOption, ThreadsOption, output
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar
+from choreo_bench.harness import JournalOption, PlotOption, ReportOption, ThreadsOption, numbers, output
 
+IN_BF16 = Loading(dtype="bf16")
 TimedModelOption = Annotated[
     str,
     typer.Option(

@@ -20,7 +20,7 @@ from choreo_agents.terminal.case_options import (
     command_of,
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, typed_command
+from choreo_agents.terminal.options import JsonOption, ModelOption
 from choreo_agents.workflows.case import Case
 from choreo_bench.harness import (
     CountOption,
@@ -33,6 +33,7 @@ from choreo_bench.harness import (
     SplitOption,
     output,
     require_embedded,
+    typed_command,
 )
 
 TaskOption = Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be repeated.")]
@@ -113,8 +114,7 @@ def eval_case(
         from choreo_agents.training.journal import Journal
         from choreo_agents.workflows.many import seeds_of
         from choreo_agents.workflows.playing import make_setup, read_items, require_variants
-        from choreo_bench.playing.many_items import draw_items, play_all
-        from choreo_bench.playing.outcome import PlayReport
+        from choreo_bench.playing import PlayReport, draw_items, play_all
 
         variants = require_variants(case, method)
         items = None if inputs is None else read_items(case, inputs)

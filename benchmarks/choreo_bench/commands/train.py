@@ -11,9 +11,9 @@ from rich.markup import escape
 
 from choreo_agents.terminal.case_options import InputsOption, MakeOptions, MaxTokensOption, PromptsOption, command_of
 from choreo_agents.terminal.loading import USUAL, DeviceOption, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, typed_command
+from choreo_agents.terminal.options import ModelOption
 from choreo_agents.workflows.case import Case
-from choreo_bench.harness import Display, SeedOption, output
+from choreo_bench.harness import Display, SeedOption, output, typed_command
 
 if TYPE_CHECKING:
     from choreo_bench.embedded.pretrain import BucketProgress

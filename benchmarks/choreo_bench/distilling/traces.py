@@ -31,7 +31,7 @@ from choreo_agents.workflows.phrasing import Prompts
 from choreo_agents.workflows.playing import Setup, play
 from choreo_agents.workflows.running import run_graph, sampled
 from choreo_bench.language import Split
-from choreo_bench.playing.many_items import draw_items
+from choreo_bench.playing import draw_items
 
 CHUNK = 64
 """Traces that are sampled before they are written down."""

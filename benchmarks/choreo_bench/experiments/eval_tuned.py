@@ -24,7 +24,7 @@ from choreo_bench.distilling.traces import Lesson
 from choreo_bench.experiments.eval_dilemma import DilemmaReport, measure_dilemma
 from choreo_bench.experiments.eval_untuned import Trial, UntunedReport
 from choreo_bench.harness import Report, Table
-from choreo_bench.playing.many_items import TUNED_SUFFIX, draw_items, play_all
+from choreo_bench.playing import TUNED_SUFFIX, draw_items, play_all
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, max_tokens=96)
 SETTINGS = TuneSettings(learning_rate=5e-3, batch_tokens=1024, epochs=16, patience=6)

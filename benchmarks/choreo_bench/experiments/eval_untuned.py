@@ -18,8 +18,7 @@ from choreo_bench.cases import CASES
 from choreo_bench.evaluation.intervals import Interval, points
 from choreo_bench.harness import Table
 from choreo_bench.language import Split
-from choreo_bench.playing.many_items import draw_items, play_all
-from choreo_bench.playing.outcome import PlayReport, VariantOutcome
+from choreo_bench.playing import PlayReport, VariantOutcome, draw_items, play_all
 
 
 @dataclass(frozen=True)

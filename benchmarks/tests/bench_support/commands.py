@@ -20,7 +20,7 @@ PROCESS = """
 import json, os, sys
 import transformers
 from choreo_bench.distilling import teaching
-from choreo_bench.playing import many_items
+from choreo_bench import playing
 from choreo_bench.synthesizers import own_merges
 from choreo_agents.cli import main
 exec(os.environ.get("CHOREO_TEST_BEFORE", ""))

@@ -30,7 +30,7 @@ from choreo_bench.experiments.eval_dilemma import TUNED as TUNED_DILEMMA
 from choreo_bench.experiments.eval_dilemma import measure_dilemma
 from choreo_bench.experiments.eval_tuned import Course, measure_tuned
 from choreo_bench.experiments.eval_untuned import Trial
-from choreo_bench.playing.many_items import draw_items, play_all
+from choreo_bench.playing import draw_items, play_all
 from conftest import MakeEngine
 from support.tuning import KilledError
 from torch import Tensor

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from bench_support.commands import choreo
-from choreo_bench.evaluation.calibration import TEMPERATURES, tempered
 from choreo_bench.evaluation.synthesis import evaluate_synthesis
 from choreo_bench.experiments.eval_synthesis import measure
 from choreo_bench.experiments.eval_synthesis.measure import (
     CONTENDERS,
     SWEPT,
+    TEMPERATURES,
     AskedTask,
     Contender,
     ContenderTraining,
@@ -31,6 +31,7 @@ from choreo_bench.experiments.eval_synthesis.measure import (
     changed,
     contenders_named,
     courses,
+    tempered,
 )
 from choreo_bench.experiments.eval_synthesis.report import (
     MergeReport,

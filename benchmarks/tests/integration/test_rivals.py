@@ -14,7 +14,7 @@ import torch
 from choreo_bench.experiments.bench_engine.measure import measure_all, scenarios_named
 from choreo_bench.rivals import Absent, ChatHuggingFaceDebate, LlamaCpp, Vllm
 from choreo_bench.rivals.base import absent_on_failure, paths
-from choreo_bench.rivals.forced_call import ForcedCall
+from choreo_bench.rivals.chat_hugging_face import ForcedCall
 from choreo_bench.rivals.llama_gguf import _interleaved, write_gguf
 from support.tiny import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -16,15 +16,19 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, Self
 
+import torch
+
+from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import LoadedModel
+from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesizer import train_synthesizer
-from choreo_bench.evaluation.calibration import TEMPERATURES, tempered
 from choreo_bench.evaluation.synthesis import evaluate_synthesis
 from choreo_bench.harness import Display
 from choreo_bench.language import Problem, Split
@@ -33,6 +37,8 @@ from choreo_bench.synthesizers.curriculum import DrawnCurriculum, drawn_digest
 
 Kind = Literal["text", "untrained", "calibrated", "full", "no mapper", "no adapter", "native"]
 KV_BUDGET_BYTES = 1 << 30
+TEMPERATURES = (0.7, 0.8, 0.9, 1.1, 1.25)
+"""That are tried; 1 changes nothing."""
 CALIBRATED_ON = 12
 """Development problems of each task, for each temperature."""
 
@@ -224,6 +230,20 @@ def changed(one: Sequence[Iterable[float]]) -> float:
     """The share of problems whose verdict is not the same in all orders."""
     verdicts = list(zip(*one, strict=True))
     return sum(len(set(each)) > 1 for each in verdicts) / len(verdicts)
+
+
+def tempered(geometry: KVGeometry, kinds: Sequence[AttentionKind], temperature: float) -> CacheMapper:
+    """A mapper that divides the scores of branch tokens by a temperature, by scaling their keys.
+
+    It is the attention temperature of adaptive parallel encoding, without that method's further factor on the sums.
+    """
+    width = geometry.kv_heads * geometry.head_dim
+    mapper = CacheMapper(geometry, kinds, width)
+    state = {name: torch.zeros_like(tensor) for name, tensor in mapper.state_dict().items()}
+    state["key_down"] += torch.eye(width, dtype=torch.float32)
+    state["key_up"] += torch.eye(width, dtype=torch.float32) * (1 / temperature - 1)
+    mapper.load_state_dict(state)
+    return mapper
 
 
 def _played(on_progress: Callable[[str, int], None], name: str, _task: str) -> None:

@@ -12,7 +12,7 @@ from choreo_bench.evaluation.intervals import difference_interval, mean_interval
 from choreo_bench.experiments.bench_workflows.measure import CHAT
 from choreo_bench.experiments.bench_workflows.report import COLUMNS, WorkflowReport
 from choreo_bench.experiments.eval_untuned import TRIALS, UntunedReport
-from choreo_bench.playing.outcome import PlayReport, paired, share_interval
+from choreo_bench.playing import PlayReport, paired, share_interval
 from hypothesis import given
 from hypothesis import strategies as st
 
