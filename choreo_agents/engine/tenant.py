@@ -117,7 +117,10 @@ class Tenant:
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
         self.require_tenancy()
-        return self.core.load_adapter(read_loaded(self.core.model.adapter, folder), name, self.naming)
+        loaded = read_loaded(self.core.model.adapter, folder)
+        with self.core.lock:
+            self.require_tenancy()  # the file took its time
+        return self.core.load_adapter(loaded, name, self.naming)
 
     def adapters(self) -> tuple[str, ...]:
         """The names that its calls can use."""

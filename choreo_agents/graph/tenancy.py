@@ -7,7 +7,7 @@ import hmac
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ from choreo_agents.graph.langgraph_internals import (
     called_with,
     hidden_in,
     is_cached,
+    is_nested,
     saved_metadata,
     saver_of,
     thread_of,
@@ -42,7 +43,7 @@ _MARK = "choreo_tenant"
 class RunTenant:
     """The tenant that a run is for. A type of its own: no JSON that a client writes is one."""
 
-    salt: str
+    salt: str = field(repr=False)
 
     @property
     def mark(self) -> str:
@@ -85,12 +86,13 @@ class Tenancy:
         self._under_way: dict[str, list[RunTenant]] = {}
 
     def of(self, config: RunnableConfig) -> RunTenant:
-        """Return who a run with this config is for: as the graph around says, if there is one.
+        """Return who a run with this config is for: as the graph around says, if it runs in a node of one.
 
         Raises:
             InvalidRequestError: The resolver says nobody.
         """
-        if (known := tenant_in(config)) is not None:
+        # Snapshots of states have their tenant in their config, and whoever has them may be another's.
+        if is_nested(config) and (known := tenant_in(config)) is not None:
             return known
         salt = self._resolver(config)
         if not isinstance(salt, str) or not salt:
@@ -209,7 +211,7 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
             ForeignThreadError: Another tenant's run in it is under way.
         """
         called = called_with(self, config)
-        if self.tenancy is None or tenant_in(called) is not None:
+        if self.tenancy is None or (is_nested(called) and tenant_in(called) is not None):
             yield False
         else:
             with self.tenancy.claimed(self.tenancy.of(called), thread_of(called)):
