@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Literal, get_args
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.models import LoadedModel
@@ -23,6 +21,9 @@ from choreo_bench.cases import CASES
 from choreo_bench.evaluation import Difference, Score
 from choreo_bench.harness import Report, Table
 from choreo_bench.language.tasks.dilemma import decided
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Variant = Literal["baseline", "choreo", "leak system", "leak plan", "reencoded"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -82,6 +83,8 @@ class DilemmaReport:
 
     def figure(self) -> Figure:
         """Draw how each leak shifts Bob's cooperation, with intervals (figure 8)."""
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
         alices = list(self.cooperated)

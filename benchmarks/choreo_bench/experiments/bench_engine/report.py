@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from choreo_bench.experiments.bench_engine.measure import (
     ATTENTION,
@@ -18,6 +17,9 @@ from choreo_bench.experiments.bench_engine.measure import (
 )
 from choreo_bench.harness import Report, Table
 from choreo_bench.timing import Bar, Spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 REORDERED, _, LONE, EIGHT, MANY, SHORT, LONG, _ = (scenario.name for scenario in SCENARIOS)
 OURS, SUM = "choreo", "the sum"
@@ -116,6 +118,8 @@ def figure(report: SpeedReport) -> Figure:
     rivals = [name for name in next(iter(report.results.values())) if name not in PARTS]
     greys = [str(0.3 + 0.5 * place / len(rivals)) for place in range(len(rivals))]
     colours = {name: "#d1495b" if name == OURS else grey for name, grey in zip(rivals, greys, strict=True)}
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
     drawn = Figure(figsize=(10, 2.1 * len(report.results) + 0.8), layout="constrained")
     drawn.suptitle(f"{report.model}, {report.dtype}, {report.threads} threads: milliseconds, shorter is better")
     panels = drawn.subplots(len(report.results), 1, squeeze=False)[:, 0]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from choreo_agents.training.journal import Record
 from choreo_bench.experiments.bench_pml.measure import DEAR_TOKENS, PLACES, WAYS, WHOLE, Way
 from choreo_bench.harness import Report, Table
 from choreo_bench.timing import Bar, Spread, title_of, versions_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = ("prompt", "modules", "first token, ms", "spread", "runs", "encoded", "cached", "text / this")
 LEFT_OUT = ("spread", "runs")
@@ -137,6 +139,8 @@ class ModuleReport:
 
         Encoding grows with the square, reading what is encoded with the length.
         """
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         figure.suptitle(f"seconds to the first token: {title_of(self.settings)}", fontsize=9)
         panels: list[tuple[tuple[Way, ...], int, str]] = [

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from choreo_agents.training.journal import Record
 from choreo_bench.experiments.bench_synthesis.measure import DEAR_TOKENS, MERGES, PLAIN, TEXT, WAYS, Way
 from choreo_bench.harness import Report, Table
 from choreo_bench.timing import title_of, versions_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = (
     "branches",
@@ -84,6 +85,8 @@ class SynthesisReport:
 
     def figure(self) -> Figure:
         """Draw how many times as long text takes, by the length of a branch."""
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
         figure = Figure(figsize=(10, 4), layout="constrained")
         figure.suptitle(f"text / merge from caches, first token, more is better: {title_of(self.settings)}", fontsize=9)
         for axes, above in zip(figure.subplots(1, 2), (TEXT, PLAIN), strict=True):

@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from choreo_agents.training.journal import Record
 from choreo_bench.evaluation.intervals import Interval, ratio_interval
 from choreo_bench.experiments.bench_workflows.measure import METHODS
 from choreo_bench.harness import Report, Table
 from choreo_bench.timing import title_of, versions_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = (
     "workflow",
@@ -132,6 +133,8 @@ class WorkflowReport:
         return self._drawn(lines, "tokens of each utterance")
 
     def _drawn(self, lines: Mapping[str, list[tuple[int, Setting]]], axis: str) -> Figure:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
         figure = Figure(figsize=(10, 4), layout="constrained")
         figure.suptitle(f"baseline / choreo, more is better: {title_of(self.settings)}", fontsize=9)
         for axes, (name, words) in zip(figure.subplots(1, 2), FIGURES.items(), strict=True):

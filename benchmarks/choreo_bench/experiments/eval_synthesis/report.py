@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_bench.evaluation import Difference, Score
@@ -15,6 +13,9 @@ from choreo_bench.evaluation.intervals import points
 from choreo_bench.experiments.eval_synthesis.measure import SWEPT, Contender, changed
 from choreo_bench.harness import Report, Table
 from choreo_bench.language.synthesis import FROM_TRUNK, HELD_OUT, SYNTHESIS_TASKS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
 """By the names of contender and task."""
@@ -144,6 +145,8 @@ class MergeReport:
     def figure(self) -> Figure:
         """Draw the mean share of solved problems by number and by length of branches."""
         titles = [title for title in SWEEPS if title in self.asked]
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
         figure = Figure(figsize=(4.4 * len(titles), 3.4), layout="constrained")
         axes = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
         for axis, title in zip(axes, titles, strict=True):
