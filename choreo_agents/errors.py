@@ -19,7 +19,6 @@
     ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
     ├── CapacityError                         KV memory is full for now; may be retried after a release
-    │   └── QuotaError                        a tenant has taken what it may take for now; may be retried
     ├── ThreadBusyError                       a thread is under way, and cannot be forgotten now; may be tried again
     ├── StoreError (OSError)                  the store of a run's lineage has failed: full, locked, out of reach, ...
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
@@ -169,10 +168,6 @@ class PMLError(ChoreoError, ValueError):
 
 class CapacityError(ChoreoError):
     """The KV pool has no room now; a release or a finished request may make some."""
-
-
-class QuotaError(CapacityError):
-    """A tenant's quota is used up for now; the same call may succeed when others of its calls are done."""
 
 
 class ThreadBusyError(ChoreoError):

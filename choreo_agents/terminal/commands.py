@@ -1,12 +1,13 @@
 """Groups of commands, and how other distributions add to them.
 
 An entry point of the group `choreo.commands` adds a function, which is a command, or a `typer.Typer`, which is a group:
-`name = module:object`, and `group.name` for a member of a group. Nothing of ours can be replaced. To list commands is
-to import their modules: what takes long to import is imported in a command's body.
+`name = module:object`, and `group.name` for a member of a group that `group()` has made. Nothing of ours can be
+replaced. To list commands is to import their modules: what takes long to import is imported in a command's body.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -24,6 +25,9 @@ ELSEWHERE = {
     "serve": "choreo-server",
 }
 """What to install for commands that other distributions add."""
+_OTHERS = ("torchao", "torch.utils._pytree")
+"""Loggers of what transformers imports if it is installed. They warn of libraries for other processors and of names
+that will change, in whatever one does; a command says what concerns its user. An error of theirs is seen."""
 
 
 class CommandGroup(TyperGroup):
@@ -50,6 +54,11 @@ class CommandGroup(TyperGroup):
             ctx.fail(f"'{' '.join(words)}' is not installed: pip install {package}")
         return None
 
+    def invoke(self, ctx: Any) -> Any:
+        for logger in _OTHERS:
+            logging.getLogger(logger).setLevel(logging.ERROR)
+        return super().invoke(ctx)
+
     def _add_own(self, ctx: Any) -> None:
         if not self.commands:
             self.commands.update({name: _made(name, member) for name, member in self.members().items()})
@@ -74,7 +83,7 @@ def group(help_text: str, members: Callable[[], Mapping[str, typer.Typer | Calla
 
 def _path(ctx: Any) -> list[str]:
     """The words that call a group, behind `choreo`."""
-    return [] if ctx.parent is None else [*_path(ctx.parent), ctx.info_name]
+    return [] if ctx.parent is None else [*_path(ctx.parent), ctx.command.name]
 
 
 def _made(name: str, member: typer.Typer | Callable[..., Any], **settings: Any) -> Any:

@@ -57,12 +57,6 @@ class Loading:
 
         return None if self.dtype == "auto" else getattr(torch, DTYPES[self.dtype])
 
-    def words(self) -> list[str]:
-        """What one types to say the same."""
-        said = [f"--dtype {self.dtype}"] if self.dtype != "auto" else []
-        said += [f"--device {self.device}"] if self.device != "auto" else []
-        return said + ([] if self.prepacked else ["--no-prepacked"])
-
     def model(self, name: Any) -> LoadedModel:
         """The model of that name."""
         from choreo_agents.models import load_model
@@ -71,8 +65,6 @@ class Loading:
 
 
 USUAL = Loading()
-IN_BF16 = Loading(dtype="bf16")
-"""What benchmarks of random weights load by default."""
 
 
 def takes_loading(command: Callable[..., None]) -> Callable[..., None]:
@@ -108,15 +100,3 @@ def load(console: Console, name: str, loading: Loading) -> LoadedModel:
     if model.adapter.parameters < _SMALL_MODEL:
         torch.set_num_threads(1)
     return model
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """What options call a dtype."""
-    return next(name for name, other in DTYPES.items() if str(dtype) == f"torch.{other}")
-
-
-def device_name(device: torch.device) -> str:
-    """What a device is called in a report."""
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,30 +50,6 @@ def named_values(option: str, said: Sequence[str] | None) -> dict[str, str]:
         if not name or not equals:
             raise InvalidRequestError(f"{option} takes NAME=VALUE, not {text!r}")
         found[name] = value
-    return found
-
-
-def typed_command() -> str:
-    """What was typed, and would do it again."""
-    return shlex.join(["choreo", *sys.argv[1:]])
-
-
-def require_writable(path: Path | None) -> None:
-    """Raise an `OSError` now rather than after the measurement."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
-
-
-def numbers(text: str) -> list[int]:
-    """Lengths that are given with commas between; raises `InvalidRequestError`."""
-    try:
-        found = [int(each) for each in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
     return found
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-
-_OTHERS = ("torchao", "torch.utils._pytree")
-"""Loggers of what transformers imports if it is installed. They warn of libraries for other processors and of names
-that will change, in whatever one does; a command says what concerns its user. An error of theirs is seen."""
 
 
 @contextmanager
@@ -34,8 +29,6 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 @contextmanager
 def importing(console: Console) -> Iterator[None]:
     """Show that torch and LangGraph are imported, which takes seconds: commands do so in their body, help does not."""
-    for logger in _OTHERS:
-        logging.getLogger(logger).setLevel(logging.ERROR)
     if sys.modules.get("torch"):
         yield
     else:

@@ -33,3 +33,6 @@ if not TYPE_CHECKING:  # a type checker would take any name to be here
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = {"DebateState": "debate", "final_answer": "debate", "Role": "iterative_debate"}.get(name, name)
         return getattr(import_module(f"{__name__}.graphs.{module}"), name)
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -48,7 +48,7 @@ class EngineStats:
     kv_bytes: int
     """KV memory in use now, in the pool, ..."""
     kv_budget_bytes: int
-    """Of the engine; of a tenant with a quota of the pool: that."""
+    """Of the engine: all tenants share it."""
     backend: str = ""
     """What attends, ..."""
     backend_why: str = ""

@@ -13,6 +13,7 @@ from choreo_agents.engine.keeping.wanted import kv_key
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.stock.memory_map import MemoryMap, tier_of
+from choreo_agents.engine.taking_stock import memory_map_of
 from choreo_agents.engine.transfer.bringing import in_pool, pin
 from choreo_agents.engine.transfer.filling import (
     adopted_message,
@@ -177,7 +178,6 @@ class KVTransfer:
         """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
 
         Raises:
-            QuotaError: The tenant has pinned as much as it may.
         """
         pin(self._tenant, handle, 1)
 
@@ -249,7 +249,8 @@ class KVTransfer:
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of the tenant's authors keep it there."""
-        return self._tenant.memory_map()
+        self._tenant.require_tenancy()
+        return memory_map_of(self._tenant.core, self._tenant.name)
 
     def keeper(self, make: Callable[..., T], *args: Any) -> T:
         """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.

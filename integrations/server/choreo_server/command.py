@@ -51,6 +51,15 @@ def serve(
     tenant_answers: Annotated[
         int | None, typer.Option(min=1, help="The same, of one tenant.", rich_help_panel=_LIMITS, show_default=False)
     ] = None,
+    tenant_calls_per_second: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Messages and answers of one tenant that may start; the others wait.",
+            rich_help_panel=_LIMITS,
+            show_default=False,
+        ),
+    ] = None,
     request_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds for an answer; 0: as long as it takes.", rich_help_panel=_LIMITS)
     ] = 600.0,
@@ -132,7 +141,7 @@ def serve(
       choreo serve ./llama --keys keys.txt --recordings recordings --record
       choreo serve ./llama --engines 4
     """
-    typer.echo(f"loading {model} ...", err=True)
+    typer.echo("loading torch and LangGraph ...", err=True)
     import uvicorn
 
     from choreo_agents import Memory, Scheduling
@@ -151,9 +160,11 @@ def serve(
             request_s=request_timeout or None,
             answers=max_answers,
             tenant_answers=tenant_answers,
+            tenant_calls_per_second=tenant_calls_per_second,
         )
         memory = Memory(kv_budget_bytes=None if kv_budget is None else round(kv_budget * (1 << 30)))
         options = {"device": device, "memory": memory, "scheduling": Scheduling(rows=rows)}
+        typer.echo(f"loading {model} ...", err=True)
         engine = load_engine(model, engines, threads, dtype, options)
     except (ChoreoError, OSError, ValueError) as error:
         typer.secho(f"error: {error}", err=True, fg="red")

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 from support.installed import BENCHMARKS, SERVER, commands_in, install, own_commands
@@ -14,11 +14,18 @@ from typer.testing import CliRunner
 
 from choreo_agents.cli import app
 from choreo_agents.cli.models import ShapeName
+from choreo_agents.cli.run_debate import debate
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.models.random_llama import SHAPES
+from choreo_agents.synthesis.strategies import Strategy
 from choreo_agents.terminal import commands
 from choreo_agents.workflows.cases import CASES
+from choreo_agents.workflows.cases.branch_solve_merge import MergeOptions
+from choreo_agents.workflows.cases.multi_qa import QuestionsOptions
+from choreo_agents.workflows.graphs.multi_qa import Layout
 
 runner = CliRunner()
+CHOICES = ((MergeOptions, "strategy"), (QuestionsOptions, "layout"))
 OURS = ["run", "audit", "replay", "fork", "models", "inspect", "store", "pml"]
 
 
@@ -34,8 +41,11 @@ def test_every_workflow_can_be_run() -> None:
     assert listed("run") == [name.replace("_", "-") for name in CASES]
 
 
-def test_every_shape_can_be_asked_for() -> None:
-    assert set(get_args(ShapeName)) == set(SHAPES)
+def test_choices_that_are_told_without_torch_are_all_that_there_are() -> None:
+    strategies, layouts = (each.model_fields[name].annotation for each, name in CHOICES)
+    methods = get_args(get_type_hints(debate, include_extras=True)["method"])[0]
+    told = [get_args(each) for each in (ShapeName, strategies, layouts, methods)]
+    assert told == [tuple(SHAPES), *map(get_args, (Strategy, Layout, MethodName))]
 
 
 def test_the_version_is_printed() -> None:

@@ -10,7 +10,6 @@ from support.installed import own_commands
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.terminal.loading import Loading
 
 COMMANDS = own_commands()
 
@@ -38,8 +37,3 @@ def test_what_is_said_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
         {"device": "auto", "dtype": None, "prepacked": True},
         {"device": "cuda:1", "dtype": torch.float16, "prepacked": False},
     ]
-
-
-def test_what_was_said_can_be_said_again() -> None:
-    assert Loading().words() == []
-    assert Loading("cuda", "bf16", False).words() == ["--dtype bf16", "--device cuda", "--no-prepacked"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from choreo_agents.errors import InvalidRequestError
@@ -172,3 +172,23 @@ def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> Workfl
 
     name = f"ToT {branches}x{voters}" + (" critics" if critics else "")
     return WorkflowScenario(name, f"{branches} branches, {voters} {'critics' if critics else 'voters'}", build)
+
+
+PAPER = (tree(), debate_in_turns(), parallel_debate())
+SWEEP_BRANCHES, SWEEP_VOTERS = (2, 4, 8, 16), (4, 8, 16)
+"""Of figure 5."""
+
+
+def scenarios_named(parts: Sequence[str], *, sweep: bool, critics: bool) -> list[WorkflowScenario]:
+    """Scenarios of the paper, or of the sweep, whose name has one of these parts in it; all of them for none.
+
+    Raises:
+        InvalidRequestError: There is none, or critics are asked for outside the sweep.
+    """
+    if critics and not sweep:
+        raise InvalidRequestError("--critics is for --sweep: the workflows of the paper have voters that are all alike")
+    found = [tree(b, v, critics=critics) for b in SWEEP_BRANCHES for v in SWEEP_VOTERS] if sweep else list(PAPER)
+    chosen = [each for each in found if not parts or any(part.lower() in each.name.lower() for part in parts)]
+    if not chosen:
+        raise InvalidRequestError(f"no workflow is named so: there are {', '.join(each.name for each in found)}")
+    return chosen
