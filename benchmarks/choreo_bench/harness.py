@@ -98,7 +98,8 @@ class Table:
         shown = [place for place, column in enumerate(self.columns) if column not in self.left_out]
         table = RichTable(box=box.SIMPLE_HEAD, title=Text(self.title), title_justify="left")
         for place in shown:
-            table.add_column(Text(self.columns[place]), justify="left" if place < self.words else "right")
+            words = place < self.words
+            table.add_column(Text(self.columns[place]), justify="left" if words else "right", no_wrap=words)
         for row in self.rows:
             table.add_row(*(Text(row[place].replace("**", "")) for place in shown))
         return table

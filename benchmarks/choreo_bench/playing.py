@@ -148,7 +148,7 @@ class PlayReport:
         return paired([one[item] for item in both], [other[item] for item in both])
 
     def table(self, title: str, scored: str) -> Table:
-        """A row for each variant.
+        """Make a row for each variant.
 
         Args:
             title: Of the table.

@@ -81,7 +81,7 @@ def weights_sha256(folder: Path) -> str:
 
 
 def accuracy_table(evaluation: Evaluation) -> Table:
-    """A row for each task."""
+    """Make a row for each task."""
     rows = []
     for name, result in evaluation.results.items():
         low, high = result.solved.interval()

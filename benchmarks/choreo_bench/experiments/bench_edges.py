@@ -405,7 +405,7 @@ def divergence(one: Tensor, other: Tensor) -> float:
 
 
 def edges_report(found: Sequence[EdgeFigures], inputs: int) -> Report:
-    """A row for each edge.
+    """Report a row for each edge.
 
     Args:
         found: Of each edge.

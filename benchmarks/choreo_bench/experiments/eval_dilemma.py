@@ -60,7 +60,7 @@ class DilemmaReport:
         return Difference.of(self.cooperated[alice][variant], self.cooperated[alice]["baseline"])
 
     def table(self) -> Table:
-        """A row for each of Alice's strategies; in brackets the interval of the difference to the baseline."""
+        """Make a row for each of Alice's strategies; in brackets the interval of the difference to the baseline."""
         names = list(self.unread)
         rows = [[ALICE_IS_TOLD[alice], *(self._cell(alice, name) for name in names)] for alice in self.cooperated]
         return Table(["Alice's strategy", *names], rows, f"How often Bob cooperates, in % of {self.games} games")
@@ -73,7 +73,7 @@ class DilemmaReport:
         return f"{share} ({100 * low:+.1f} to {100 * high:+.1f})"
 
     def report(self) -> Report:
-        """Table 3."""
+        """Report table 3."""
         unread = ", ".join(f"{variant} {count}" for variant, count in self.unread.items() if count)
         lines = [
             "in brackets: 95 % interval of the difference to the baseline, which inverts McNemar's test",

@@ -102,7 +102,7 @@ class LanguageReport:
         return BARS.get(task) if view == "ordinary" and self.model == "embedded" else None
 
     def report(self) -> Report:
-        """Accuracy by task and view, then samples against votes."""
+        """Report accuracy by task and view, then samples against votes."""
         tables = [Table(*self._accuracy(), f"{self.model}: {self.count} problems a task, {self.split} split")]
         if self.vote is not None:
             low, high = self.vote.gain.interval()

@@ -110,7 +110,7 @@ class TunedReport:
     """What each course took, by name."""
 
     def report(self, weights: str) -> Report:
-        """All tables, before and after distillation, and what was trained for them."""
+        """Report all tables, before and after distillation, and what was trained for them."""
         tables = self.played.tables()
         if self.dilemma is not None:
             tables[3] = replace(self.dilemma.table(), title="Table 3: how often Bob cooperates")
@@ -190,7 +190,7 @@ def measure_tuned(
 
 
 def workflows_named(names: str | None) -> frozenset[str] | None:
-    """Workflows of the tables, with commas between; None: all. Raises `InvalidRequestError`."""
+    """Find workflows of the tables, with commas between; None: all. Raises `InvalidRequestError`."""
     if names is None:
         return None
     known = {course.case for course in COURSES.values()}

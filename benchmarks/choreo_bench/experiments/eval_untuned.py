@@ -95,7 +95,7 @@ class UntunedReport:
                     yield Line(trial, outcome, self._gain(trial, outcome.name))
 
     def tables(self) -> dict[int, Table]:
-        """Those of the paper's tables that were played, by number."""
+        """Make those of the paper's tables that were played, by number."""
         found: dict[int, Table] = {}
         for number, title in TITLES.items():
             if lines := list(self.lines(number)):
@@ -108,7 +108,7 @@ class UntunedReport:
         return found
 
     def as_object(self) -> dict[int, list[dict[str, Any]]]:
-        """The lines of each table as plain JSON."""
+        """Write the lines of each table as plain JSON."""
         return {number: [asdict(line) for line in self.lines(number)] for number in TITLES}
 
     def _gain(self, trial: Trial, variant: str) -> tuple[float, Interval | None] | None:

@@ -39,7 +39,7 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> dict[str, Any]:
 
 
 def memory_report(found: Mapping[str, Mapping[str, Any]]) -> Report:
-    """A row for each model, by its name."""
+    """Report a row for each model, by its name."""
     rows = [
         [name, row["dtype"], *(f"{row[place] / 1024:,.2f}" for place in PLACES), f"{(1 << 30) / row['device']:,.0f}"]
         for name, row in found.items()

@@ -150,7 +150,7 @@ def held_out(model: LoadedModel, folder: Path, curriculum: DrawnCurriculum) -> d
 
 
 def layouts_named(names: str) -> tuple[SynthesisLayout, ...]:
-    """Layouts by name, with commas between, each once; raises `InvalidRequestError`."""
+    """Find layouts by name, with commas between, each once; raises `InvalidRequestError`."""
     given = list(dict.fromkeys(name.strip() for name in names.split(",")))
     chosen = tuple(layout for name in given for layout in SYNTHESIS_LAYOUTS if layout == name)
     unknown = [name for name in given if name not in SYNTHESIS_LAYOUTS]

@@ -93,7 +93,7 @@ SCENARIOS: Sequence[SpeedScenario] = (
 
 
 def scenarios_named(parts: Sequence[str], share: float = 1.0) -> list[SpeedScenario]:
-    """Scenarios whose name has one of these parts in it, all for none; with so much shorter messages, for a quick look.
+    """Find scenarios whose name has one of these parts in it, all for none; with messages of a share of their length.
 
     Raises:
         InvalidRequestError: No name has one.

@@ -27,7 +27,7 @@ COLUMNS = ("", "ms", "spread", "time / choreo's", "time / sum")
 
 
 def bars(report: SpeedReport) -> list[Bar]:
-    """Every bar, those that nothing was measured for included."""
+    """Compute every bar, those that nothing was measured for included."""
     wanted = (
         (REORDERED, "HF dynamic", OURS, 60, True),
         (REORDERED, OURS, SUM, 0.9, False),
@@ -46,7 +46,7 @@ def bars(report: SpeedReport) -> list[Bar]:
 
 
 def losses(report: SpeedReport) -> dict[str, float]:
-    """The share of its throughput that each engine loses when what branches share grows from 1k to 16k.
+    """Compute the share of its throughput that each engine loses when what branches share grows from 1k to 16k.
 
     Last comes the bound, at the rate of this machine's products.
     """
@@ -72,7 +72,7 @@ def _ratio(report: SpeedReport, scenario: str, above: str, below: str) -> Spread
 
 
 def as_report(report: SpeedReport, scenarios: Sequence[SpeedScenario], *, whole: bool) -> Report:
-    """Tables of what was run so far.
+    """Report what was run so far.
 
     Args:
         report: What was found.

@@ -79,7 +79,7 @@ class ModuleReport:
         return min(timed, key=lambda way: median(self.seconds(case, way)), default="text")
 
     def bars(self) -> list[Bar]:
-        """Every bar, those that nothing was measured for included; the faster full encoding is what counts."""
+        """Compute every bar, also those that nothing was measured for; the faster full encoding counts."""
         lengths, found = self.lengths(), []
         for length, wanted in LENGTH_BARS.items():
             ratio = self.ratio(lengths[length], self.whole(lengths[length]), "device") if length in lengths else None
@@ -91,7 +91,7 @@ class ModuleReport:
         return found
 
     def rows(self, cases: Sequence[str]) -> list[tuple[str, ...]]:
-        """The cells of a table of these prompts."""
+        """Make the cells of a table of these prompts."""
         return [self._row(case, way) for case in cases for way in WAYS if self.seconds(case, way)]
 
     def _row(self, case: str, way: Way) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class ModuleReport:
         return (case, _NAMES[way], f"{median(times):,.1f}", spread, *counts, against)
 
     def report(self) -> Report:
-        """All of it; raw runs, bars and ratios as plain JSON."""
+        """Report all of it; raw runs, bars and ratios as plain JSON."""
         by_length = list(self.lengths().values())
         parts = (
             ("by cached tokens", by_length),

@@ -103,7 +103,7 @@ def _timed(clock: _Clock) -> Iterator[None]:
 
 
 def shapes_named(text: str, tokens: int) -> list[StepShape]:
-    """Shapes that are written as ROWSxMESSAGES, with commas between; raises `InvalidRequestError`.
+    """Read shapes that are written as ROWSxMESSAGES, with commas between; raises `InvalidRequestError`.
 
     Args:
         text: `8x1,64x16`, say.

@@ -69,7 +69,7 @@ class StepTimes:
 
 
 def step_report(machine: Machine, computed: Mapping[Way, str], times: list[StepTimes]) -> Report:
-    """A row for each shape and way; what computed, and the bar where it was measured.
+    """Report a row for each shape and way; what computed, and the bar where it was measured.
 
     Args:
         machine: What it was measured on.
@@ -106,7 +106,7 @@ class SampledTimes:
 
 
 def sampled_report(machine: Machine, times: list[SampledTimes]) -> Report:
-    """A row for each shape and kind of logits; the bars, where they were measured."""
+    """Report a row for each shape and kind of logits; the bars, where they were measured."""
     rows, lines = [], []
     for each in times:
         ratio = each.drawn / each.greedy

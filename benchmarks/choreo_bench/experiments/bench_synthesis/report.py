@@ -68,7 +68,7 @@ class SynthesisReport:
         return (f"{size[0]} x {size[1]:,}", way, f"{median(times):,.0f}", spread, str(len(times)), *counts, *against)
 
     def report(self) -> Report:
-        """All of it; raw runs and ratios as plain JSON."""
+        """Report all of it; raw runs and ratios as plain JSON."""
         ratios = [
             {"branches": size[0], "length": size[1], "way": way, "against": above, "ratio": ratio}
             for size in self.lengths()

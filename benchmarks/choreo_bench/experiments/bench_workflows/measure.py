@@ -92,7 +92,7 @@ class WorkflowBench:
 
 
 def methods_named(names: str) -> list[MethodName]:
-    """Methods by name, with commas between, in the order of `METHODS`; raises `InvalidRequestError`."""
+    """Find methods by name, with commas between, in the order of `METHODS`; raises `InvalidRequestError`."""
     asked = {name.strip() for name in names.split(",")}
     if unknown := asked - set(METHODS):
         raise InvalidRequestError(f"there is no method {min(unknown)!r}: there are {', '.join(METHODS)}")

@@ -100,7 +100,7 @@ class WorkflowReport:
         return (name, method, str(len(runs)), *times, *counts, rows, *against)
 
     def report(self) -> Report:
-        """All of it; raw runs and ratios as plain JSON."""
+        """Report all of it; raw runs and ratios as plain JSON."""
         ratios = [
             {"scenario": setting[0], "lengths": setting[1], "method": method, "figure": figure}
             | {"ratio": found.ratio, "interval": found.interval}

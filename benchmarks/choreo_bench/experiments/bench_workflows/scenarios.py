@@ -180,7 +180,7 @@ SWEEP_BRANCHES, SWEEP_VOTERS = (2, 4, 8, 16), (4, 8, 16)
 
 
 def scenarios_named(parts: Sequence[str], *, sweep: bool, critics: bool) -> list[WorkflowScenario]:
-    """Scenarios of the paper, or of the sweep, whose name has one of these parts in it; all of them for none.
+    """Find scenarios of the paper, or of the sweep, whose name has one of these parts in it; all of them for none.
 
     Raises:
         InvalidRequestError: There is none, or critics are asked for outside the sweep.

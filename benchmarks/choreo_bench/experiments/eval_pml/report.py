@@ -74,7 +74,7 @@ class DocumentReport:
         return whole, cached / whole
 
     def report(self, weights: str) -> Report:
-        """A row for each task, and one for all."""
+        """Report a row for each task, and one for all."""
         columns = ["task", "tokens", "cached, %", f"{BASELINE}, %"]
         columns += [cell for way in self.others for cell in (f"{way}, %", "difference")]
         rows = [self._row(task) for task in [*self.tasks(), ALL]]

@@ -114,7 +114,7 @@ def courses(seed: int = 0) -> Mapping[str, ContenderTraining]:
 
 
 def contenders_named(names: str | None) -> list[Contender]:
-    """Contenders by kind, all layouts of it, or as `kind:layout`, with commas between; None: all.
+    """Find contenders by kind, all layouts of it, or as `kind:layout`, with commas between; None: all.
 
     Raises:
         InvalidRequestError: There is none of that name.
@@ -222,7 +222,7 @@ def by_order() -> dict[int, list[AskedTask]]:
 
 
 def sweeps() -> dict[str, dict[int, list[AskedTask]]]:
-    """All sweeps, by their titles."""
+    """Make all sweeps, by their titles."""
     return {"branches": by_branches(), "length": by_length(), "order": by_order()}
 
 

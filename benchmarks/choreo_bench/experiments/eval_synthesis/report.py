@@ -58,7 +58,7 @@ def verdicts(scores: Scores, kind: str = "full") -> list[Verdict]:
 
 
 def ablation_table(scores: Scores, contenders: Sequence[Contender]) -> Table:
-    """Tasks down, contenders across, and the means of all tasks."""
+    """Set tasks down, contenders across, and the means of all tasks."""
     names = [contender.name for contender in contenders]
     tasks = [task for task in SYNTHESIS_TASKS if any((name, task) in scores for name in names)]
     rows = [[_marked(task), *(_cell(scores.get((name, task))) for name in names)] for task in tasks]
@@ -68,7 +68,7 @@ def ablation_table(scores: Scores, contenders: Sequence[Contender]) -> Table:
 
 
 def verdict_table(scores: Scores, chosen: str | None = None) -> Table:
-    """Each layout against text, with the interval that inverts McNemar's test; the chosen one in bold."""
+    """Set each layout against text, with the interval that inverts McNemar's test; the chosen one in bold."""
     rows = []
     for each in verdicts(scores):
         shares = (f"{100 * share:.1f}" for share in (each.share, each.share - each.difference.share))
@@ -80,7 +80,7 @@ def verdict_table(scores: Scores, chosen: str | None = None) -> Table:
 
 
 def sweep_table(scores: Scores, title: str, asked: Asked) -> Table:
-    """Mean shares of all tasks by how many or how long branches are."""
+    """Make a row of mean shares of all tasks for how many or how long branches are."""
     names = [contender.name for contender in SWEPT]
     rows = []
     for value, tasks in asked.items():
@@ -91,7 +91,7 @@ def sweep_table(scores: Scores, title: str, asked: Asked) -> Table:
 
 
 def order_table(scores: Scores, asked: Asked) -> Table:
-    """How often a verdict depends on the order of the branches."""
+    """Say how often a verdict depends on the order of the branches."""
     rows = []
     for contender in SWEPT:
         by_order = [
@@ -125,7 +125,7 @@ class MergeReport:
     layout: SynthesisLayout | None = None
 
     def report(self) -> Report:
-        """All tables; mean shares by contender and task as plain JSON."""
+        """Report all tables; mean shares by contender and task as plain JSON."""
         tables = [ablation_table(self.scores, self.contenders)]
         tables += [verdict_table(self.scores, self.layout)] if verdicts(self.scores) else []
         tables += [sweep_table(self.swept, title, self.asked[title]) for title in SWEEPS if title in self.asked]
