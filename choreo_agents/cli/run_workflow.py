@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from statistics import mean
@@ -157,7 +158,7 @@ def run_workflow(case: Case) -> Callable[..., None]:
     return command_of(case, run_case, run_doc(case))
 
 
-class LiveTable:
+class LiveTable(ABC):
     """A table on the terminal that changes while things go on."""
 
     def __init__(self, console: Console) -> None:
@@ -173,8 +174,9 @@ class LiveTable:
         if not self._live.console.is_terminal:
             self._live.console.print()  # without a cursor to move, the last frame ends in the middle of a line
 
+    @abstractmethod
     def _table(self) -> RenderableType:
-        raise NotImplementedError
+        """Return what is shown now."""
 
 
 class PlayDisplay(LiveTable):

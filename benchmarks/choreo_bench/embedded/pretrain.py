@@ -35,7 +35,7 @@ CHECKPOINT_EVERY_S = 60.0
 SCORED = 32
 """Problems of a task for each intermediate score."""
 SCORED_TOKENS = 8192
-"""Of a batch, padding included."""
+"""Tokens of a batch that is scored, padding included."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class BucketProgress:
 def first_choices(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: TrainingRecipe
 ) -> dict[str, float]:
-    """By task, the share of development transcripts whose every learnt token is the model's first choice.
+    """Return by task the share of development transcripts whose every learnt token is the model's first choice.
 
     Quick and a little severe: the gold words are forced, and where several are right only one counts.
     """

@@ -33,7 +33,7 @@ LEAK = 0.1
 WORTH_IT = 0.05
 """Share of the tokens that sharing saves: below, re-encoding costs next to nothing."""
 FOLDS = 5
-"""Of a probe."""
+"""Parts of the examples; a probe learns on all but one of them, and is judged on that one."""
 RIDGE = 1.0
 """Weight of a probe's penalty, relative to the mean square of the features."""
 

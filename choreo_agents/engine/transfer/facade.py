@@ -168,8 +168,7 @@ class KVTransfer:
         with core.lock:
             tenant.require_tenancy()
             if what is None or isinstance(what, Scope):
-                mine = [message for message in core.table.messages() if message.tenant == tenant.name]
-                parked = [m for m in mine if what is None or m.leased_only_within(what)]
+                parked = [m for m in core.table.messages(tenant.name) if what is None or m.leased_only_within(what)]
             else:
                 parked = [tenant.find(handle) for handle in what]
             core.cache.park(m.entry for m in parked if m.entry is not None)
@@ -178,6 +177,8 @@ class KVTransfer:
         """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
 
         Raises:
+            HandleError: The message is not there, or another tenant's.
+            CapacityError: Pinned messages leave no room for it.
         """
         pin(self._tenant, handle, 1)
 

@@ -50,20 +50,20 @@ class SpeedScenario:
     levels: tuple[tuple[int, ...], ...]
     """Tokens of each message, level by level; a first token's messages are one level of as many roots."""
     order: tuple[int, ...] = ()
-    """Of a first token: how the prompt has the messages."""
+    """The messages in the order in which the prompt of a first token has them."""
     new: int = 32
-    """Of a first token: tokens that follow them."""
+    """Tokens of that prompt behind the messages."""
     branches: int = 0
-    """Of decode steps: rows at once."""
+    """Rows that are decoded at once; 0 in scenarios of a first token."""
     steps: int = 8
-    """Of decode steps: over which one is averaged."""
+    """Decode steps whose mean time counts."""
 
     @property
     def is_decode(self) -> bool:
         return self.branches > 0
 
     def tokens(self) -> int:
-        """Of KV that it needs, each message once, with what its branches add."""
+        """Return the tokens whose KV it needs: each message once, and what its branches add."""
         own = self.branches * (self.steps + 66) if self.is_decode else self.new + 66
         return sum(length + 64 for level in self.levels for length in level) + own
 
