@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         Guided,
         Memory,
         Prefill,
-        Quota,
         Scheduling,
         StreamedToken,
         Thinking,
@@ -34,12 +33,9 @@ if TYPE_CHECKING:
         Synthesizer,
         VisibilityMode,
         Worker,
-        afork,
-        areplay,
-        fork,
-        replay,
         send,
     )
+    from choreo_agents.graph.replaying import afork, areplay, fork, replay
     from choreo_agents.kv.handle import MessageHandle
     from choreo_agents.models import FramedText
     from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
@@ -69,7 +65,6 @@ __all__ = [
     "Prefill",
     "Prompt",
     "PromptView",
-    "Quota",
     "Rule",
     "RunOptions",
     "Sampling",
@@ -100,7 +95,6 @@ _ROOMS = {
         "Guided",
         "Memory",
         "Prefill",
-        "Quota",
         "Scheduling",
         "StreamedToken",
         "Thinking",
@@ -108,20 +102,9 @@ _ROOMS = {
     ),
     "graph": (
         *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Keep"),
-        *(
-            "Policy",
-            "Rule",
-            "RunOptions",
-            "Send",
-            "Synthesizer",
-            "VisibilityMode",
-            "Worker",
-            "afork",
-            "areplay",
-            "fork",
-        ),
-        *("replay", "send"),
+        *("Policy", "Rule", "RunOptions", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
     ),
+    "graph.replaying": ("afork", "areplay", "fork", "replay"),
     "kv.handle": ("MessageHandle",),
     "models.framed": ("FramedText",),
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),

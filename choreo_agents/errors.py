@@ -19,7 +19,6 @@
     ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
     ├── CapacityError                         KV memory is full for now; may be retried after a release
-    │   └── QuotaError                        a tenant has taken what it may take for now; may be retried
     ├── ThreadBusyError                       a thread is under way, and cannot be forgotten now; may be tried again
     ├── StoreError (OSError)                  the store of a run's lineage has failed: full, locked, out of reach, ...
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
@@ -40,7 +39,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 def told(error: BaseException) -> str:
@@ -54,14 +52,6 @@ def told(error: BaseException) -> str:
 class ChoreoError(Exception):
     """Base of all errors of this package."""
 
-    words: ClassVar[tuple[str, ...]] = ()
-    """Of the glossary, which its messages use: a note under a traceback says how to read what they mean."""
-
-    def __init__(self, *told: object) -> None:
-        super().__init__(*told)
-        if self.words:
-            self.add_note(f"`choreo words {' '.join(self.words)}` says what is meant by {' and '.join(self.words)}")
-
 
 class InvalidRequestError(ChoreoError, ValueError):
     """A call that can never work as it was written."""
@@ -70,19 +60,13 @@ class InvalidRequestError(ChoreoError, ValueError):
 class ContextLengthError(InvalidRequestError):
     """A view and its new message reach past the model's context."""
 
-    words = ("view",)
-
 
 class KVBudgetError(InvalidRequestError):
     """A call that needs more KV memory than the engine's whole budget."""
 
-    words = ("view", "tier")
-
 
 class GrammarError(InvalidRequestError):
     """A schema, regular expression or grammar that no answer can be led by; the message names what it cannot be."""
-
-    words = ("guide",)
 
 
 class EngineMismatchError(InvalidRequestError):
@@ -95,8 +79,6 @@ class GuideError(ChoreoError, ValueError):
     The same call says the same again: it takes more tokens, another guide or another seed.
     """
 
-    words = ("guide",)
-
     def __init__(self, message: str, said: str = "") -> None:
         self.said = said
         super().__init__(message)
@@ -107,8 +89,6 @@ class GuideError(ChoreoError, ValueError):
 
 class HandleError(ChoreoError, LookupError):
     """A handle that this engine cannot resolve."""
-
-    words = ("handle", "lease")
 
 
 class UnknownHandleError(HandleError):
@@ -126,13 +106,9 @@ class ForeignHandleError(HandleError):
 class ForeignThreadError(ChoreoError, LookupError):
     """A thread of a graph that serves several tenants, and that another of them began, or none."""
 
-    words = ("tenant",)
-
 
 class VisibilityError(ChoreoError, ValueError):
     """A visibility declaration that cannot hold, or a read that no declaration allows."""
-
-    words = ("visibility",)
 
 
 class VisibilityWarning(UserWarning):
@@ -146,13 +122,9 @@ class ProvenanceWarning(UserWarning):
 class AdapterError(ChoreoError, ValueError):
     """An adapter or cache mapper that does not fit the model, that its files do not hold, or that is not loaded."""
 
-    words = ("adapter", "mapper")
-
 
 class ReplayError(ChoreoError, ValueError):
     """A recording that cannot be played or forked here; the message names what is missing, or what differs."""
-
-    words = ("recording",)
 
 
 class UnsupportedModelError(ChoreoError, ValueError):
@@ -186,8 +158,6 @@ class PMLProblem:
 class PMLError(ChoreoError, ValueError):
     """A schema or prompt that is not right; `problems` has all that were found, in the order of their places."""
 
-    words = ("module",)
-
     def __init__(self, problems: Iterable[PMLProblem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda each: (each.file, each.line, each.column)))
         super().__init__("\n".join(map(str, self.problems)))
@@ -199,14 +169,6 @@ class PMLError(ChoreoError, ValueError):
 class CapacityError(ChoreoError):
     """The KV pool has no room now; a release or a finished request may make some."""
 
-    words: ClassVar[tuple[str, ...]] = ("lease", "tier")
-
-
-class QuotaError(CapacityError):
-    """A tenant's quota is used up for now; the same call may succeed when others of its calls are done."""
-
-    words = ("tenant",)
-
 
 class ThreadBusyError(ChoreoError):
     """A thread that is to be forgotten is under way, or one that is to run is being forgotten: try again later."""
@@ -214,8 +176,6 @@ class ThreadBusyError(ChoreoError):
 
 class StoreError(ChoreoError, OSError):
     """What keeps the lineage of runs has failed; `__cause__` is how. What was reported before stands there."""
-
-    words = ("lineage",)
 
 
 class LineageWarning(UserWarning):
@@ -236,8 +196,6 @@ class EngineForkedError(EngineClosedError):
 
 class EngineLostError(ChoreoError, RuntimeError):
     """An engine elsewhere is gone, or cannot be reached: what it had is computed again where it is read."""
-
-    words = ("lineage",)
 
 
 class ScriptError(ChoreoError, LookupError):

@@ -24,7 +24,6 @@ from choreo_bench.language.tasks import Arithmetic, BranchSolveMerge, SeveralQue
 from choreo_bench.language.tasks.debate import debate_problem
 from choreo_bench.language.tasks.dilemma import GAME
 
-AliceStrategy = Literal["cooperate", "defect", "follow", "opposite", "free", "any"]
 STRATEGY_NAMES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
 
 
@@ -32,18 +31,18 @@ class DrawnCase(Case, Protocol):
     """A workflow whose items are drawn."""
 
     def draw(self, options: Any, split: Split, number: int) -> Item:
-        """An item that nobody else gave; the same arguments draw the same one, and no two splits share one."""
+        """Draw an item; the same arguments draw the same one, and no two splits share one."""
         ...
 
 
 class SumOptions(Options):
-    """How hard sums are."""
+    """Options of sums: how hard they are."""
 
     steps: int = Field(default=4, ge=1, le=8, description="Steps of a sum.")
 
 
 class DirectOptions(SumOptions):
-    """Which questions are asked."""
+    """Options of a single call: what it is asked."""
 
     task: Literal["sums", "notes"] = Field(
         default="sums", description="What is asked: sums, or what a debate's first agent is asked."
@@ -51,21 +50,21 @@ class DirectOptions(SumOptions):
 
 
 class SumDebateOptions(SumOptions, IterativeDebateOptions):
-    """How long two sides debate, and about how hard a sum."""
+    """Options of a debate about a sum."""
 
 
 class SumTreeOptions(SumOptions, TreeOptions):
-    """The size of a tree, and how hard its sum is."""
+    """Options of a tree about a sum."""
 
 
 class DrawnMergeOptions(MergeOptions):
-    """How many parts a story has, how long they are, and how they are merged."""
+    """Options of a story in parts that are drawn."""
 
     size: int = Field(default=3, ge=1, description="Concepts of each part.")
 
 
 class DrawnQuestionsOptions(QuestionsOptions):
-    """How many questions are asked, and where they stand."""
+    """Options of questions that are drawn."""
 
     questions: int = Field(default=2, ge=1, description="Questions that are asked.")
     facts: int = Field(default=6, ge=1, description="Facts in the answerer's notes.")
@@ -77,10 +76,10 @@ class DrawnQuestionsOptions(QuestionsOptions):
 
 
 class DrawnDilemmaOptions(DilemmaOptions):
-    """Who plays how; `any`: Alice has each strategy in turn."""
+    """Options of games that are drawn."""
 
-    alice: AliceStrategy = Field(  # type: ignore[assignment] # wider: an item that is drawn names the strategy
-        default="free", description="Alice's strategy; any: each in turn."
+    every_strategy: bool = Field(
+        default=False, description="Whether Alice has each strategy in turn, whatever --alice says: to learn from."
     )
 
 
@@ -156,7 +155,7 @@ class DrawnDilemma(DilemmaCase):
     def draw(self, options: DrawnDilemmaOptions, split: Split, number: int) -> Stakes:
         both, none = stakes(split, number)
         # In turn, and with either player first.
-        strategy = STRATEGY_NAMES[number // 2 % len(STRATEGY_NAMES)] if options.alice == "any" else None
+        strategy = STRATEGY_NAMES[number // 2 % len(STRATEGY_NAMES)] if options.every_strategy else None
         return Stakes(id=f"{split} {number}", both=both, none=none, bob_first=bool(number % 2), alice=strategy)
 
 
@@ -170,18 +169,18 @@ _ALL: tuple[DrawnCase, ...] = (
     DrawnDilemma(),
 )
 CASES: Mapping[str, DrawnCase] = {case.name: case for case in _ALL}
-"""By the name of the workflow's function."""
+"""Every workflow, by its function's name."""
 
 
 def draw_sum(options: SumOptions, split: Split, number: int) -> Question:
-    """A sum in steps, and its result."""
+    """Draw a sum in steps, with its result."""
     problem = draw_problem(Arithmetic(steps=options.steps), split, number)
     result = problem.gold.removesuffix(".").split()[-1]
     return Question(id=f"{split} {number}", question=problem.by_name["problem"].text, answer=result)
 
 
 def stakes(split: Split, number: int) -> tuple[int, int]:
-    """Points of a game of a split if both cooperate, and if both defect: no two splits share a game."""
+    """Draw the points of a game if both cooperate, and if both defect: no two splits share a game."""
     rng = random.Random(f"dilemma {split} {number}")
     while True:
         none, both = sorted(rng.sample(range(2, 61), 2))

@@ -13,7 +13,7 @@ __all__ = ["embedded", "engine", "hold_steps", "load_engine", "logits_by_seed", 
 
 @pytest.fixture(scope="session", autouse=True)
 def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What this pyproject.toml adds to `choreo` is found, also where another one was installed."""
+    """Install the metadata of this distribution, so that `choreo` finds its commands whatever else is installed."""
     with pytest.MonkeyPatch.context() as patch:
         install(BENCHMARKS, site := tmp_path_factory.mktemp("site"))
         patch.syspath_prepend(site)

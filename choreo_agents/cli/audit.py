@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich import box
@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.cli.graphs import load_graph
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph import START, AuditReport, ChoreoGraph, Policy
-from choreo_agents.graph.audit import Finding
-from choreo_agents.graph.drawing import draw_audit
-from choreo_agents.graph.visibility import Mode, Rule
-from choreo_agents.terminal.options import errors_as_lines
+from choreo_agents.terminal.options import JsonOption, errors_as_lines
+from choreo_agents.terminal.waiting import importing
+
+if TYPE_CHECKING:
+    from choreo_agents.graph import AuditReport, ChoreoGraph
+    from choreo_agents.graph.audit import Finding
+    from choreo_agents.graph.visibility import Mode
 
 _ROWS = 200
 """Findings, and lines on what is blocked, that are printed: a large graph has as many as pairs of nodes."""
@@ -33,7 +34,7 @@ def audit(
         list[str] | None,
         typer.Option("--keep", metavar="CONTEXT[=READER,...]", help="Try a policy: who alone may have a context."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    as_json: JsonOption = False,
     mermaid: Annotated[
         bool, typer.Option("--mermaid", help="Print the graph with the paths drawn in, for a Mermaid renderer.")
     ] = False,
@@ -49,12 +50,16 @@ def audit(
 
     [b]Examples[/b]
 
-      choreo audit choreo_agents.workflows.prisoners_dilemma:graph
-      choreo audit choreo_agents.workflows.prisoners_dilemma:graph --set alice:bob=reencoded
-      choreo audit choreo_agents.workflows.prisoners_dilemma:graph --keep alice.plan=alice
+      choreo audit choreo_agents.workflows.graphs.prisoners_dilemma:graph
+      choreo audit choreo_agents.workflows.graphs.prisoners_dilemma:graph --set alice:bob=reencoded
+      choreo audit choreo_agents.workflows.graphs.prisoners_dilemma:graph --keep alice.plan=alice
       choreo audit my_package.my_graph:app --mermaid > graph.mmd
     """
     console = Console(stderr=as_json or mermaid, highlight=False)
+    with importing(console):
+        from choreo_agents.cli.graphs import load_graph
+        from choreo_agents.graph.drawing import draw_audit
+
     with errors_as_lines(console):
         graph = _changed(load_graph(target), rules or [], keep or [])
         report = graph.audit()
@@ -69,12 +74,14 @@ def audit(
 
 def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGraph:
     """The graph with rules and a policy to try."""
+    from choreo_agents.graph import Policy
+
     for spelled in rules:
         pair, _, mode = spelled.partition("=")
         source, colon, reader = pair.partition(":")
         if not colon or not mode:
             raise InvalidRequestError(f"spell a rule as SOURCE:READER=MODE, not {spelled!r}")
-        graph = graph.with_rule(source, reader, cast(Mode, mode))  # what is no mode is refused there
+        graph = graph.with_rule(source, reader, cast("Mode", mode))  # what is no mode is refused there
     if keep:
         kept = {name: frozenset(filter(None, who.split(","))) for name, _, who in (k.partition("=") for k in keep)}
         confidential = {**graph.policy.confidential, **kept}
@@ -107,6 +114,8 @@ def _print(console: Console, target: str, report: AuditReport) -> None:
 
 
 def _print_blocked(console: Console, report: AuditReport) -> None:
+    from choreo_agents.graph import START
+
     readers: dict[tuple[str, str], list[str]] = {}
     for pair in report.blocked:
         readers.setdefault((pair.reader, pair.earlier), []).append("input" if pair.later == START else pair.later)
@@ -118,6 +127,8 @@ def _print_blocked(console: Console, report: AuditReport) -> None:
 
 
 def _cut(finding: Finding) -> str:
+    from choreo_agents.graph import Rule
+
     if not finding.cut:
         return "[dim]no other rule[/]"
     how = Rule().without(finding.channel).words()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -12,13 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.engine.stock.memory_map import MemoryMap
-from choreo_agents.kv.entry import TIERS
+from choreo_agents.terminal.case_options import AgentsOption, RoundsOption
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines
-from choreo_agents.workflows.debating import DebateSetting, hold, problem_of
+from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines
+from choreo_agents.terminal.waiting import importing
 
-_WHERE = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
+if TYPE_CHECKING:
+    from choreo_agents.engine.stock.memory_map import MemoryMap
+    from choreo_agents.kv.entry import TierName
+
+_WHERE: Mapping[TierName, str] = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
+"""What tiers are called here, in their order."""
 
 
 @takes_loading
@@ -26,11 +31,11 @@ def memory(
     model: ModelOption = "embedded",
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
-    seed: Annotated[int, typer.Option(max=2**62, help="Chooses the question and the agents' notes.")] = 31,
+    seed: Annotated[int, typer.Option(max=2**32 - 1, help="Chooses the question and the agents' notes.")] = 31,
     pool_tokens: Annotated[int, typer.Option(min=1, help="Tokens of KV that the pool has room for.")] = 4096,
     host_tokens: Annotated[int, typer.Option(min=0, help="Tokens that the host keeps of what left the pool.")] = 0,
     disk: Annotated[Path | None, typer.Option(help="A folder for what has no room there either.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
     """Hold a debate, and show who keeps how much KV memory in which tier at its end.
@@ -45,6 +50,9 @@ def memory(
       choreo inspect memory --pool-tokens 256 --json
     """
     console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.workflows.debating import DebateSetting, hold, problem_of
+
     with errors_as_lines(console):
         loaded = load(console, model, loading)
         token = loaded.adapter.geometry.bytes_per_token
@@ -87,10 +95,10 @@ def _tiers(found: MemoryMap) -> Table:
 def _authors(found: MemoryMap) -> Table:
     table = Table(title="Tokens by author, and the fastest tier that has them", box=box.SIMPLE_HEAD)
     table.add_column("author")
-    for column in ("messages", "leases", *(_WHERE[tier] for tier in TIERS), "pinned"):
+    for column in ("messages", "leases", *_WHERE.values(), "pinned"):
         table.add_column(column, justify="right")
     for author, kept in found.authors.items():
-        numbers = (kept.messages, kept.leases, *(kept.tokens[tier] for tier in TIERS), kept.pinned_tokens)
+        numbers = (kept.messages, kept.leases, *(kept.tokens[tier] for tier in _WHERE), kept.pinned_tokens)
         table.add_row(
             escape(author) or "[dim]nobody named[/]", *(f"{number:,}" if number else "·" for number in numbers)
         )

@@ -1,26 +1,279 @@
-"""`choreo models random`: models to measure with."""
+"""`choreo models`: whether a model can be served, how it is fed, and what it needs; and models to measure with."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from choreo_agents.models.random_llama import SHAPES, save_random_llama
-from choreo_agents.terminal.options import errors_as_lines
+from choreo_agents.errors import ChoreoError
+from choreo_agents.terminal.loading import DTYPES, USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
+from choreo_agents.terminal.waiting import importing, waiting
+
+if TYPE_CHECKING:
+    from choreo_agents.attention.rope import PureRotation
+    from choreo_agents.models import LoadedModel
+    from choreo_agents.models.checking import ModelCheck, ViewComparison
 
 ShapeName = Literal["smollm2-135m", "six-layers", "qwen3-0.6b", "llama-8b"]
-assert set(get_args(ShapeName)) == set(SHAPES)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+REFUSED = 2
+"""Exit code: it cannot be served."""
+_SHOWN = "Ann speaks again"
+"""The view that is shown in full: all have spoken in it."""
+
+
+@takes_loading
+def check(
+    model: Annotated[str, typer.Argument(help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name.")],
+    chat: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--chat",
+            metavar="NAME=VALUE",
+            help="A variable of the chat template, such as enable_thinking=true; date=2026-01-31: the day it writes.",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure/--no-measure", help="Load the weights, if they are there and fit, and measure."),
+    ] = True,
+    as_json: JsonOption = False,
+    loading: Loading = USUAL,
+) -> None:
+    """Say whether a model can be served exactly, how agents' conversations look to it, and what it needs.
+
+    Its configuration and its tokenizer are enough. Three agents settle a question, and what each of them reads stands
+    beside what the model's own chat template writes of it. Where the weights are there, too, its layers are measured,
+    and its logits compared with the plain model's after moving cached keys.
+
+    Ends with 0 if it can be served, with 2 if it cannot.
+
+    [b]Examples[/b]
+
+      choreo models check embedded
+      choreo models check ./Qwen3-0.6B --chat enable_thinking=false --no-measure
+      choreo models check Qwen/Qwen3-0.6B --json
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.models.checking import check_model
+
+    with errors_as_lines(console, code=REFUSED):
+        try:
+            chosen = {name: _variable(value) for name, value in named_values("--chat", chat).items()}
+            with waiting(console, f"reading the small files of [b]{escape(model)}[/b] ..."):
+                found = check_model(model, device=loading.device, dtype=loading.torch_dtype, chat=chosen)
+            fits = found.memory.measured and found.memory.holds_weights
+            loaded = load(console, model, loading) if measure and fits else None
+        except (ChoreoError, OSError, ValueError) as error:
+            if as_json:
+                typer.echo(json.dumps({"model": model, "served": False, "why": str(error)}, indent=2))
+            raise
+    if as_json:
+        figures = None if loaded is None else measured(loaded)
+        typer.echo(json.dumps(found.as_object() | {"measured": figures}, indent=2))
+    else:
+        report_check(console, found, measured=loaded is not None, wanted=measure)
+        if loaded is not None:
+            report_measured(console, loaded, measured(loaded))
+
+
+def _variable(value: str) -> Any:
+    """Read a variable of a chat template, as it is typed: JSON is what it says, all else is text."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def measured(loaded: LoadedModel) -> Mapping[str, Any]:
+    """What was measured, JSON-plain."""
+    from choreo_agents.attention.backends import backend_name, why_not_faster
+
+    probe = loaded.probe
+    attends = loaded.backend("auto")
+    computed = {
+        "attends": backend_name(attends),
+        "nothing_faster": why_not_faster(attends),
+        "computed_by": loaded.computed_with(attends),
+    }
+    return {"parameters": loaded.adapter.parameters, "error": probe.error, "rounding": probe.tolerance, **computed}
+
+
+def report_check(console: Console, found: ModelCheck, *, measured: bool, wanted: bool) -> None:
+    """Print what a model's small files tell.
+
+    Args:
+        console: Where.
+        found: What they tell.
+        measured: Whether its weights have been measured, too.
+        wanted: Whether they were to be.
+    """
+    name = escape(found.name)
+    if measured:
+        console.print(f"[green]{name} can be served exactly[/]")
+    else:
+        console.print(f"[green]{name} can be served[/], as far as its small files tell: {_unmeasured(found, wanted)}")
+    console.print(_facts(found))
+    same = [each.tokens for each in found.shared] == [each.tokens for each in found.reencoded]
+    for comparisons in (found.shared,) if same else (found.shared, found.reencoded):
+        [shown] = [each for each in comparisons if each.view.title == _SHOWN]
+        console.print(_view(shown))
+        if shown.template_text is not None and not shown.equal:
+            console.print(f"  [b]The template's own[/], {len(shown.template_tokens or ()):,} tokens:")
+            console.print(f"  {_visible(shown.template_text)}\n", soft_wrap=True)
+    if same:
+        console.print("Reencoded edges show the same tokens, encoded again behind what their reader sees.\n")
+    if not found.has_template:
+        console.print("The tokenizer has no chat template: turns are plain lines, and there is nothing to compare.\n")
+        return
+    console.print(_comparisons(found.shared if same else (*found.shared, *found.reencoded)))
+
+
+def _unmeasured(found: ModelCheck, wanted: bool) -> str:
+    if not wanted:
+        return "its weights were not measured"
+    if not found.memory.measured:
+        return "its weights are not here; loading them measures the rest"
+    return f"its weights do not fit what {found.device} has free, so they were not measured"
+
+
+def _facts(found: ModelCheck) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for label, said in _lines(found):
+        table.add_row(label, said)
+    table.add_row()
+    return table
+
+
+def _lines(found: ModelCheck) -> Iterator[tuple[str, str]]:
+    facts, dtype, memory = found.facts, found.dtype, found.memory
+    yield "model type", escape(facts.model_type)
+    own, served = (str(each).removeprefix("torch.") for each in (dtype.own, dtype.served))
+    quantised = "" if dtype.quantised is None else f", quantised by {escape(dtype.quantised)}"
+    yield "dtype", f"{served} on {found.device} ({escape(dtype.why)}; stored in {own}{quantised})"
+    yield "context", f"{facts.context:,} tokens; {_layers(found)}"
+    by = "as stored" if memory.measured else "by the configuration"
+    fits = "fits" if memory.holds_context else "does not fit" if memory.holds_weights else "the weights do not fit"
+    yield (
+        "memory",
+        f"weights {_size(memory.weights)} ({by}); KV {_size(memory.kv_per_token)} a token, "
+        f"{_size(memory.kv_of_context)} a whole context: {fits} in the {_size(memory.free)} that are free",
+    )
+    for token in facts.stop_tokens:
+        kept = "part of what closes a turn" if token.closes else "no message has it: it is left out"
+        yield "stops at", f"{_visible(token.text)} ({token.id}, {' and '.join(token.said_by)}): {kept}"
+    yield (
+        "an answer ends with",
+        _visible(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it",
+    )
+
+
+def _layers(found: ModelCheck) -> str:
+    layers = found.facts.layers
+    if set(layers) == {"all"}:
+        return "every layer sees all of it"
+    return ", ".join(
+        f"{number} {'layer sees' if number == 1 else 'layers see'} {'all' if far == 'all' else f'the last {far}'}"
+        for far, number in layers.items()
+    )
+
+
+def _view(shown: ViewComparison) -> Table:
+    title = f"{shown.view.title}, over {shown.view.edges} edges: {len(shown.tokens):,} tokens"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("message", no_wrap=True)
+    table.add_column("as the model sees it", overflow="fold")
+    for label, text in shown.messages:
+        table.add_row(escape(label), _visible(text))
+    return table
+
+
+def _comparisons(comparisons: Sequence[ViewComparison]) -> Table:
+    table = Table(title="Beside the chat template", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("view", "edges"):
+        table.add_column(column, no_wrap=True)
+    for column in ("tokens", "template's"):
+        table.add_column(column, justify="right")
+    table.add_column("the same")
+    for each in comparisons:
+        theirs = each.template_tokens
+        said = "the template raises" if theirs is None else "[green]yes[/]" if each.equal else "no"
+        written = "" if theirs is None else f"{len(theirs):,}"
+        table.add_row(each.view.title, each.view.edges, f"{len(each.tokens):,}", written, said)
+    return table
+
+
+def _visible(text: str) -> str:
+    """Text in which ends of lines are seen."""
+    return escape(text).replace("\n", "⏎")
+
+
+def _size(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count / 1024:,.1f} KiB"
+
+
+def report_measured(console: Console, loaded: LoadedModel, figures: Mapping[str, Any]) -> None:
+    """Print how a loaded model's layers attend, and how far moving cached keys moves its logits."""
+    adapter, probe = loaded.adapter, loaded.probe
+    table = Table(title="Measured on its weights", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("layers", "positions", "window", "soft cap"):
+        table.add_column(column)
+    for kind in dict.fromkeys(adapter.kinds):
+        layers = [layer for layer, other in enumerate(adapter.kinds) if other == kind]
+        window = "all" if kind.window is None else f"{kind.window} tokens"
+        table.add_row(_ranges(layers), _positions(kind.rotation), window, f"{kind.softcap or 'none'}")
+    console.print(table)
+    geometry = adapter.geometry
+    console.print(
+        f"{adapter.parameters / 1e6:,.2f} M parameters in {str(geometry.dtype).removeprefix('torch.')}, context of "
+        f"{adapter.max_positions:,} tokens, {geometry.bytes_per_token / 1024:,.1f} KiB of keys and values a token"
+    )
+    console.print(f"here {figures['attends']} attends, and the rest is computed by {escape(figures['computed_by'])}")
+    if why := figures["nothing_faster"]:
+        console.print(f"nothing faster attends: {escape(why)}")
+    console.print(
+        f"moving cached keys changes logits by {probe.error:.2g} at most; {probe.tolerance:.2g} would be rounding"
+    )
+
+
+def _positions(rotation: PureRotation | None) -> str:
+    if rotation is None:
+        return "none"
+    pairs = "halves" if rotation.pairing == "halves" else "neighbours"
+    return f"rotary, {rotation.dimensions} dimensions, {pairs} paired"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3, 5`, or every other number as `0, 2, 4`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def random(
     folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder.")],
-    like: Annotated[ShapeName, typer.Option(help="Whose shape it has.")] = "smollm2-135m",
-    seed: Annotated[int, typer.Option(max=2**62, help="Of the weights.")] = 0,
+    like: Annotated[
+        ShapeName, typer.Option(metavar="MODEL", help=f"Whose shape it has: {', '.join(get_args(ShapeName))}.")
+    ] = "smollm2-135m",
+    seed: Annotated[int, typer.Option(max=2**32 - 1, help="Of the weights.")] = 0,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the weights.")] = "fp32",
 ) -> None:
     """Write a Llama of random weights: it says nothing sensible, and costs what a real one of its shape costs.
@@ -31,7 +284,12 @@ def random(
       choreo run debate --model /tmp/llama --repeats 3
     """
     console = Console(highlight=False)
+    with importing(console):
+        import torch
+
+        from choreo_agents.models.random_llama import SHAPES, save_random_llama
+
     with errors_as_lines(console):
         with console.status("drawing weights ..."):
-            save_random_llama(SHAPES[like], folder, seed=seed, dtype=_DTYPES[dtype])
+            save_random_llama(SHAPES[like], folder, seed=seed, dtype=getattr(torch, DTYPES[dtype]))
         console.print(f"wrote a random Llama of the shape of {like} to {folder}")

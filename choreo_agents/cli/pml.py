@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,15 +12,13 @@ from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from choreo_agents.engine import Engine, StreamedToken
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.pml import Schema, SchemaLibrary, compile_schema
-from choreo_agents.pml.checking import check_files
-from choreo_agents.pml.layout import ModuleSpan, SlotSpan, Span, TextSpan, UnionSpan
-from choreo_agents.sampling import Sampling
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, errors_as_lines
-from choreo_agents.terminal.waiting import waiting
+from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines
+from choreo_agents.terminal.waiting import importing, waiting
+
+if TYPE_CHECKING:
+    from choreo_agents.pml.layout import Span
 
 _SHOWN = 60
 """Characters of a text."""
@@ -44,6 +42,9 @@ def check(
       choreo pml check travel.pml question.pml --model embedded
     """
     console = Console(highlight=False)
+    with importing(console):
+        from choreo_agents.pml.checking import check_files
+
     with errors_as_lines(console):
         loaded = None if model is None else load(console, model, loading)
         found = check_files(files, loaded)
@@ -71,6 +72,9 @@ def layout(
       choreo pml layout travel.pml --model embedded
     """
     console = Console(highlight=False)
+    with importing(console):
+        from choreo_agents.pml import Schema, compile_schema
+
     with errors_as_lines(console):
         schema = Schema.from_file(file)
         compiled = compile_schema(schema, load(console, model, loading))
@@ -103,7 +107,7 @@ def run_prompt(
     speaker: Annotated[str | None, typer.Option("--speaker", help="Who answers, if the model writes names.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of the answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of the answer.")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
     """Answer a prompt over encoded modules, and count the tokens that are encoded and read from the cache.
@@ -117,6 +121,11 @@ def run_prompt(
       CHOREO_SALT=... choreo pml run travel.pml question.pml --model path/or/hub-name --folder ~/modules
     """
     console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.engine import Engine, StreamedToken
+        from choreo_agents.pml import Schema, SchemaLibrary
+        from choreo_agents.sampling import Sampling
+
     with errors_as_lines(console):
         if folder is not None and not salt:
             raise InvalidRequestError(
@@ -150,6 +159,8 @@ def run_prompt(
 
 
 def _grow(tree: Tree, spans: tuple[Span, ...]) -> None:
+    from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan
+
     for span in spans:
         match span:
             case TextSpan():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -17,16 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.durable.upkeep import (
-    FINDINGS,
-    CompactedStore,
-    StoreReport,
-    check_store,
-    compact_store,
-    store_at,
-)
-from choreo_agents.graph.durable.upkeep.contents import OnProgress
-from choreo_agents.terminal.options import bar, errors_as_lines
+from choreo_agents.terminal.options import JsonOption, bar, errors_as_lines
+from choreo_agents.terminal.waiting import importing
+
+if TYPE_CHECKING:
+    from choreo_agents.graph.durable.upkeep import CompactedStore, StoreReport
+    from choreo_agents.graph.durable.upkeep.contents import OnProgress
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _FAILED = 2
@@ -39,7 +35,6 @@ PlaceArgument = Annotated[
         help="The file of a SQLite checkpointer, the [b].lineage[/b] beside it, or [b]postgresql://...[/b].",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
 
 
 def check(
@@ -66,6 +61,9 @@ def check(
       choreo store check postgresql://user@host/runs --json
     """
     console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.graph.durable.upkeep import check_store, store_at
+
     with errors_as_lines(console, code=_FAILED):
         salts = [_salt(path) for path in salt_file or ()]
         with store_at(place) as store, _counting(console, "reading") as on_progress:
@@ -100,6 +98,9 @@ def compact(
       choreo store compact postgresql://user@host/runs --json
     """
     console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.graph.durable.upkeep import compact_store, store_at
+
     with errors_as_lines(console, code=_FAILED):
         age = None if older_than is None else _age(older_than)
         with store_at(place) as store, _counting(console, "reading") as on_progress:
@@ -141,6 +142,8 @@ def _checked(report: StoreReport) -> dict[str, Any]:
 
 
 def _show(console: Console, report: StoreReport, most: int) -> None:
+    from choreo_agents.graph.durable.upkeep import FINDINGS
+
     seals = f"{report.sealed:,} seals hold" if report.sealed else "seals were not looked at"
     console.print(
         f"{report.rows:,} rows, {report.notes:,} notes and {report.holders:,} holders of {report.threads:,} threads "

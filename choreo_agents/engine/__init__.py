@@ -4,7 +4,6 @@ from choreo_agents.engine.calls import Decode, Guided, PlayedCall, Prefill, Stre
 from choreo_agents.engine.engine import Engine
 from choreo_agents.engine.messages.holdings import UnkeptRun
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.settings import Memory, Scheduling
 from choreo_agents.engine.stock.stats import EngineStats
 
@@ -16,7 +15,6 @@ __all__ = [
     "Memory",
     "PlayedCall",
     "Prefill",
-    "Quota",
     "Scheduling",
     "StreamedToken",
     "Thinking",

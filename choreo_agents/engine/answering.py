@@ -98,7 +98,6 @@ def join(
             if call.author is not None:
                 message.authors -= {thinker(call.author)}
                 message.author = call.author
-                core.table.held.count(message)
     return answer
 
 

@@ -136,13 +136,13 @@ class Caller:
     ) -> Generator[Until, list[Any], list[MessageHandle]]:
         """What was said, in the place of what was thought and said; all others as they are.
 
-        The calls go on: their time has run since they were started, and they stay the calls that a quota counted.
+        The calls go on: their time has run since they were started.
         """
         each = [call for call in calls for _ in range(call.sampling.n if isinstance(call, Decode) else 1)]
         thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
         with views_kept(self.tenant, [handles[place] for place, _ in thought]):
             asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
-            answers = self.tenant.submit(asked, scope, started, goes_on=True)
+            answers = self.tenant.submit(asked, scope, started)
             with self.tenant.given_up_if_left(answers, scope):
                 said: list[MessageHandle] = yield Until(answers)
         for (place, call), answer in zip(thought, said, strict=True):
@@ -176,7 +176,8 @@ class Caller:
         made = time.perf_counter()
         self.tenant.core.lock.require_own()
         if self.tenant.limiter is not None:
-            yield Until([self.tenant.limiter.enter(calls)])
+            patience = min((call.timeout_s for call in calls if call.timeout_s is not None), default=None)
+            yield Until([self.tenant.limiter.enter(len(calls), patience)])
         return made
 
 

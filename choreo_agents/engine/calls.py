@@ -31,7 +31,7 @@ class Thinking:
     price of a prefill of its length. Whoever reads it depends on the thoughts through its words only. The thoughts are
     a message of their own, confidential, by `author.thoughts` (see `Inspection.thoughts`), which lives as long as the
     call's lease of the answer. `max_tokens`, `stop` and `choices` are of the answer: empty lines before its first word
-    are no part of it. `timeout_s`, and a place in a quota, are of both.
+    are no part of it. `timeout_s` is of both.
     """
 
     end: str

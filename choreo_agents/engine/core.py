@@ -210,9 +210,8 @@ class EngineCore:
         """Files that could not be used, and of which nobody was told yet."""
         self.skipped_file = partial(_note, self._skipped)
         """Notes one of them, of which the cache tells. Needs no lock, and does not keep the engine alive."""
-        self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
-        """Called between the end of what was under way and the new start."""
-        self._limiters: list[RateLimiter] = []
+        self.limiters: list[RateLimiter] = []
+        """Of tenants; closed with the engine."""
         self._lifetime = threading.RLock()
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
         self._closed, self._emit = False, guarded(settings.sink)
@@ -246,7 +245,7 @@ class EngineCore:
         self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
-        self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self._limiters)
+        self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self.limiters)
         self._disk = disk
 
     def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
@@ -277,17 +276,6 @@ class EngineCore:
         """Of the next request."""
         return next(self._numbers)
 
-    def limiter(self, starts_per_s: float) -> RateLimiter:
-        """A new rate limiter, closed with the engine."""
-        limiter = RateLimiter(starts_per_s)
-        self._limiters.append(limiter)
-        return limiter
-
-    def close_limiter(self, limiter: RateLimiter) -> None:
-        """Close one, and forget it."""
-        self._limiters.remove(limiter)
-        limiter.close()
-
     def close_scope(self, scope: Scope) -> None:
         """Drop all leases that a scope counts; calls still under way in it will take none."""
         if self.lock.is_the_parents:
@@ -303,7 +291,7 @@ class EngineCore:
             return
         with self._lifetime:
             self._closed = True
-            _close(self.lock, self.loop, self._disk, self._limiters)
+            _close(self.lock, self.loop, self._disk, self.limiters)
 
     def tell_skipped_file(self, path: Path, why: str) -> None:
         """Tell the sink of a file that could not be used."""
@@ -330,9 +318,6 @@ class EngineCore:
             self._end.detach()
             _close(self.lock, self.loop, self._disk, [])
             with self.lock:
-                for reference in self.on_restart:
-                    if (forget := reference()) is not None:
-                        forget()
                 table = self.table
                 table.leave_cache()
                 # The old memory must be gone before there is a new one: both may not fit.
@@ -345,11 +330,11 @@ def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:
     skipped.append(FileSkipped(time.perf_counter(), str(path), why))
 
 
-def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None, limiters: Sequence[RateLimiter]) -> None:
+def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None, limiters: list[RateLimiter]) -> None:
     if lock.is_the_parents:
         return  # threads and files are the parent's
-    for limiter in list(limiters):
-        limiter.close()
+    while limiters:
+        limiters.pop().close()
     loop.close()
     if disk is not None:
         with lock:

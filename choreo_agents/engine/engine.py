@@ -29,11 +29,10 @@ from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
-from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.recording import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stock.stats import EngineStats
-from choreo_agents.engine.taking_stock import check_engine
+from choreo_agents.engine.taking_stock import check_engine, stats_of
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.engine.threads import Threads
 from choreo_agents.engine.transfer.facade import KVTransfer
@@ -52,8 +51,10 @@ class Engine:
     from any thread and event loop share the model's steps. Each handle comes with a lease, which `release` drops.
     """
 
-    def __init__(self, tenants: Tenants, salt: str, quota: Quota | None, owner: EngineOwner | None) -> None:
-        self._core, self._tenant = tenants.core, tenants.open(salt, quota)
+    def __init__(
+        self, tenants: Tenants, salt: str, owner: EngineOwner | None, calls_per_second: float | None = None
+    ) -> None:
+        self._core, self._tenant = tenants.core, tenants.open(salt, calls_per_second)
         self._tenants, self._caller = tenants, Caller(self._tenant)
         self.owner = owner
         """What concerns all tenants; None for an engine that `tenant` has made."""
@@ -81,7 +82,6 @@ class Engine:
         backend: BackendName | AttentionBackend = "auto",
         seed: int = 0,
         salt: str = "",
-        quota: Quota | None = None,
         sink: EventSink = discard,
         adapter: str | Path | None = None,
         chat: Mapping[str, Any] | None = None,
@@ -100,7 +100,7 @@ class Engine:
                 an object of your own. The model is checked with it.
             seed: From which the seeds of calls without one are derived.
             salt: The tenant's secret: another never gives the same handle ids. Without one, neither does another
-                engine: what is to be known again in another process needs one. `quota`: see `tenant`.
+                engine: what is to be known again in another process needs one.
             sink: Receives trace events on the engine's thread.
             adapter: What `load_adapter` takes, for calls of all tenants that name no other.
             chat: Variables of the model's chat template, such as `{"enable_thinking": True}`, and `date`.
@@ -116,7 +116,7 @@ class Engine:
         loaded = _loaded(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter)
         tenants = Tenants(EngineCore(loaded, settings, own))
-        return cls(tenants, salt, quota, EngineOwner(tenants))
+        return cls(tenants, salt, EngineOwner(tenants))
 
     @overload
     def prefill(
@@ -241,18 +241,21 @@ class Engine:
         """The names that calls of this tenant can use: of the adapters that it has loaded, and of the engine's own."""
         return self._tenant.adapters()
 
-    def tenant(self, salt: str, *, quota: Quota | None = None) -> Engine:
+    def tenant(self, salt: str, *, calls_per_second: float | None = None) -> Engine:
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
 
         Handles of one tenant are unknown to another, and what one has encoded is never found again by another, in no
-        tier. Scopes, quotas, adapters, `stats` and `kv.memory_map` are its own.
+        tier. Scopes, adapters, `stats` and `kv.memory_map` are its own.
 
         Args:
             salt: The tenant's secret.
-            quota: What it may take from now on, whoever makes its calls; None: as before, which is all unless it was
-                said. Calls beyond it fail with `QuotaError`, or wait for their turn to start.
+            calls_per_second: How many of its calls may start in a second from now on, whoever makes them: the others
+                wait in the order they came. None: as before, which is no limit unless one was set.
+
+        Raises:
+            InvalidRequestError: `calls_per_second` is not above 0.
         """
-        return Engine(self._tenants, salt, quota, None)
+        return Engine(self._tenants, salt, None, calls_per_second)
 
     @property
     def model(self) -> LoadedModel:
@@ -273,7 +276,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What this tenant holds now and has done so far, and nothing of others: see `EngineOwner.stats`."""
-        return self._tenant.stats()
+        return stats_of(self._core, self._tenant.name)
 
     def check(self) -> None:
         """Assert all invariants of memory and bookkeeping."""

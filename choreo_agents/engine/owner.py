@@ -23,10 +23,7 @@ class EngineOwner:
         core = self._core
         with core.lock:
             core.cache.files.arrive_all()
-            table = core.table.held
-            tallies = {name: [tally] for name, tally in table.by_tenant().items()}
-            nowhere = table.nowhere(core.cache.looking_for(table.tenants()))
-            held = leased_memory(tallies, lambda message: message.tenant, nowhere, core.cache)
+            held = leased_memory(core.table.messages(), lambda message: message.tenant, core.cache)
             return {name: held.get(name, LeasedMemory()) for name in self.registry.names()}
 
     def stats(self) -> EngineStats:

@@ -12,17 +12,15 @@ from choreo_agents.engine.stock.stats import EngineStats
 def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
     """What a tenant holds and has done, or all together."""
     with core.lock:
-        held = core.table.held.of(tenant)
+        messages, leases = core.table.counts(tenant)
         tiers = core.cache.bytes_by_tier(tenant)
-        counters = core.counters.total if tenant is None else core.counters.so_far(tenant)
-        movements = core.movements.total if tenant is None else core.movements.so_far(tenant)
         return EngineStats(
-            **asdict(counters),
+            **asdict(core.counters.so_far(tenant)),
             unfinished=core.loop.unfinished() if tenant is None else len(core.loop.requests_of(tenant)),
-            messages=held.messages,
-            leases=held.leases,
+            messages=messages,
+            leases=leases,
             threads=core.holdings.names(tenant),
-            **asdict(movements),
+            **asdict(core.movements.so_far(tenant)),
             kv_bytes=tiers["device"],
             host_bytes=tiers["host"],
             disk_bytes=tiers["disk"],
@@ -36,21 +34,14 @@ def memory_map_of(core: EngineCore, tenant: str | None = None) -> MemoryMap:
     with core.lock:
         budgets, stats = core.settings.memory, stats_of(core, tenant)
         disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
-        held = core.table.held
         asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
-        movements = core.movements.total if tenant is None else core.movements.so_far(tenant)
         return MemoryMap(
             bytes_per_token=core.pool.geometry.bytes_per_token,
             tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
             budgets={"device": core.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
-            authors=leased_memory(
-                held.by_author(tenant),
-                lambda message: message.author or "",
-                held.nowhere(core.cache.looking_for(held.tenants() if tenant is None else [tenant])),
-                core.cache,
-            ),
+            authors=leased_memory(core.table.messages(tenant), lambda message: message.author or "", core.cache),
             hit_rate=stats.tokens_reused / asked if asked else 0.0,
-            **asdict(movements),
+            **asdict(core.movements.so_far(tenant)),
         )
 
 

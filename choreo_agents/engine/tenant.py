@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakMethod
 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
@@ -21,12 +20,8 @@ from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.pending import Answer, OnToken, Pending
-from choreo_agents.engine.quota import Quota, QuotaKeeper
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
-from choreo_agents.engine.stock.memory_map import MemoryMap
-from choreo_agents.engine.stock.stats import EngineStats
-from choreo_agents.engine.taking_stock import memory_map_of, stats_of
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
@@ -47,6 +42,8 @@ class _Batch:
     requests: list[Request] = field(default_factory=list)
     """What has to be done for them."""
     answers: list[Answer] = field(default_factory=list)
+    undo: ExitStack = field(default_factory=ExitStack)
+    """Gives back what the requests have taken."""
 
 
 class Tenant:
@@ -65,9 +62,8 @@ class Tenant:
         self._memoising: dict[str, Request] = {}
         self.scopes = object()
         """Names its scopes in every context, and is nobody else's when it is gone."""
-        self.quotas = QuotaKeeper(core, self.name)
-        """Keep it to what it may take."""
-        self._limiter: RateLimiter | None = None
+        self.limiter: RateLimiter | None = None
+        """Keeps the rate at which its calls start, if there is one."""
         self.closed = False
         """Whether the tenancy has ended."""
         self.kept = kept_of(core, self.naming, self.builder.find)
@@ -76,24 +72,17 @@ class Tenant:
         """What keeps messages for it, by what made it."""
 
     def begin(self) -> None:
-        """The tenancy begins. Under the engine's lock, once."""
-        self.core.on_restart.append(WeakMethod(self._forget_running))
+        """Begin the tenancy. Under the engine's lock, once."""
         if self.kept is not None and self.kept.store is not None:
             self.core.kept[self.name] = self.kept.store
 
-    def limit(self, quota: Quota) -> None:
-        """Let the tenant take so much, from now on."""
-        with self.core.lock:
-            self.quotas.quota, rate = quota, quota.starts_per_s
-            if rate is not None and self._limiter is None:
-                self._limiter = self.core.limiter(rate)
-            elif rate is not None and self._limiter is not None:
-                self._limiter.set_rate(rate)
-
-    @property
-    def limiter(self) -> RateLimiter | None:
-        """Keeps the rate at which its calls start, if there is one."""
-        return None if self.quotas.quota.starts_per_s is None else self._limiter
+    def limit(self, calls_per_second: float) -> None:
+        """Let so many of its calls start in a second from now on. Under the engine's lock."""
+        if self.limiter is None:
+            self.limiter = RateLimiter(calls_per_second)
+            self.core.limiters.append(self.limiter)
+        else:
+            self.limiter.set_rate(calls_per_second)
 
     def require_open(self) -> None:
         """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
@@ -109,9 +98,10 @@ class Tenant:
             if self.closed:
                 return
             self.closed = True
-            core.on_restart.remove(WeakMethod(self._forget_running))
-            if self._limiter is not None:
-                core.close_limiter(self._limiter)
+            if self.limiter is not None:
+                with suppress(ValueError):  # else the engine is closed already, and it too
+                    core.limiters.remove(self.limiter)
+                    self.limiter.close()
             loop = core.loop
         loop.drop_tenant(self.name)
         with core.lock:
@@ -124,25 +114,12 @@ class Tenant:
             core.counters.forget(self.name)
             core.movements.forget(self.name)
 
-    def stats(self) -> EngineStats:
-        """What it holds now and has done so far."""
-        found, most = stats_of(self.core, self.name), self.quotas.quota.pool_bytes
-        return found if most is None else replace(found, kv_budget_bytes=min(most, found.kv_budget_bytes))
-
-    def memory_map(self) -> MemoryMap:
-        """How much is in each tier, and which of its authors keep it there."""
-        with self.core.lock:
-            self.require_tenancy()
-            found, most = memory_map_of(self.core, self.name), self.quotas.quota.pool_bytes
-            device = found.budgets["device"] if most is None else min(most, found.budgets["device"])
-            return replace(found, budgets={**found.budgets, "device": device})
-
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
         self.require_tenancy()
         loaded = read_loaded(self.core.model.adapter, folder)
         with self.core.lock:
-            self.require_tenancy()
+            self.require_tenancy()  # the file took its time
         return self.core.load_adapter(loaded, name, self.naming)
 
     def adapters(self) -> tuple[str, ...]:
@@ -166,8 +143,6 @@ class Tenant:
         scope: Scope | None,
         started: float | None = None,
         on_token: OnToken | None = None,
-        *,
-        goes_on: bool = False,
     ) -> list[Answer]:
         """Check all calls, then start them as one batch; nothing is done if one of them is wrong.
 
@@ -176,18 +151,18 @@ class Tenant:
             scope: Which takes the leases.
             started: When the calls were made, as `time.perf_counter` counts; None: now.
             on_token: Called with every sampled token, on the engine's thread; must not raise.
-            goes_on: Whether these are the rest of calls that a quota has let in already.
         """
         read = [each for call in calls for each in self.builder.read(call)]
         with self.core.lock:
             self.require_open()
             placed = [self.builder.place(each) for each in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
-            with _whole(self, batch):
+            # If it cannot be submitted whole, all of it is given back: nobody may join what will never run.
+            with self.given_up_if_left(batch.answers, scope), batch.undo:
                 for each in placed:
                     batch.answers.append(self._answer(each, batch))
-                self.quotas.admit(batch.requests, goes_on=goes_on)
                 self.core.loop.submit(batch.requests)
+                batch.undo.pop_all()
             return batch.answers
 
     def find(self, handle: MessageHandle) -> Message:
@@ -219,11 +194,6 @@ class Tenant:
         if self.closed:
             raise EngineClosedError("this tenancy was closed: begin another with tenant()")
 
-    def _forget_running(self) -> None:
-        """The engine starts again: no request is under way any more."""
-        self._prefilling.clear()
-        self._memoising.clear()
-
     def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
         given = not answer.cancelled() and answer.exception() is None
         if given and not self.closed and not (scope is not None and scope.closed):
@@ -240,6 +210,7 @@ class Tenant:
         if request is None or request.over:
             request = self.builder.request(placed, running)
             batch.requests.append(request)
+            batch.undo.callback(request.owner.abandon, request)
         pending = request.owner
         assert isinstance(pending, Pending)
         if request in batch.requests:
@@ -284,21 +255,6 @@ class Tenant:
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer
-
-
-@contextmanager
-def _whole(tenant: Tenant, batch: _Batch) -> Iterator[None]:
-    """Give back what a batch has taken, if it cannot be submitted whole: nobody may join what will never run."""
-    try:
-        yield
-    except BaseException:
-        with ExitStack() as all_of_it:  # whatever fails, the rest is given back
-            for request in batch.requests:
-                all_of_it.callback(request.owner.abandon, request)
-            for answer in batch.answers:
-                if not answer.cancel():
-                    all_of_it.callback(tenant._return_lease, answer, batch.scope)
-        raise
 
 
 def _prefilled(tenant: Tenant, placed: PlacedCall) -> Message | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import EngineClosedError
 
@@ -21,27 +20,28 @@ class Tenants:
         self._closing: set[Tenant] = set()
         self._closed = core.lock.condition()
 
-    def open(self, salt: str, quota: Quota | None) -> Tenant:
-        """The tenant with this salt, who may take so much from now on; None: as before.
+    def open(self, salt: str, calls_per_second: float | None = None) -> Tenant:
+        """Return the tenant with this salt, so many of whose calls may start in a second; None: as before.
 
         One that is being closed comes again when that is over, and finds nothing of before.
 
         Raises:
+            InvalidRequestError: The rate is not above 0.
             EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
         """
         # Folders are made and looked into without the lock.
         made = None if salt in self._open else Tenant(self.core, salt)
         with self.core.lock:
-            if self._open.get(salt) in self._closing:
+            while self._open.get(salt) in self._closing:
                 if self.core.loop.is_here:
                     raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
-                self._closed.wait_for(lambda: self._open.get(salt) not in self._closing)
+                self._closed.wait()
+            tenant = self._open.get(salt) or made or Tenant(self.core, salt)
+            if calls_per_second is not None:
+                tenant.limit(calls_per_second)
             if salt not in self._open:
-                self._open[salt] = made or Tenant(self.core, salt)
-                self._open[salt].begin()
-            tenant = self._open[salt]
-            if quota is not None:
-                tenant.limit(quota)
+                self._open[salt] = tenant
+                tenant.begin()
             return tenant
 
     def close(self, tenant: Tenant) -> None:

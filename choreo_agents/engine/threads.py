@@ -19,9 +19,7 @@ class Threads:
     """
 
     def __init__(self, caller: Caller) -> None:
-        self._tenant = caller.tenant
-        self._core = caller.tenant.core
-        self._caller = caller
+        self._tenant, self._core, self._caller = caller.tenant, caller.tenant.core, caller
 
     @contextmanager
     def used(self, name: Name) -> Iterator[Holding]:
@@ -51,11 +49,11 @@ class Threads:
 
     def hold(self, handles: Iterable[MessageHandle], scope: Scope) -> None:
         """Have a thread lease those of these messages that are still there, if it does not."""
-        table = self._core.table
+        table, tenant = self._core.table, self._tenant.name
         with self._core.lock:
-            found = [table.get(handle.id) for handle in handles]
-            mine = (each for each in found if each is not None and each.tenant == self._tenant.name)
-            self._core.holdings.hold(mine, scope)
+            for message in [table.get(handle.id) for handle in handles if not scope.closed]:
+                if message is not None and message.tenant == tenant and not message.scoped[scope]:
+                    table.lease(message, scope)
 
     def forget(self, thread: str) -> None:
         """Give back a thread's leases. What others lease stays; handles of the rest are unknown from then on.
@@ -73,15 +71,15 @@ class Threads:
         Raises:
             ThreadBusyError: It is under way.
         """
-        tenant, core, forgotten = self._tenant.name, self._core, False
+        core, forgotten = self._core, False
         with core.lock:
-            core.holdings.leave(tenant, thread)
+            held = core.holdings.leave(self._tenant.name, thread)
         try:
             yield
             forgotten = True
         finally:
             with core.lock:
-                core.holdings.left(tenant, thread, forgotten=forgotten)
+                core.holdings.left(held, forgotten=forgotten)
 
     def expire(self) -> None:
         """Forget now what has been idle for too long, of all tenants: else that waits until a run begins or ends."""

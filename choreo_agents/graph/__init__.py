@@ -7,7 +7,6 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Policy
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
-from choreo_agents.graph.replaying import ForkReport, ReplayReport, afork, areplay, fork, replay
 from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
 from choreo_agents.graph.synthesizer import Synthesizer
@@ -26,11 +25,9 @@ __all__ = [
     "ChoreoState",
     "Command",
     "CompiledChoreoGraph",
-    "ForkReport",
     "HandleEntry",
     "Keep",
     "Policy",
-    "ReplayReport",
     "Rule",
     "RunOptions",
     "Send",
@@ -38,9 +35,5 @@ __all__ = [
     "Synthesizer",
     "VisibilityMode",
     "Worker",
-    "afork",
-    "areplay",
-    "fork",
-    "replay",
     "send",
 ]

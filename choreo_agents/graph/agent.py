@@ -222,7 +222,7 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
     served.engine = engine
     if (prompt := agent.schema_prompt) is not None:
         prompts = engine.kv.keeper(TenantPrompts)
-        served.imported = prompts.of(agent, lambda: ImportedPrompt(engine, prompt, agent.public))
+        served.imported = prompts.get(agent) or prompts.setdefault(agent, ImportedPrompt(engine, prompt, agent.public))
     return served, engine
 
 

@@ -167,7 +167,8 @@ class CompiledChoreoGraph(TenantThreads):
     @contextmanager
     def _leaving(self, thread_id: str, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
         """The config for a thread that nobody can use meanwhile, and that is forgotten then."""
-        with self._owned(at_thread(config, thread_id)) as called:
+        called = called_with(self, at_thread(config, thread_id))
+        with self._claimed(called):
             *_, engines = self._opened(called)
             with forgetting(engines, str(thread_id)):
                 yield called

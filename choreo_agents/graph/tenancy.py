@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import threading
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, merge_configs
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
@@ -21,15 +19,16 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignThreadError, InvalidRequestError
 from choreo_agents.graph.langgraph_internals import (
     asaved_metadata,
+    called_with,
     hidden_in,
     is_cached,
+    is_nested,
     saved_metadata,
     saver_of,
     thread_of,
     with_hidden,
 )
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.reader_rules import ReaderRules
 
 Resolver = Callable[[RunnableConfig], str]
 """The salt of the tenant that a run is for: of what the service has authenticated, and never of a `configurable` value
@@ -42,30 +41,40 @@ _MARK = "choreo_tenant"
 
 @dataclass(frozen=True)
 class RunTenant:
-    """Who a run is for."""
+    """The tenant that a run is for. A type of its own: no JSON that a client writes is one."""
 
-    salt: str
+    salt: str = field(repr=False)
 
     @property
     def mark(self) -> str:
-        """Names the tenant in checkpoints, whatever engine serves it; does not tell the salt."""
+        """Name the tenant in checkpoints, whatever engine serves it; does not tell the salt."""
         return hmac.new(self.salt.encode(), b"choreo thread", hashlib.sha256).hexdigest()[:16]
 
     def engine(self, engine: Engine) -> Engine:
-        """An engine, for this tenant."""
+        """Return an engine, for this tenant."""
         return engine.tenant(self.salt)
 
+    def marked(
+        self, config: RunnableConfig | None, thread: str | None, metadata: dict[str, Any] | None
+    ) -> RunnableConfig:
+        """Return a config whose checkpoints say whose they are, whatever a client has written there.
 
-class Served(Protocol):
-    """What is asked of an agent."""
+        Args:
+            config: Of a call for the tenant.
+            thread: That it names.
+            metadata: Of the thread's last checkpoint; None: there is none.
 
-    name: str
-
-    def reader_rules(self) -> ReaderRules: ...
+        Raises:
+            ForeignThreadError: The thread is another tenant's, or nobody's.
+        """
+        if thread is not None and metadata is not None and metadata.get(_MARK) != self.mark:
+            raise _foreign(thread)
+        hidden = with_hidden(config, _TENANT, self)
+        return {**hidden, "metadata": {**(hidden.get("metadata") or {}), _MARK: self.mark}}
 
 
 class Tenancy:
-    """Whose runs and threads are. May be used from any thread.
+    """The tenants of one compiled graph's runs. May be used from any thread.
 
     Args:
         resolver: Names the tenant of a run.
@@ -74,14 +83,17 @@ class Tenancy:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._lock = threading.Lock()
-        self._under_way: dict[str, tuple[str, Counter[str]]] = {}
+        self._under_way: dict[str, list[RunTenant]] = {}
 
     def of(self, config: RunnableConfig) -> RunTenant:
-        """Who a run with this config is for.
+        """Return who a run with this config is for: as the graph around says, if it runs in a node of one.
 
         Raises:
             InvalidRequestError: The resolver says nobody.
         """
+        # Snapshots of states have their tenant in their config, and whoever has them may be another's.
+        if is_nested(config) and (known := tenant_in(config)) is not None:
+            return known
         salt = self._resolver(config)
         if not isinstance(salt, str) or not salt:
             raise InvalidRequestError(
@@ -96,32 +108,26 @@ class Tenancy:
             yield
             return
         with self._lock:
-            owner, runs = self._under_way.setdefault(thread, (tenant.mark, Counter()))
-            if owner != tenant.mark:
+            runs = self._under_way.setdefault(thread, [])
+            if runs and runs[0] != tenant:
                 raise _foreign(thread)
-            runs[owner] += 1
+            runs.append(tenant)
         try:
             yield
         finally:
             with self._lock:
-                runs[owner] -= 1
-                if not runs[owner]:
-                    self._under_way.pop(thread, None)
+                runs.pop()
+                if not runs:
+                    del self._under_way[thread]
 
 
 def tenant_in(config: RunnableConfig) -> RunTenant | None:
-    """Who the run that a config is of is for; None if nobody was named."""
+    """Return who the run that a config is of is for; None if nobody was named."""
     found = hidden_in(config, _TENANT)
     return found if isinstance(found, RunTenant) else None
 
 
-def require_owner(tenant: RunTenant, thread: str | None, metadata: dict[str, Any] | None) -> None:
-    """Raise `ForeignThreadError` unless a thread's last checkpoint is the tenant's, or there is none."""
-    if thread is not None and metadata is not None and metadata.get(_MARK) != tenant.mark:
-        raise _foreign(thread)
-
-
-def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str], agents: Iterable[Served]) -> None:
+def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str], agents: Iterable[Any]) -> None:
     """Raise `InvalidRequestError` unless a graph serves each run for its tenant, wherever an agent speaks.
 
     Args:
@@ -149,22 +155,8 @@ def _foreign(thread: str) -> ForeignThreadError:
     )
 
 
-class TenantPrompts:
-    """What one tenant has made of agents' prompts of schemas. May be used from any thread."""
-
-    def __init__(self) -> None:
-        self._made: WeakKeyDictionary[Any, ImportedPrompt] = WeakKeyDictionary()
-        self._lock = threading.Lock()
-
-    def of(self, agent: Any, make: Callable[[], ImportedPrompt]) -> ImportedPrompt:
-        """An agent's; two that ask at once may make it twice."""
-        with self._lock:
-            found = self._made.get(agent)
-        if found is None:
-            found = make()
-            with self._lock:
-                self._made[agent] = found
-        return found
+class TenantPrompts(WeakKeyDictionary[Any, ImportedPrompt]):
+    """The prompts of schemas that one tenant has, by agent."""
 
 
 class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
@@ -172,25 +164,25 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
 
     @property
     def tenancy(self) -> Tenancy | None:
-        """None: all is one tenant's."""
+        """The tenants of its runs; None: all is one tenant's."""
         found: Tenancy | None = getattr(self.builder, "tenancy", None)
         return found
 
     def tenant_of(self, called: RunnableConfig) -> RunTenant | None:
-        """Who a run with this config is for; None: all is one tenant's."""
-        if self.tenancy is None:
-            return None
-        return tenant_in(called) or self.tenancy.of(called)
+        """Return who a run with this config is for; None: all is one tenant's."""
+        return None if self.tenancy is None else self.tenancy.of(called)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:  # noqa: A002
-        if self._is_open(config):
-            return super().stream(input, config, **options)
-        return self._streamed(input, config, options)
+        with self._claimed(config) as is_outermost:
+            yield from super().stream(input, self._own(config) if is_outermost else config, **options)
 
-    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:  # noqa: A002
-        if self._is_open(config):
-            return super().astream(input, config, **options)
-        return self._astreamed(input, config, options)
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:  # noqa: A002
+        with self._claimed(config) as is_outermost:
+            own = await self._aown(config) if is_outermost else config
+            chunks: Any = super().astream(input, own, **options)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
 
     def get_state(self, config: RunnableConfig, **options: Any) -> Any:
         return super().get_state(self._own(config), **options)
@@ -212,64 +204,31 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         return await super().abulk_update_state(await self._aown(config), supersteps)
 
     @contextmanager
-    def _owned(self, config: RunnableConfig) -> Iterator[RunnableConfig]:
-        """The config for a thread that is the tenant's, for as long as nobody else can begin it.
+    def _claimed(self, config: RunnableConfig | None) -> Iterator[bool]:
+        """A block in which nobody else can begin a run's thread; whether no graph around has seen to that.
 
         Raises:
-            ForeignThreadError: It is another tenant's.
+            ForeignThreadError: Another tenant's run in it is under way.
         """
-        merged = self._merged(config)
-        tenant, thread = self.tenant_of(merged), thread_of(merged)
-        with nullcontext() if self.tenancy is None or tenant is None else self.tenancy.claimed(tenant, thread):
-            yield merged
+        called = called_with(self, config)
+        if self.tenancy is None or (is_nested(called) and tenant_in(called) is not None):
+            yield False
+        else:
+            with self.tenancy.claimed(self.tenancy.of(called), thread_of(called)):
+                yield True
 
-    def _is_open(self, config: RunnableConfig | None) -> bool:
-        """Whether nobody has to be asked for: there is one tenant, or the graph around has asked."""
-        return self.tenancy is None or tenant_in(self._merged(config)) is not None
-
-    def _merged(self, config: RunnableConfig | None) -> RunnableConfig:
-        return ensure_config(merge_configs(self.config, config))
-
-    def _streamed(self, given: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
-        assert self.tenancy is not None
-        merged = self._merged(config)
-        tenant, thread = self.tenancy.of(merged), thread_of(merged)
-        with self.tenancy.claimed(tenant, thread):
-            require_owner(tenant, thread, saved_metadata(saver_of(self, merged), thread))
-            yield from super().stream(given, _marked(config, tenant), **options)
-
-    async def _astreamed(
-        self, given: Any, config: RunnableConfig | None, options: dict[str, Any]
-    ) -> AsyncGenerator[Any]:
-        assert self.tenancy is not None
-        merged = self._merged(config)
-        tenant, thread = self.tenancy.of(merged), thread_of(merged)
-        with self.tenancy.claimed(tenant, thread):
-            require_owner(tenant, thread, await asaved_metadata(saver_of(self, merged), thread))
-            chunks: Any = super().astream(given, _marked(config, tenant), **options)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-
-    def _own(self, config: RunnableConfig) -> RunnableConfig:
-        """A config for a thread's state, once it is known to be the tenant's."""
-        if self.tenancy is None:
+    def _own(self, config: RunnableConfig | None) -> Any:
+        """Return the config for a thread that is the tenant's; raises what `RunTenant.marked` raises."""
+        called = called_with(self, config)
+        if (tenant := self.tenant_of(called)) is None:
             return config
-        merged = self._merged(config)
-        tenant, thread = self.tenancy.of(merged), thread_of(merged)
-        require_owner(tenant, thread, saved_metadata(saver_of(self, merged), thread))
-        return _marked(config, tenant)
+        thread = thread_of(called)
+        return tenant.marked(config, thread, saved_metadata(saver_of(self, called), thread))
 
-    async def _aown(self, config: RunnableConfig) -> RunnableConfig:
-        if self.tenancy is None:
+    async def _aown(self, config: RunnableConfig | None) -> Any:
+        """See `_own`."""
+        called = called_with(self, config)
+        if (tenant := self.tenant_of(called)) is None:
             return config
-        merged = self._merged(config)
-        tenant, thread = self.tenancy.of(merged), thread_of(merged)
-        require_owner(tenant, thread, await asaved_metadata(saver_of(self, merged), thread))
-        return _marked(config, tenant)
-
-
-def _marked(config: RunnableConfig | None, tenant: RunTenant) -> RunnableConfig:
-    """A config whose checkpoints say whose they are, whatever a client has written there."""
-    hidden = with_hidden(config, _TENANT, tenant)
-    return {**hidden, "metadata": {**(hidden.get("metadata") or {}), _MARK: tenant.mark}}
+        thread = thread_of(called)
+        return tenant.marked(config, thread, await asaved_metadata(saver_of(self, called), thread))

@@ -43,7 +43,7 @@ class KVCache:
         self._entries: set[CacheEntry] = set()
         self._wanted: dict[CacheEntry, None] = {}
         """What requests wait for."""
-        self.books = KVBooks(lambda entry: entry.tokens * pool.geometry.bytes_per_token)
+        self.books = KVBooks()
 
     def hold(self, entry: CacheEntry) -> CacheEntry:
         """Keep a message's KV; takes over its segment's pin."""
@@ -79,10 +79,6 @@ class KVCache:
     def is_elsewhere(self, message_id: str) -> bool:
         """Whether another engine has it for this one."""
         return False
-
-    def looking_for(self, tenants: Iterable[str]) -> list[str]:
-        """Of some tenants, those whose messages may be somewhere of which their entries do not tell."""
-        return [tenant for tenant in tenants if self.files.outlives(tenant)]
 
     def in_memory(self, entry: CacheEntry) -> bool:
         """Whether the pool or the host has it."""
@@ -149,7 +145,7 @@ class KVCache:
             return
         unwanted = (entry for entry in self.books.resident() if not entry.wanted)
         wanted = (entry for entry in self.books.resident() if entry.wanted)
-        room = ((entry, entry.counted.idle_tokens) for entry in chain(unwanted, wanted) if entry.counted.idle_tokens)
+        room = ((entry, entry.idle_tokens) for entry in chain(unwanted, wanted) if entry.idle_tokens)
         self.park([*leaving(room, over)])
 
     def evict_unwanted(self, tokens: int) -> bool:
@@ -157,8 +153,8 @@ class KVCache:
 
         If it would not have, nothing leaves.
         """
-        wanted = sum(entry.counted.idle_tokens for entry in self._wanted)
-        has_room = self.pool.free_tokens + self.books.idle_total - wanted >= tokens
+        wanted = sum(entry.idle_tokens for entry in self._wanted)
+        has_room = self.pool.free_tokens + self.books.idle_tokens - wanted >= tokens
         if has_room:
             self.evict(tokens)
         return has_room
@@ -196,9 +192,12 @@ class KVCache:
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
         """What each tier holds now, of one tenant or of all; the disk's files of other engines are not counted."""
         self.files.arrive_all()
-        below = {"host": self.books.host_bytes, "disk": self.books.disk_bytes}
-        held = {tier: counts.total() if tenant is None else counts[tenant] for tier, counts in below.items()}
-        return {"device": self.pool.used_by(tenant), **held}
+        # Nothing else is anywhere but in the pool.
+        held = [each for each in {*self._host, *self._wanted, *self.files} if tenant in (None, each.tenant)]
+        host_bytes = sum(entry.hosted_bytes + (0 if entry.staged is None else entry.staged.nbytes) for entry in held)
+        disk_tokens = sum(entry.tokens for entry in held if entry.on_disk)
+        disk_bytes = disk_tokens * self.pool.geometry.bytes_per_token
+        return {"device": self.pool.used_by(tenant), "host": host_bytes, "disk": disk_bytes}
 
     def check(self) -> None:
         """Assert that entries and tiers agree."""
@@ -207,6 +206,7 @@ class KVCache:
         self.books.check(self._entries)
         assert {*self._wanted} == {entry for entry in self._entries if entry.wanted}
         for entry in self._entries:
+            assert entry.staged is None or entry.wanted or entry.writing is not None
             assert entry.wanted >= 0 and entry.pins >= 0 and entry.hosted_bytes == self._host.bytes_of(entry)
             if entry.segment is not None:
                 assert entry.segment.pins > 0 and entry.segment.encoded == entry.tokens

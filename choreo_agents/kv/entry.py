@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
@@ -18,21 +18,8 @@ TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
 """From the fastest on; what is only lineage takes no memory and is computed again when it is read."""
 
 
-class Counted(NamedTuple):
-    """What one entry counts for."""
-
-    tier: TierName = "lineage"
-    """The fastest that has it."""
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    idle_tokens: int = 0
-    """Room in the pool that would be free without it; 0 while anything keeps it there."""
-    is_pinned: bool = False
-
-
-NOTHING = Counted()
-_COUNTED = frozenset({"segment", "staged", "hosted_bytes", "on_disk", "kept", "pins"})
-"""What an entry counts for depends on these."""
+_COUNTED = frozenset({"segment", "pins"})
+"""Whether an entry is in the pool, and may leave it, depends on these."""
 
 
 @dataclass(eq=False)
@@ -73,8 +60,8 @@ class CacheEntry:
     """That the host tier has of it."""
     changed: Callable[[CacheEntry], None] | None = field(default=None, repr=False)
     """Told of whatever changes what it counts for, while it is counted."""
-    counted: Counted = NOTHING
-    """What it counts for."""
+    idle_tokens: int = 0
+    """Room in the pool that would be free without it; 0 while anything keeps it there."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = self.__dict__.get(name)

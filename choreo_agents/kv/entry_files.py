@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.movements import Movements
@@ -55,10 +55,6 @@ class EntryFiles:
         store = self._kept.get(tenant)
         return store is not None and store.knows(message_id)
 
-    def outlives(self, tenant: str) -> bool:
-        """Whether a tenant has files that outlive the engine."""
-        return tenant in self._kept
-
     def find(self, entry: CacheEntry) -> bool:
         """Whether what is in no memory has a file that outlives the engine; it comes from there then."""
         entry.kept = self.is_kept(entry.key, entry.tenant)
@@ -107,6 +103,10 @@ class EntryFiles:
         self._fetching.pop(entry, None)
         entry.writing = entry.fetching = None
         entry.on_disk = entry.kept = False
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Iterate over what the engine's own store has, or is about to."""
+        return iter(self._files.values())
 
     def arrive_all(self) -> None:
         """Take note of all that the disk's thread has done."""

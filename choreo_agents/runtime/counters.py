@@ -100,7 +100,7 @@ def count_step(
     """
     counters.total.count_step(sum(rows.values()), sum(sampled.values()), unfinished)
     for tenant, count in rows.items():
-        counters.own(tenant).count_step(count, sampled.get(tenant, 0), there.get(tenant, 0))
+        counters.of(tenant)[1].count_step(count, sampled.get(tenant, 0), there.get(tenant, 0))
 
 
 def count_encoded(counters: Ledger[Counters], encoded: Mapping[CountedAs, int]) -> None:

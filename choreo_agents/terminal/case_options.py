@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from annotated_types import Ge, Le
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from choreo_agents.errors import InvalidRequestError
-from choreo_agents.workflows.case import Case, Options
-from choreo_agents.workflows.playing import CHAT_TOKENS, EMBEDDED_TOKENS
+from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Options
+from choreo_agents.workflows.cases.debate import MOST_AGENTS
 
 MakeOptions = Callable[[], Options]
+AgentsOption = Annotated[int, typer.Option("--agents", min=2, max=MOST_AGENTS, help="How many debate.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="How often each of them speaks.")]
 InputsOption = Annotated[
     Path | None, typer.Option("--inputs", help="Items of your own, a JSON object on each line; see the docs.")
 ]
@@ -51,11 +51,7 @@ def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., 
         run: Called with the case, its options, and its own keyword arguments.
         doc: The help text.
     """
-    hints = get_type_hints(run, include_extras=True)
-    common = [
-        parameter.replace(annotation=hints[parameter.name])
-        for parameter in list(inspect.signature(run).parameters.values())[2:]
-    ]
+    common = list(inspect.signature(run, eval_str=True).parameters.values())[2:]
     # What every variant decides is not the user's to say.
     decided = [set(variant.changes) for variant in case.variants.values()]
     fields = {
@@ -65,31 +61,25 @@ def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., 
 
     def command(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in fields}
-        run(case, lambda: _valid(case, chosen), **given)
+        run(case, lambda: case.options.model_validate(chosen), **given)
 
     parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in common)]
     seen_by_typer: Any = command
     seen_by_typer.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
     command.__doc__ = doc
     command.__name__ = case.name
     return command
-
-
-def _valid(case: Case, chosen: dict[str, Any]) -> Any:
-    try:
-        return case.options.model_validate(chosen)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "options"
-        raise InvalidRequestError(f"--{name} {chosen.get(name)!r}: {first['msg']}") from error
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     least = next((limit.ge for limit in field.metadata if isinstance(limit, Ge)), None)
     most = next((limit.le for limit in field.metadata if isinstance(limit, Le)), None)
     limits: Any = {"min": least, "max": most} if least is not None or most is not None else {}
-    option = typer.Option(f"--{name.replace('_', '-')}", help=field.description, **limits)
+    help_text = field.description or ""
+    if get_origin(field.annotation) is Literal:
+        limits["metavar"] = name.upper()  # choices in the place of it would be broken at 80 columns
+        help_text = f"{help_text.removesuffix('.')}: {', '.join(get_args(field.annotation))}."
+    option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, **limits)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[field.annotation, option]
     )

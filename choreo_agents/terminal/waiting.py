@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,3 +24,13 @@ def waiting(console: Console, what: str) -> Iterator[None]:
     else:
         shown.print(what, soft_wrap=True)
         yield
+
+
+@contextmanager
+def importing(console: Console) -> Iterator[None]:
+    """Show that torch and LangGraph are imported, which takes seconds: commands do so in their body, help does not."""
+    if sys.modules.get("torch"):
+        yield
+    else:
+        with waiting(console, "loading torch and LangGraph ..."):
+            yield

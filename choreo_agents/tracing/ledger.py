@@ -9,7 +9,7 @@ Counts = TypeVar("Counts")
 
 
 class Ledger(Generic[Counts]):
-    """What everybody did is told to whom the engine belongs; to a tenant, what it did itself.
+    """Counts of what all tenants did, for whom the engine belongs to, and of what each did itself, for that.
 
     Args:
         make: Makes counts that have counted nothing. Their fields are numbers.
@@ -21,19 +21,15 @@ class Ledger(Generic[Counts]):
         """Of all."""
         self._own: dict[str, Counts] = {}
 
-    def own(self, tenant: str) -> Counts:
-        """Of one tenant, since it came."""
-        if tenant not in self._own:
-            self._own[tenant] = self._make()
-        return self._own[tenant]
-
-    def so_far(self, tenant: str) -> Counts:
-        """The same to read: nothing is kept of a tenant that has left."""
-        return self._own.get(tenant) or self._make()
+    def so_far(self, tenant: str | None) -> Counts:
+        """Return the counts of one tenant, or of all, to read: nothing is kept of a tenant that has left."""
+        return self.total if tenant is None else self._own.get(tenant) or self._make()
 
     def of(self, tenant: str) -> tuple[Counts, Counts]:
-        """Where to count what a tenant does."""
-        return self.total, self.own(tenant)
+        """Return where to count what a tenant does: for all, and its own."""
+        if tenant not in self._own:
+            self._own[tenant] = self._make()
+        return self.total, self._own[tenant]
 
     def add(self, tenant: str, count: str, amount: int = 1) -> None:
         """Add to a count of a tenant's."""
@@ -41,5 +37,5 @@ class Ledger(Generic[Counts]):
             setattr(counts, count, getattr(counts, count) + amount)
 
     def forget(self, tenant: str) -> None:
-        """The tenant has left: what it did stays in the total."""
+        """Forget a tenant that has left: what it did stays in the total."""
         self._own.pop(tenant, None)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from choreo_agents.engine.settings import MethodName
-from choreo_agents.graph import ChoreoGraph
-from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.phrasing import Prompts
+if TYPE_CHECKING:  # commands list the cases' options: neither torch nor LangGraph is needed for that
+    from choreo_agents.engine.settings import MethodName
+    from choreo_agents.graph import ChoreoGraph
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.phrasing import Prompts
+
+EMBEDDED_TOKENS, CHAT_TOKENS = 96, 512
+"""A message's tokens at most, unless told otherwise."""
 
 
 class Options(BaseModel):

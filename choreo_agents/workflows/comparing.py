@@ -11,8 +11,6 @@ from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
 from choreo_agents.workflows.running import RunCost
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
-TWINS: tuple[MethodName, ...] = ("baseline", "naive")
-"""What choreo is compared with: text that is encoded again."""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,12 @@ from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.cases import problem
 from choreo_agents.workflows.cases.answers import FIRST, read_answer
 from choreo_agents.workflows.cases.debate import DebateItem
-from choreo_agents.workflows.debate import debate, final_answer
+from choreo_agents.workflows.graphs.debate import debate, final_answer
 from choreo_agents.workflows.phrasing import load_prompts
 from choreo_agents.workflows.running import OnDecode, OnToken, RunCost, run_graph, sampled
 
 LEAST_AGENTS = 3
 """So many have notes of what is asked, or need the record."""
-REPORTS = 9
-"""Of each record: about 98 tokens each."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,9 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import Case, Item, Options, Result, Variant, said
+from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, said
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
 from choreo_agents.workflows.running import OnToken, RunCost, run_graph
-
-EMBEDDED_TOKENS, CHAT_TOKENS = 96, 512
-"""A message's tokens at most, unless told otherwise."""
 
 
 @dataclass(frozen=True)

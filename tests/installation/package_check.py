@@ -30,8 +30,6 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 LARGEST_SDIST = 4_500_000
 """Bytes, of which the embedded model takes 3.5 million."""
-GLOSSARY = "docs/explanation/glossary.md"
-"""Which `choreo words` prints."""
 AUTHORS = "The choreo-agents authors"
 GUARD = """
 import os, sys
@@ -165,7 +163,7 @@ def wrong_in_sdist(names: list[str], size: int) -> Iterator[str]:
             "choreo_agents/models/embedded/weights/model.safetensors"
         ):
             yield f"the sdist holds {name}, an adapter"
-        if ("/docs/" in name and not name.endswith(GLOSSARY)) or "/tests/" in name or "__pycache__" in name:
+        if "/docs/" in name or "/tests/" in name or "__pycache__" in name:
             yield f"the sdist holds {name}, of which nothing is built"
     if size > LARGEST_SDIST:
         yield f"the sdist has {size:,} bytes, more than {LARGEST_SDIST:,}"
@@ -197,8 +195,6 @@ def build(distribution: Distribution, out: Path) -> Path:
             for file in package.rglob("*")
             if file.is_file() and "__pycache__" not in file.parts
         }
-        if distribution.folder == ROOT:
-            files.add("choreo_agents/cli/glossary.md")
         wrong += [f"the wheel lacks {name}" for name in sorted(files - names)]
         wrong += [f"the wheel has {name}, which is nowhere" for name in sorted(names - files)]
         if wrong:
@@ -307,8 +303,6 @@ def check(clean: CleanEnvironment, names: set[str]) -> None:
     debate = clean.choreo("run", "debate", "--reports", "4", "--rounds", "1")
     if "tokens encoded" not in debate:
         raise Wrong(f"choreo run debate shows no counts:\n{debate}")
-    if "what one call attends to" not in clean.choreo("words", "view"):
-        raise Wrong("choreo words does not know what a view is")
     clean.choreo("pml", "memory", "--help")  # an entry point's, in one of our groups
     if "langchain-choreo" in names:
         clean.python(CHAT)

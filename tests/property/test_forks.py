@@ -12,7 +12,7 @@ from support.interference import QUESTION, WARN, contexts_of, models, unreached
 from support.visible_graphs import Spec, specs
 
 from choreo_agents import Engine, Memory, RunOptions, fork, replay
-from choreo_agents.graph import ForkReport
+from choreo_agents.graph.replaying import ForkReport
 from choreo_agents.models import LoadedModel
 
 # Declared-private pairs are broken on purpose here: the audit is asked, not obeyed.

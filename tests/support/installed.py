@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from choreo_agents.cli.commands import CHOREO
-from choreo_agents.cli.lazy import ENTRY_POINTS, Command, Group, found
+import pytest
+import typer
+
+from choreo_agents.cli import app
+from choreo_agents.terminal import commands
+from choreo_agents.terminal.commands import ENTRY_POINTS
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -21,19 +25,25 @@ def commands_in(folder: Path) -> dict[str, str]:
     return declared
 
 
-def all_commands(*folders: Path) -> dict[tuple[str, ...], Command]:
-    """Find the commands of the product and of distributions that add some, by the words that call them."""
-    added = {name: found(place) for folder in folders for name, place in commands_in(folder).items()}
-    entries = ((tuple(name.split(".")), member) for name, member in added.items())
-    return dict(each for words, member in (((), CHOREO), *entries) for each in _within(words, member))
+def own_commands() -> dict[tuple[str, ...], Any]:
+    """Find the commands of the product, by the words that call them, whatever is installed besides."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "entry_points", lambda **_: ())
+        return all_commands()
 
 
-def _within(words: tuple[str, ...], member: Command | Group) -> Iterator[tuple[tuple[str, ...], Command]]:
-    if isinstance(member, Command):
-        yield words, member
+def all_commands() -> dict[tuple[str, ...], Any]:
+    """Find the commands of the product and of what is installed besides, by the words that call them."""
+    return dict(_within((), typer.main.get_command(app), None))
+
+
+def _within(words: tuple[str, ...], command: Any, above: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    context = command.context_class(command, info_name=words[-1] if words else "choreo", parent=above)
+    if not hasattr(command, "list_commands"):
+        yield words, command
     else:
-        for name, each in member.members.items():
-            yield from _within((*words, name), each)
+        for name in command.list_commands(context):
+            yield from _within((*words, name), command.get_command(context, name), context)
 
 
 def install(folder: Path, site: Path) -> None:

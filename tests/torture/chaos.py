@@ -28,8 +28,8 @@ from choreo_agents import ChoreoGraph, Engine, Memory, MessageHandle, RunOptions
 from choreo_agents.errors import EngineLostError
 from choreo_agents.tracing import CallPlaced, EngineWent, EventList, KVCopied
 from choreo_agents.workflows import debate
-from choreo_agents.workflows.branch_solve_merge import branch_solve_merge
-from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
+from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge
+from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
 
 HANG_S = 120.0
 """Seconds after which a run that has not ended counts as one that never will."""

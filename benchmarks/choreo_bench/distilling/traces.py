@@ -24,14 +24,14 @@ from choreo_agents.training.trace import Trace
 from choreo_agents.training.trace_store import TraceStore, digest_of
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
-from choreo_agents.workflows.case import Item, Variant
+from choreo_agents.workflows.case import Case, Item, Variant
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.many import at_once, room, seeds_of
 from choreo_agents.workflows.phrasing import Prompts
 from choreo_agents.workflows.playing import Setup, play
 from choreo_agents.workflows.running import run_graph, sampled
 from choreo_bench.language import Split
-from choreo_bench.playing.many_items import draw_items
+from choreo_bench.playing import draw_items
 
 CHUNK = 64
 """Traces that are sampled before they are written down."""
@@ -82,6 +82,12 @@ class Lesson:
             return ""
         said = [item.model_dump_json() for split in sorted(self.own) for item in self.own[split]]
         return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def usual_variant(case: Case) -> str:
+    """Choose the variant that is distilled unless another is named: the one that loses most of several."""
+    cached = [name for name, variant in case.variants.items() if variant.method == "choreo"]
+    return "parallel" if "parallel" in cached else cached[0]
 
 
 def divided(items: Sequence[Item], held_out: int) -> dict[Split, Sequence[Item]]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,90 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.loader import usable_device
 from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
-from choreo_bench.embedded.batches import Batch, bucket_batches
-from choreo_bench.embedded.progress import BucketProgress, ProgressListener, first_choices
 from choreo_bench.embedded.recipe import TrainingRecipe
 from choreo_bench.embedded.team import Team, teamed
 from choreo_bench.embedded.tokenizer import build_tokenizer
+from choreo_bench.embedded.transcripts import IGNORED, Encoded, draw_transcripts, encode, transcripts
+from choreo_bench.language import TASKS, draw_problem
 
 CHECKPOINT_EVERY_S = 60.0
+SCORED = 32
+"""Problems of a task for each intermediate score."""
+SCORED_TOKENS = 8192
+"""Tokens of a batch that is scored, padding included."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of token ids and labels, padded at their ends."""
+
+    ids: torch.Tensor
+    """[rows, tokens]"""
+    labels: torch.Tensor
+    """[rows, tokens]; `IGNORED` where nothing is learnt."""
+
+
+def bucket_batches(recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast, bucket: int) -> list[Batch]:
+    """The batches of a bucket: rows of like lengths side by side, the batches in random order."""
+    batches = as_batches(encode(tokenizer, draw_transcripts(recipe, bucket)), recipe.phase(bucket).batch_tokens)
+    random.Random(f"order {recipe.seed} {bucket}").shuffle(batches)
+    return batches
+
+
+def as_batches(rows: Sequence[Encoded], batch_tokens: int) -> list[Batch]:
+    """Sort rows by length and cut them into batches of at most so many tokens, padding included.
+
+    A row longer than that is a batch of its own.
+    """
+    batches: list[Batch] = []
+    chunk: list[Encoded] = []
+    for row in sorted(rows, key=lambda row: len(row[0])):
+        if chunk and len(row[0]) * (len(chunk) + 1) > batch_tokens:
+            batches.append(_padded(chunk))
+            chunk = []
+        chunk.append(row)
+    return [*batches, _padded(chunk)] if chunk else batches
+
+
+def _padded(rows: Sequence[Encoded]) -> Batch:
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [0] * (width - len(row)) for row, _ in rows])
+    labels = torch.tensor([row + [IGNORED] * (width - len(row)) for _, row in rows])
+    return Batch(ids, labels)
+
+
+@dataclass(frozen=True)
+class BucketProgress:
+    """How far a run has come."""
+
+    bucket: int
+    buckets: int
+    tokens: int
+    seconds: float
+    loss: float
+    """Mean over the last bucket, in nats per learnt token."""
+
+
+@torch.no_grad()
+def first_choices(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: TrainingRecipe
+) -> dict[str, float]:
+    """Return by task the share of development transcripts whose every learnt token is the model's first choice.
+
+    Quick and a little severe: the gold words are forced, and where several are right only one counts.
+    """
+    model.eval()
+    shares: dict[str, float] = {}
+    for name in dict.fromkeys(name for phase in recipe.phases for name in phase.mix if name in TASKS):
+        problems = [draw_problem(TASKS[name], "dev", seed) for seed in range(SCORED)]
+        rows = encode(tokenizer, [transcript for problem in problems for transcript in transcripts(problem)])
+        right = 0
+        for batch in as_batches(rows, SCORED_TOKENS):
+            ids, labels = batch.ids.to(model.device), batch.labels.to(model.device)[:, 1:]
+            choices = model(input_ids=ids[:, :-1], use_cache=False).logits.argmax(-1)
+            right += int(((choices == labels) | (labels == IGNORED)).all(dim=1).sum())
+        shares[name] = right / len(rows)
+    return shares
 
 
 class Pretraining:
@@ -67,8 +145,10 @@ class Pretraining:
     def run(
         self,
         checkpoints: Checkpoints,
-        report: ProgressListener,
+        on_bucket: Callable[[BucketProgress], None],
+        on_scores: Callable[[int, Mapping[str, float]], None],
         *,
+        score_every: int = 50,
         processes: int = 1,
         checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     ) -> None:
@@ -76,7 +156,9 @@ class Pretraining:
 
         Args:
             checkpoints: Where they are.
-            report: Hears of the progress.
+            on_bucket: Told of every bucket that is over.
+            on_scores: Told the share of development problems that are right after a bucket, by task.
+            score_every: Buckets between two scores; the last one is scored, too.
             processes: That share each step, at most as many as its batches; the weights do not depend on it.
             checkpoint_every_s: Seconds between two.
 
@@ -99,12 +181,12 @@ class Pretraining:
                 now = time.perf_counter()
                 self.seconds = now - started
                 done = self.bucket == self.recipe.buckets
-                report.advance(BucketProgress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
+                on_bucket(BucketProgress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
                 if done or now - written >= checkpoint_every_s:
                     checkpoints.write(self.bucket, self._state())
                     written = now
-                if done or report.wants_scores(self.bucket):
-                    report.scores(self.bucket, first_choices(self.model, self.tokenizer, self.recipe))
+                if done or self.bucket % score_every == 0:
+                    on_scores(self.bucket, first_choices(self.model, self.tokenizer, self.recipe))
 
     def help(self, team: Team, saved: Path | None) -> None:
         """Work on a team's share of the batches until its run ends."""
@@ -149,7 +231,7 @@ class Pretraining:
         ids, labels = batch.ids.to(self.device), batch.labels.to(self.device)
         states = self._body(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         # Only what is learnt goes through the output matrix: most of a prompt is not.
-        learnt = labels[:, 1:] != Batch.IGNORED
+        learnt = labels[:, 1:] != IGNORED
         logits = self.model.lm_head(states[learnt])
         loss = functional.cross_entropy(logits, labels[:, 1:][learnt], reduction="sum")
         # Every learnt token counts alike, whether its batch has many or, of long prompts, few.
@@ -236,14 +318,9 @@ def build_model(recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast) -> L
     return LlamaForCausalLM(config)
 
 
-def recipe_object(recipe: TrainingRecipe) -> dict[str, Any]:
-    """The settings as plain JSON."""
-    return asdict(recipe)
-
-
 def recipe_json(recipe: TrainingRecipe) -> str:
     """The settings as one line, by which checkpoints are told apart."""
-    return json.dumps(recipe_object(recipe), sort_keys=True)
+    return json.dumps(asdict(recipe), sort_keys=True)
 
 
 def _muon(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from choreo_bench.evaluation.evaluate import Evaluation, TaskResult, aevaluate, evaluate
+from choreo_bench.evaluation.evaluate import Evaluation, TaskResult, evaluate
 from choreo_bench.evaluation.play import LAYOUTS, Layout, play
 from choreo_bench.evaluation.score import Difference, Score
-from choreo_bench.evaluation.voting import VoteResult, asample_and_vote, sample_and_vote
+from choreo_bench.evaluation.voting import VoteResult, sample_and_vote
 
 __all__ = [
     "LAYOUTS",
@@ -15,8 +15,6 @@ __all__ = [
     "Score",
     "TaskResult",
     "VoteResult",
-    "aevaluate",
-    "asample_and_vote",
     "evaluate",
     "play",
     "sample_and_vote",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, Required, TypedDict, Unpack, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from choreo_agents.engine import Engine
 from choreo_agents.sampling import Sampling
@@ -22,17 +22,6 @@ LONGEST_ANSWER = 96
 GREEDY = Sampling(temperature=0.0, max_tokens=LONGEST_ANSWER)
 
 OnProgress = Callable[[str], None]
-
-
-class EvaluationOptions(TypedDict, total=False):
-    """What `aevaluate` may be told."""
-
-    count: Required[int]
-    split: Split
-    layout: Layout
-    sampling: Sampling
-    seed: int
-    on_progress: OnProgress
 
 
 @runtime_checkable
@@ -63,7 +52,7 @@ class Evaluation:
     results: Mapping[str, TaskResult]
 
 
-async def aevaluate(
+def evaluate(
     engine: Engine,
     tasks: Iterable[Task],
     *,
@@ -74,7 +63,7 @@ async def aevaluate(
     seed: int = 0,
     on_progress: OnProgress = lambda _: None,
 ) -> Evaluation:
-    """Play `count` problems of each task and score them.
+    """Play `count` problems of each task and score them; for threads without a running event loop.
 
     Args:
         engine: Its method decides whether messages come from the cache (`choreo`) or from text (`baseline`, `naive`).
@@ -104,14 +93,10 @@ async def aevaluate(
 
     results: dict[str, TaskResult] = {}
     for task in tasks:
-        played = await at_once((partial(one, task, number) for number in range(seed, seed + count)), room(engine))
+        jobs = [partial(one, task, number) for number in range(seed, seed + count)]
+        played = asyncio.run(at_once(jobs, room(engine)))
         results[task.name] = _result([score for score, _ in played], [reads for _, reads in played])
     return Evaluation(results)
-
-
-def evaluate(engine: Engine, tasks: Iterable[Task], **options: Unpack[EvaluationOptions]) -> Evaluation:
-    """The sync form of `aevaluate`, for threads without a running event loop."""
-    return asyncio.run(aevaluate(engine, tasks, **options))
 
 
 def parsable(problem: Problem, said: Said) -> bool | None:

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over problems."""
+"""Bootstrap intervals over problems, and how intervals are written."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def difference_interval(first: Sequence[float], second: Sequence[float]) -> Inte
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """95 % interval of a mean; None of fewer than two values."""
     return _interval(lambda a: a.mean(), values)
+
+
+def points(share: float | None, interval: Interval | None, *, signed: bool = False) -> str:
+    """Write a share in points of a hundred, with its interval in brackets as far as there are any."""
+    if share is None:
+        return ""
+    middle, *bounds = (f"{100 * each:{'+' * signed}.1f}" for each in (share, *(interval or ())))
+    return f"{middle} ({' to '.join(bounds)})" if bounds else middle
 
 
 def _interval(statistic: Callable[..., Any], *samples: Sequence[float]) -> Interval | None:

@@ -21,6 +21,10 @@ class Score:
     def share(self) -> float:
         return self.right / self.count
 
+    def __str__(self) -> str:
+        low, high = self.interval()
+        return f"{100 * self.share:.1f} ({100 * low:.0f}-{100 * high:.0f})"
+
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the share."""
         n, p = self.count, self.share

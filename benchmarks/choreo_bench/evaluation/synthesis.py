@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.sampling import Sampling
@@ -38,7 +37,7 @@ class SynthesisRecord:
         return self.score >= 1.0
 
 
-async def aevaluate_synthesis(
+def evaluate_synthesis(
     engine: Engine,
     tasks: Iterable[SynthesisTask],
     *,
@@ -51,7 +50,7 @@ async def aevaluate_synthesis(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> list[SynthesisRecord]:
-    """Play `count` problems of each task.
+    """Play `count` problems of each task; for threads without a running event loop.
 
     Args:
         engine: Its method decides whether the answer is made from caches (`choreo`) or from text.
@@ -96,12 +95,7 @@ async def aevaluate_synthesis(
         )
 
     jobs = [partial(one, task, number) for task in tasks for number in range(seed, seed + count)]
-    return await at_once(jobs, room(engine))
-
-
-def evaluate_synthesis(engine: Engine, tasks: Iterable[SynthesisTask], **options: Any) -> list[SynthesisRecord]:
-    """The sync form of `aevaluate_synthesis`, for threads without a running event loop."""
-    return asyncio.run(aevaluate_synthesis(engine, tasks, **options))
+    return asyncio.run(at_once(jobs, room(engine)))
 
 
 def solved_by_task(records: Sequence[SynthesisRecord]) -> dict[str, Score]:

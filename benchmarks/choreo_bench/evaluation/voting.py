@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.sampling import Sampling
@@ -33,7 +32,7 @@ class VoteResult:
     """The vote over the first sample."""
 
 
-async def asample_and_vote(
+def sample_and_vote(
     engine: Engine,
     task: Task,
     *,
@@ -45,6 +44,8 @@ async def asample_and_vote(
     on_progress: Callable[[], None] = lambda: None,
 ) -> VoteResult:
     """Sample each problem's answer several times and let the samples vote by their last sentence.
+
+    For threads without a running event loop.
 
     Args:
         engine: Should prompt ordinarily (`baseline`).
@@ -77,7 +78,7 @@ async def asample_and_vote(
         return said[answer]
 
     numbered = [(problem, (seed + i) * samples + k) for i, problem in enumerate(problems) for k in range(samples)]
-    words = await at_once((partial(one, problem, number) for problem, number in numbered), room(engine))
+    words = asyncio.run(at_once([partial(one, *each) for each in numbered], room(engine)))
     singles: list[bool] = []
     votes: list[bool] = []
     every = 0
@@ -94,8 +95,3 @@ async def asample_and_vote(
         vote=Score(sum(votes), count),
         gain=Difference.of(votes, singles),
     )
-
-
-def sample_and_vote(engine: Engine, task: Task, **options: Any) -> VoteResult:
-    """The sync form of `asample_and_vote`, for threads without a running event loop."""
-    return asyncio.run(asample_and_vote(engine, task, **options))

@@ -1,9 +1,8 @@
-"""What the engine is measured against. Each is used as its own documentation says; none is a dependency."""
+"""Engines that ours is measured against. Each is used as its own documentation says; none is a dependency."""
 
 from choreo_bench.rivals.base import Absent, Levels, Rival, Timer
 from choreo_bench.rivals.chat_hugging_face import ChatHuggingFaceDebate, ChatRun
 from choreo_bench.rivals.continuous import ContinuousBatching
-from choreo_bench.rivals.forced_chat import ForcedChatHuggingFace
 from choreo_bench.rivals.hugging_face import HuggingFace
 from choreo_bench.rivals.llama_cpp import LlamaCpp
 from choreo_bench.rivals.ours import Ours
@@ -15,7 +14,6 @@ __all__ = [
     "ChatHuggingFaceDebate",
     "ChatRun",
     "ContinuousBatching",
-    "ForcedChatHuggingFace",
     "HuggingFace",
     "Levels",
     "LlamaCpp",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,8 +14,9 @@ from statistics import mean
 from typing import Any
 
 from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
-from choreo_agents.synthesis.placing import SynthesisLayout
+from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import QUESTIONS, Views
 from choreo_agents.training.synthesizer import Judged
@@ -144,4 +146,30 @@ def held_out(model: LoadedModel, folder: Path, curriculum: DrawnCurriculum) -> d
                 engine, chosen, count=curriculum.judged, split="dev", layout=layout, adapter=name
             )
             shares |= {f"{layout} {task}": score.share for task, score in solved_by_task(records).items()}
+    return shares
+
+
+def layouts_named(names: str) -> tuple[SynthesisLayout, ...]:
+    """Find layouts by name, with commas between, each once; raises `InvalidRequestError`."""
+    given = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    chosen = tuple(layout for name in given for layout in SYNTHESIS_LAYOUTS if layout == name)
+    unknown = [name for name in given if name not in SYNTHESIS_LAYOUTS]
+    if unknown or not chosen:
+        raise InvalidRequestError(f"there is no layout {unknown[0]!r}: there are {', '.join(SYNTHESIS_LAYOUTS)}")
+    return chosen
+
+
+def shares_in(text: str) -> dict[str, float]:
+    """Read `dialogue=1,tasks=2` as numbers; raises `InvalidRequestError`."""
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition("=")
+        try:
+            shares[name] = float(share)
+        except ValueError:
+            shares[name] = -1.0
+        if name not in WEIGHTS or not 0 <= shares[name] < math.inf:
+            raise InvalidRequestError(f"--sources {part!r}: write shares of {', '.join(WEIGHTS)}, as in tasks=0.5")
+    if not sum(shares.values()):
+        raise InvalidRequestError("--sources: some share must be above 0")
     return shares

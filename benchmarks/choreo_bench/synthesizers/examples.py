@@ -32,11 +32,10 @@ from choreo_bench.embedded.recipe import MIX
 from choreo_bench.embedded.transcripts import Transcript, TranscriptTurn, draw_made
 from choreo_bench.evaluation.evaluate import LONGEST_ANSWER
 from choreo_bench.evaluation.merging import Merged, play_synthesis
-from choreo_bench.language import Problem, draw_problems
+from choreo_bench.language import Problem, ProblemMessage, draw_problems
 from choreo_bench.language.sentences import draw_facts, notes_text
 from choreo_bench.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts, SynthesisTask
 from choreo_bench.language.synthesis.tasks import MOST_IN_TRAINING
-from choreo_bench.synthesizers.fans import fan_of
 
 LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TASKS.items() if n != HELD_OUT}
 """All synthesis tasks but the one that is held out."""
@@ -241,3 +240,36 @@ def _notes(model: LoadedModel, rng: random.Random, number: int) -> tuple[Span, .
 def _span(model: LoadedModel, name: str, turn: TranscriptTurn, learn: bool = False) -> Span:
     role: Role = "system" if turn.role == "system" else "user" if turn.role == "user" else "assistant"
     return span(model, name, role, turn.text, turn.author, learn=learn)
+
+
+def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[int] | None = None) -> Fan:  # noqa: A002
+    """Make the tokens of a synthesis problem's messages, as an engine would encode them.
+
+    Args:
+        model: Its tokenizer and chat turns.
+        problem: A synthesis problem.
+        id: Of the traces that are made of it.
+        answer: All tokens of the answer's message, its header included; None: what would be right.
+
+    Raises:
+        ValueError: It is no synthesis problem.
+        TrainingError: The tokens do not start with the header that a decode starts with.
+    """
+    parts = Parts.of(problem)
+    last = parts.answer
+    said = span(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
+    branches = tuple(
+        (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
+        for branch in parts.branches
+    )
+    return Fan(
+        id,
+        (*root_of(model), *(_given(model, message) for message in parts.trunk)),
+        branches,
+        (*(_given(model, message) for message in parts.asks), said),
+        boundaries_of(model, [words for _, words in branches]),
+    )
+
+
+def _given(model: LoadedModel, message: ProblemMessage) -> Span:
+    return span(model, message.name, message.role, message.text, message.author)

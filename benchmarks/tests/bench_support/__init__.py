@@ -1,1 +1,1 @@
-"""What tests of the benchmarks share."""
+"""Helpers for the tests of the benchmarks."""

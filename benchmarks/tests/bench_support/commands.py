@@ -1,4 +1,4 @@
-"""The `choreo` command as processes that can be killed."""
+"""The `choreo` command: in this process, and as processes that can be killed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from typer.testing import CliRunner
+
+from choreo_agents.cli import app
 
 PROCESS = """
 import json, os, sys
 import transformers
-from choreo_bench.experiments.eval_language import command
-from choreo_bench.experiments.train_distill import command
-from choreo_bench.experiments.train_synthesizer import command
+from choreo_bench.distilling import teaching
+from choreo_bench import playing
+from choreo_bench.synthesizers import own_merges
 from choreo_agents.cli import main
 exec(os.environ.get("CHOREO_TEST_BEFORE", ""))
 for line in sys.stdin:
@@ -28,6 +34,15 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 """Runs one command after the other, each in a process of its own that need not import everything again."""
+
+
+def choreo(*arguments: str, code: int = 0, columns: int = 200) -> Any:
+    """Run `choreo` in this process, as if these words had been typed; require its exit code, and no traceback."""
+    with patch.object(sys, "argv", ["choreo", *arguments]):
+        result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
 
 
 class Choreo:

@@ -25,12 +25,12 @@ from choreo_bench.distilling.traces import (
     sampled,
     score_played,
 )
-from choreo_bench.experiments.eval_dilemma.measure import TUNED as TUNED_DILEMMA
-from choreo_bench.experiments.eval_dilemma.measure import measure_dilemma
-from choreo_bench.experiments.eval_tuned import measure as tuned
-from choreo_bench.experiments.eval_tuned.measure import Course, measure_tuned
-from choreo_bench.experiments.eval_untuned.measure import Trial
-from choreo_bench.playing.many_items import draw_items, play_all
+from choreo_bench.experiments import eval_tuned as tuned
+from choreo_bench.experiments.eval_dilemma import TUNED as TUNED_DILEMMA
+from choreo_bench.experiments.eval_dilemma import measure_dilemma
+from choreo_bench.experiments.eval_tuned import Course, measure_tuned
+from choreo_bench.experiments.eval_untuned import Trial
+from choreo_bench.playing import draw_items, play_all
 from conftest import MakeEngine
 from support.tuning import KilledError
 from torch import Tensor
@@ -468,7 +468,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small courses and two trials."""
     courses = (
         Course("multi_qa-parallel", "multi_qa", "parallel", (("facts", 3),), 3, 1, 3),
-        Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"), ("talks", 1)), 3, 1, 3),
+        Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("every_strategy", True), ("talks", 1)), 3, 1, 3),
     )
     monkeypatch.setattr(tuned, "COURSES", {course.name: course for course in courses})
     trial = Trial("MultiQA", 1, "multi_qa", ("baseline", "parallel", "parallel + tuned"), {"facts": 3})

@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from bench_support.commands import choreo
 
-from choreo_agents.cli import app
-
-DEBATE = "choreo_agents.workflows.debate:graph"
+DEBATE = "choreo_agents.workflows.graphs.debate:graph"
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["bench", "edges", *arguments], env={"COLUMNS": "160"})
-    assert result.exit_code == code, result.output
+    result = choreo("bench", "edges", *arguments, code=code, columns=160)
     return result.stdout if code == 0 else result.output
 
 
@@ -25,7 +22,7 @@ def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
     out = run(DEBATE, str(inputs), "--out", str(runs))
     assert "Alice -> Bruno" in out and "KL, nats" in out
     assert len(runs.read_text().splitlines()) == 6
-    found = json.loads(run(DEBATE, str(inputs), "--out", str(runs), "--json"))
+    found = json.loads(run(DEBATE, str(inputs), "--out", str(runs), "--json"))["edges"]
     assert len(found) == 6 and all(each["tokens_saved"] > 0 for each in found)
 
 

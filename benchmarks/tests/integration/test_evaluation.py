@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from choreo_bench.evaluation import aevaluate, evaluate, play, sample_and_vote
-from choreo_bench.experiments.eval_language.measure import measure, require_tasks, require_views
+from choreo_bench.evaluation import evaluate, play, sample_and_vote
+from choreo_bench.experiments.eval_language import measure, require_tasks, require_views
 from choreo_bench.language import TASKS, Draft, Problem, draw_problem
 from choreo_bench.language.scoring import FirstSentence
 from conftest import MakeEngine
@@ -155,10 +155,10 @@ def test_a_split_that_a_task_cannot_draw_is_an_error_by_itself(make_engine: Make
         evaluate(make_engine(), [Sure()], count=0)
 
 
-async def test_async_evaluation_reports_progress(make_engine: MakeEngine) -> None:
+def test_an_evaluation_reports_progress(make_engine: MakeEngine) -> None:
     heard: list[str] = []
     split = Sure().draw(random.Random(0)).split
-    result = await aevaluate(make_engine(), [Sure()], count=5, split=split, sampling=SHORT, on_progress=heard.append)
+    result = evaluate(make_engine(), [Sure()], count=5, split=split, sampling=SHORT, on_progress=heard.append)
     assert heard == ["sure"] * 5
     assert result.results["sure"].solved.count == 5 and result.results["sure"].parsable is None
 

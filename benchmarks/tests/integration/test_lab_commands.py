@@ -7,34 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_support.commands import choreo
 from choreo_bench.experiments.bench_engine import measure
 from choreo_bench.experiments.bench_engine.measure import PARTS
-from typer.testing import CliRunner
 
-from choreo_agents.cli import app
 from choreo_agents.models.random_llama import SHAPES, LlamaShape
-
-runner = CliRunner()
 
 
 def run(*arguments: str, code: int = 0) -> tuple[str, str]:
     """stdout and stderr of a command."""
-    result = runner.invoke(app, list(arguments), env={"COLUMNS": "120"})
-    assert result.exit_code == code, result.output
+    result = choreo(*arguments, code=code, columns=120)
     return result.stdout, result.stderr
 
 
 def test_tasks_are_scored_in_every_view(tmp_path: Path) -> None:
     page = tmp_path / "new" / "language.md"
     arguments = ["eval", "language", "--n", "2", "--task", "recall", "--task", "arithmetic", "--seed", "5"]
-    out, _ = run(*arguments, "--views", "ordinary,serial,parallel", "--out", str(page))
+    out, _ = run(*arguments, "--views", "ordinary,serial,parallel", "--report", str(page))
     for expected in ("recall", "arithmetic", "ordinary prompts", "caches, in sequence", "vote over 8 samples", "0.98"):
         assert expected in out
-    command = (
-        "choreo eval language --n 2 --seed 5 --split test --task recall --task arithmetic "
-        "--views ordinary,serial,parallel"
-    )
-    assert f"`{command}`" in page.read_text()
+    command = "choreo eval language --n 2 --task recall --task arithmetic --seed 5 --views ordinary,serial,parallel"
+    assert page.read_text().startswith(f"`{command} --report {page}`\n")
     assert page.read_text().count("| recall |") == 1
 
 
@@ -62,7 +55,7 @@ def test_what_cannot_be_evaluated_is_one_red_line(arguments: tuple[str, ...], me
 
 def test_help_teaches_training_and_evaluation() -> None:
     for command, words in (
-        (("eval", "language"), ("--task", "--views", "--split", "--json", "--out", "Examples")),
+        (("eval", "language"), ("--task", "--views", "--split", "--json", "--report", "Examples")),
         (("train", "embedded"), ("--quick", "--run", "--out", "--compile", "--processes", "Examples")),
     ):
         out, _ = run(*command, "--help")
@@ -75,9 +68,9 @@ def test_help_teaches_training_and_evaluation() -> None:
 def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts and names only: times are the machine's business."""
     monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(2, 64, 96, 4, 2, 512))
-    monkeypatch.setattr(measure, "REST_S", 0.0)
+    monkeypatch.setattr("choreo_bench.timing.REST_S", 0.0)
     table = tmp_path / "speed.md"
-    arguments = ("bench", "engine", "--scale", "0.02", "--repeats", "2", "--threads", "1", "--out", str(table))
+    arguments = ("bench", "engine", "--scale", "0.02", "--repeats", "2", "--threads", "1", "--report", str(table))
     arguments += ("--plot", str(tmp_path / "speed.png"))
     out, _ = run(*arguments, "--only", "reordered", "--only", "8 branches", "--json")
     report = json.loads(out)
@@ -90,15 +83,15 @@ def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monk
     written = table.read_text()
     assert (tmp_path / "speed.png").exists()
     assert "met: " not in written and "missed: " not in written, "bars hold for whole lengths only"
-    assert '--scale 0.02 --only "reordered" --only "8 branches"`' in written
-    assert "choreo bench engine --like six-layers" in written and "| the sum: no attention + calls alone |" in written
+    assert written.startswith("`choreo bench engine --scale 0.02 ") and "--only '8 branches'" in written
+    assert "| the sum: no attention + calls alone |" in written
     assert "no scenario is named so" in run("bench", "engine", "--only", "nothing", code=1)[0]
-    monkeypatch.setattr("choreo_bench.experiments.bench_engine.command.measure_all", None)
-    for option in ("--out", "--plot"):
+    monkeypatch.setattr(measure, "measure_all", None)
+    for option in ("--report", "--plot"):
         assert "No such file" in run("bench", "engine", option, "/proc/nowhere/page", code=1)[0]
 
 
-def test_each_scenario_is_shown_and_written_as_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_scenario_is_written_as_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written: list[str] = []
 
     def measured(path: Any, dtype: Any, chosen: Any, *, repeats: int, on_scenario: Any, **_: Any) -> Any:
@@ -106,16 +99,15 @@ def test_each_scenario_is_shown_and_written_as_it_ends(monkeypatch: pytest.Monke
         for scenario in chosen:
             times = {name: measure.Measured((0.5,)) for name in ("choreo", *PARTS)}
             report.results[scenario.name] = times
-            on_scenario(report, scenario)
+            on_scenario(report)
             written.append((tmp_path / "speed.md").read_text())
         raise KeyboardInterrupt
 
     monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(1, 32, 64, 2, 1, 600))
-    monkeypatch.setattr("choreo_bench.experiments.bench_engine.command.measure_all", measured)
-    words = ["bench", "engine", "--only", "4k", "--threads", "1", "--out", str(tmp_path / "speed.md")]
-    shown = runner.invoke(app, words, env={"COLUMNS": "120"}).output
-    assert [each.count("### decode") for each in written] == [1, 2]
-    assert "decode, 8 branches over 4k: ms" in shown and "decode, 32 branches over 4k: ms" in shown
+    monkeypatch.setattr(measure, "measure_all", measured)
+    words = ["bench", "engine", "--only", "4k", "--threads", "1", "--report", str(tmp_path / "speed.md")]
+    run(*words, code=130)
+    assert [each.count("## decode") for each in written] == [1, 2]
 
 
 def test_a_seed_that_no_generator_takes_is_refused() -> None:

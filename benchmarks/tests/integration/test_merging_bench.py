@@ -13,45 +13,45 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_bench.evaluation.calibration import TEMPERATURES, tempered
+from bench_support.commands import choreo
 from choreo_bench.evaluation.synthesis import evaluate_synthesis
-from choreo_bench.experiments.eval_synthesis import command as evaluated
 from choreo_bench.experiments.eval_synthesis import measure
-from choreo_bench.experiments.eval_synthesis.command import _chosen
-from choreo_bench.experiments.eval_synthesis.contenders import (
+from choreo_bench.experiments.eval_synthesis.measure import (
     CONTENDERS,
+    SWEPT,
+    TEMPERATURES,
+    AskedTask,
     Contender,
     ContenderTraining,
-    courses,
-)
-from choreo_bench.experiments.eval_synthesis.measure import AskedTask, Referee
-from choreo_bench.experiments.eval_synthesis.plot import save_sweeps
-from choreo_bench.experiments.eval_synthesis.report import (
-    ablation_lines,
-    order_lines,
-    sweep_lines,
-    verdict_lines,
-    verdicts,
-)
-from choreo_bench.experiments.eval_synthesis.sweeps import (
-    SWEPT,
+    Referee,
     Shuffled,
     by_branches,
     by_length,
     by_order,
     changed,
+    contenders_named,
+    courses,
+    tempered,
 )
-from choreo_bench.experiments.train_synthesizer import command as trained
+from choreo_bench.experiments.eval_synthesis.report import (
+    MergeReport,
+    ablation_table,
+    order_table,
+    sweep_table,
+    verdict_table,
+    verdicts,
+)
+from choreo_bench.harness import Display
 from choreo_bench.language import draw_problem
 from choreo_bench.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_bench.synthesizers import curriculum as curricula
 from choreo_bench.synthesizers.curriculum import DrawnCurriculum
 from conftest import MakeEngine
-from typer.testing import CliRunner
+from rich.console import Console
 
-from choreo_agents.cli import app
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel
+from choreo_agents.training import synthesizer
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuning import Tuning
 
@@ -74,7 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refereed(model: LoadedModel, folder: Path, who: Sequence[Contender], **options: Any) -> dict[tuple[str, str], Any]:
     with Referee(model, folder) as referee:
-        referee.prepare(who, lambda *_: None, lambda *_: None)
+        referee.prepare(who, Display(Console(quiet=True)))
         return referee.play(who, ASKED, 2, **options)
 
 
@@ -261,11 +261,11 @@ def test_verdicts_are_of_each_layout_problem_by_problem() -> None:
     assert (two.task, two.layout, two.share, two.met) == ("vote", "sequential", 1.0, True)
     assert two.difference.share == pytest.approx(0.25)
     assert (three.task, three.layout, three.met) == ("best", "parallel", False)
-    lines = verdict_lines(SCORES, "sequential")
+    lines = verdict_table(SCORES, "sequential").as_markdown().splitlines()
     assert lines[2].startswith("| vote | parallel | 25.0 | 75.0 | -50.0 (") and lines[2].endswith("| no |")
     assert lines[3].startswith("| vote | **sequential** | 100.0 | 75.0 | +25.0 (") and lines[3].endswith("| yes |")
     assert lines[4].startswith("| best | parallel | 50.0 | 100.0 | -50.0 (") and lines[4].endswith("| no |")
-    assert "**" not in "".join(verdict_lines(SCORES))
+    assert "**" not in verdict_table(SCORES).as_markdown()
     assert verdicts({("text", "vote"): [1.0]}) == []
 
 
@@ -284,7 +284,8 @@ def test_development_problems_choose_the_layout(embedded: LoadedModel, tmp_path:
 
 
 def test_ablations_are_tasks_by_contenders_with_means() -> None:
-    head, rule, vote, best, means = ablation_lines(SCORES, [Contender("text"), Contender("full", "parallel")])
+    table = ablation_table(SCORES, [Contender("text"), Contender("full", "parallel")])
+    head, rule, vote, best, means = table.as_markdown().splitlines()
     assert head == "| task | text | full, parallel |" and rule == "|---|--:|--:|"
     assert vote.startswith("| vote") and "75.0 (" in vote and "25.0 (" in vote and best.startswith("| best")
     assert means == "| **mean** | 87.5 | 37.5 |"
@@ -294,41 +295,40 @@ def test_sweeps_and_orders_as_lines() -> None:
     scores = {
         (who, f"{task} of {n}"): [1.0, 0.0] for who in ("text", "full, parallel") for task in "ab" for n in (2, 4)
     }
-    lines = sweep_lines(scores, "branches", {2: ["a of 2", "b of 2"], 4: ["a of 4"], 8: ["a of 8"]})
+    table = sweep_table(scores, "branches", {2: ["a of 2", "b of 2"], 4: ["a of 4"], 8: ["a of 8"]})
+    lines = table.as_markdown().splitlines()
     assert lines[2] == "| 2 | 50.0 | 50.0 |  | 4 |" and lines[3] == "| 4 | 50.0 | 50.0 |  | 2 |"
     assert lines[4].startswith("| 8 |  |  |  |")
     orders = {("text", "a"): [1.0, 0.0, 1.0], ("text", "a in order 1"): [1.0, 1.0, 1.0]}
-    [*_, last] = order_lines(orders, {0: ["a"], 1: ["a in order 1"]})
+    [*_, last] = order_table(orders, {0: ["a"], 1: ["a in order 1"]}).as_markdown().splitlines()
     assert last == "| text | 66.7, 100.0 | 33.3 |"
     assert changed([[1, 0], [1, 0]]) == 0 and changed([[1, 0], [0, 0], [1, 0]]) == 0.5
 
 
 def test_sweeps_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     scores = {("text", "a of 2"): [1.0], ("text", "a of 4"): [0.0], ("full, parallel", "a of 4"): [1.0]}
     names = {"branches": {2: ["a of 2"], 4: ["a of 4"]}, "length": {1: ["a of 2"]}}
-    save_sweeps(scores, names, tmp_path / "sweeps.png")
+    MergeReport("", [], {}, scores, names).figure().savefig(tmp_path / "sweeps.png")
     assert (tmp_path / "sweeps.png").read_bytes().startswith(b"\x89PNG")
 
 
 def said(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["eval", "synthesis", *arguments], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output and isinstance(result.exception, SystemExit | None)
-    return result.output
+    result = choreo("eval", "synthesis", *arguments, code=code)
+    assert isinstance(result.exception, SystemExit | None)
+    output: str = result.output
+    return output
 
 
 @pytest.mark.slow
 def test_the_command_writes_tables_and_goes_on(
     embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr("choreo_agents.terminal.loading.load_model", lambda name, **options: embedded)
-    monkeypatch.setattr(evaluated, "SYNTHESIS_TASKS", FEW)
+    monkeypatch.setattr("choreo_agents.models.load_model", lambda name, **options: embedded)
+    monkeypatch.setattr(measure, "SYNTHESIS_TASKS", FEW)
     sweep = {2: ASKED[:1], 4: [AskedTask("vote of 4", FEW["vote"].with_branches(4))]}
     orders = {0: ASKED, 1: [AskedTask(f"{one.name} in order 1", Shuffled(one.task, 1)) for one in ASKED]}  # type: ignore[arg-type]
     for name, asked in (("by_branches", sweep), ("by_length", sweep), ("by_order", orders)):
-        monkeypatch.setattr(evaluated, name, lambda asked=asked: asked)
+        monkeypatch.setattr(measure, name, lambda asked=asked: asked)
     command = ["--n", "2", "--swept", "1", "--contenders", "text,untrained,full", "--out", str(tmp_path / "runs")]
     files = ["--report", str(tmp_path / "page.md"), "--plot", str(tmp_path / "page.png")]
     out = said(*command, *files)
@@ -337,17 +337,17 @@ def test_the_command_writes_tables_and_goes_on(
     for title in (
         "What each part is worth",
         "Against text",
-        "By the number",
-        "By the length",
+        "By branches",
+        "By length",
         "By the order",
     ):
         assert f"## {title}" in page
-    assert "In bold the layout whose training solved more development problems" in page
+    assert "in bold the layout whose training solved more development problems" in page
     assert page.count("| **parallel** |") + page.count("| **sequential** |") == len(FEW)
-    assert page.startswith("`choreo eval synthesis --n 2 --swept 1 --seed 0 --contenders text,untrained,full`")
+    assert page.startswith("`choreo eval synthesis --n 2 --swept 1 --contenders text,untrained,full ")
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
     whole = (tmp_path / "runs" / "played.jsonl").read_bytes()
-    again = CliRunner().invoke(app, ["eval", "synthesis", *command, "--json"])
+    again = choreo("eval", "synthesis", *command, "--json")
     names = [one.name for one in CONTENDERS if one.kind in ("text", "untrained", "full")]
     found = json.loads(again.stdout)
     sweeps = found.pop("sweeps")
@@ -367,7 +367,7 @@ def test_the_command_writes_tables_and_goes_on(
     ],
 )
 def test_contenders_are_named_with_all_layouts_or_one(asked: str | None, names: list[str]) -> None:
-    assert [contender.name for contender in _chosen(asked)] == names
+    assert [contender.name for contender in contenders_named(asked)] == names
 
 
 @pytest.mark.parametrize(
@@ -404,9 +404,9 @@ def test_courses_differ_in_what_is_left_out_only(tmp_path: Path, monkeypatch: py
             assert named[one.training].curriculum == replace(full.curriculum, layouts=(one.layout,))
     # As the command has them, but for how long they take.
     taken: list[Any] = []
-    monkeypatch.setattr(trained, "train_synthesizer", lambda model, *how, **_: taken.extend(how) or sys.exit(3))
+    monkeypatch.setattr(synthesizer, "train_synthesizer", lambda model, *how, **_: taken.extend(how) or sys.exit(3))
     monkeypatch.chdir(tmp_path)
-    CliRunner().invoke(app, ["train", "synthesizer", "--layouts", "parallel", "--seed", "3"])
+    choreo("train", "synthesizer", "--layouts", "parallel", "--seed", "3", code=3)
     settings, curriculum = taken
     longer = {name: getattr(full.settings, name) for name in ("epochs", "patience", "batch_tokens", "keep")}
     assert settings.model_copy(update=longer) == full.settings

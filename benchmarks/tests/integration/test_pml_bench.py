@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_bench.experiments.bench_pml.cases import case_of_length, example_cases
-from choreo_bench.experiments.bench_pml.measure import ModuleBench, key_of
+from bench_support.commands import choreo
+from choreo_bench.experiments.bench_pml.measure import (
+    ModuleBench,
+    PromptTimer,
+    case_of_length,
+    example_cases,
+    key_of,
+)
 from choreo_bench.experiments.bench_pml.report import ModuleReport
 from choreo_bench.experiments.eval_pml.measure import (
     ADAPTED,
@@ -22,15 +28,12 @@ from choreo_bench.experiments.eval_pml.measure import (
     FromPlainText,
     ways,
 )
-from choreo_bench.experiments.eval_pml.report import ALL, DocumentReport, as_markdown
+from choreo_bench.experiments.eval_pml.report import ALL, DocumentReport
 from choreo_bench.experiments.eval_pml.tasks import DOCUMENT_TASKS, DocumentQuestion
 from choreo_bench.language import Problem, draw_problem
-from choreo_bench.timing.prompts import PromptTimer
 from support.tiny import save_tiny_llama
-from typer.testing import CliRunner
 
 from choreo_agents import Engine, Memory, SchemaLibrary
-from choreo_agents.cli import app
 from choreo_agents.engine.adapters import BASE
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.mapper import CacheMapper
@@ -41,12 +44,11 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "pml"
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("choreo_bench.experiments.bench_pml.measure.REST_S", 0.0)
+    monkeypatch.setattr("choreo_bench.timing.REST_S", 0.0)
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "250"})
-    assert result.exit_code == code, result.output
+    result = choreo(*arguments, code=code, columns=250)
     return result.stdout if "--json" in arguments else result.output
 
 
@@ -152,7 +154,7 @@ def test_differences_are_of_pairs() -> None:
     assert whole.points == -12.5 and whole.interval is not None and whole.interval[0] < -12.5 < whole.interval[1]
     assert report.cached_share("vote") == (100, 0.9)
     assert report.as_object()["vote"]["right"] == {BASELINE: 0.875, CACHED: 0.375}
-    page = as_markdown(report, "choreo", "f" * 64)
+    page = report.report("f" * 64).as_markdown("choreo")
     assert "| assembly* | 100 | 90 | 25.0 (5-70) | 50.0 (15-85) | +25.0" in page and "| **all** |" in page
 
 
@@ -161,7 +163,7 @@ def test_the_accuracy_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     command = ["eval", "pml", "--n", "2", "--task", "best", "--task", "sum", "--out", str(out)]
     shown = run(*command, "--report", str(page))
     assert "best" in shown and "all" in shown and "difference" in shown
-    assert page.read_text().startswith("`choreo eval pml --n 2 --seed 0 --split test --task best --task sum`")
+    assert page.read_text().startswith("`choreo eval pml --n 2 --task best --task sum ")
     assert page.read_text().count("\n| ") == 1 + 2 + 1
     monkeypatch.setattr("choreo_bench.experiments.eval_pml.measure._answering", None)
     found = json.loads(run(*command, "--json"))
@@ -189,7 +191,7 @@ def bench(tiny: LoadedModel, tiny_path: Path) -> ModuleBench:
 
 
 def test_prompts_have_as_many_tokens_as_were_asked_for(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("choreo_bench.experiments.bench_pml.cases.MODULE_TOKENS", 16)
+    monkeypatch.setattr("choreo_bench.experiments.bench_pml.measure.MODULE_TOKENS", 16)
     case = case_of_length(tiny, 40, 9)
     assert case.sizes(tiny) == (40, 9) and len(case.prompt.imports) == 3
     assert case.schema == case_of_length(tiny, 40, 9).schema != case_of_length(tiny, 41, 9).schema
@@ -199,8 +201,8 @@ def test_prompts_have_as_many_tokens_as_were_asked_for(tiny: LoadedModel, monkey
 
 def test_each_way_encodes_what_it_says(bench: ModuleBench, tiny: LoadedModel) -> None:
     case, journal, told = case_of_length(tiny, 40, 9), Journal(None, {}), list[str]()
-    bench.measure(case, journal, lambda _, way: told.append(way))
-    assert len(told) == 3 * 6 and list(journal.records) == bench.counted(case)
+    records = bench.measure(case, journal, lambda _, way: told.append(way))
+    assert len(told) == 3 * 6 and list(journal.records.values()) == records
     counts = {r["way"]: (r["encoded"], r["reused"]) for r in journal.records.values()}
     assert counts == {
         "text": (49, 0), "HF generate": (49, 0), "disk": (9, 40), "host": (9, 40), "device": (9, 40),
@@ -216,7 +218,7 @@ def test_modules_are_read_from_where_they_are_said_to_be(tiny: LoadedModel) -> N
         for source, adopted, copied in (("device", 0, 0), ("disk", 40, 0), ("host", 0, 40)):
             timer.library.load(case.schema.name)
             before = engine.stats()
-            timer.first_token(source)  # type: ignore[arg-type]
+            timer.run(source)  # type: ignore[arg-type]
             after = engine.stats()
             # The answer's one token and the end of its turn are encoded, too, for whoever reads it later.
             assert after.tokens_encoded - before.tokens_encoded == 9 + 2, source
@@ -224,7 +226,7 @@ def test_modules_are_read_from_where_they_are_said_to_be(tiny: LoadedModel) -> N
             assert (bool(found[0]), bool(found[1])) == (bool(adopted), bool(copied)), source
         timer.library.load(case.schema.name)
         before = engine.stats().restored_from_host
-        timer.copied()
+        timer.run("host copy")
         modules = timer.library.modules(case.schema.name)
         assert {module.place for module in modules} == {"device"}
         assert engine.stats().restored_from_host - before == len(modules) == 2
@@ -253,8 +255,8 @@ def test_a_killed_run_goes_on_where_it_stopped(bench: ModuleBench, tiny: LoadedM
     assert list(journal.records) == [key_of(case, way, 1) for way in ("text", "HF generate", "disk")]
     known = path.read_bytes()
     with Journal(path, {}) as journal:
-        bench.measure(case, journal)
-        assert set(journal.records) == set(bench.counted(case)) and path.read_bytes().startswith(known)
+        assert len(bench.measure(case, journal)) == len(journal.records) == 2 * 6
+        assert path.read_bytes().startswith(known)
 
 
 def record(length: int, way: str, seconds: float) -> dict[str, Any]:
@@ -263,25 +265,25 @@ def record(length: int, way: str, seconds: float) -> dict[str, Any]:
 
 def test_bars_are_met_missed_or_not_measured() -> None:
     settings = {"model": "m", "dtype": "fp32", "device": "cpu", "threads": 1}
-    found = [record(5120, "text", 50.0), record(5120, "text", 60.0), record(5120, "HF generate", 44.0)]
-    found += [record(5120, "device", each) for each in (2.0, 2.2)]
-    found += [record(5120, "host", each) for each in (2.5, 2.5)]
-    found += [record(5120, "host copy", each) for each in (0.5, 0.25)]
-    report = ModuleReport(settings, found)
+    runs = [record(5120, "text", 50.0), record(5120, "text", 60.0), record(5120, "HF generate", 44.0)]
+    runs += [record(5120, "device", each) for each in (2.0, 2.2)]
+    runs += [record(5120, "host", each) for each in (2.5, 2.5)]
+    runs += [record(5120, "host copy", each) for each in (0.5, 0.25)]
+    report = ModuleReport(settings, runs)
     ratio = report.ratio("5,120 tokens", "text", "device")
     assert ratio is not None and (ratio.least, round(ratio.most, 2)) == (25.0, 27.27)
-    assert report.lines() == [
+    found = report.report()
+    assert found.lines == [
         # The faster full encoding counts.
-        "met: everything encoded / on the device, 5,120 cached tokens: 21.0x (20.0x to 22.0x), at least 20x",
-        "not measured: everything encoded / on the device, 16,384 cached tokens: at least 60x",
-        "missed: host copy / first token from host memory, 5,120 cached: 15.0% (10.0% to 20.0%), at most 10%",
+        "met: everything encoded / on the device, 5,120 cached tokens, at least 20.0x: 21.0x (20.0x to 22.0x)",
+        "not measured: everything encoded / on the device, 16,384 cached tokens, at least 60.0x",
+        "missed: host copy / first token from host memory, 5,120 cached, at most 10.0%: 15.0% (10.0% to 20.0%)",
     ]
-    assert [row[-1] for row in report.rows()][-2:] == ["26.1x (25.0x to 27.3x)", ""]
-    assert [bar["met"] for bar in report.as_object()["bars"]] == [True, None, False]
+    assert [row[-1] for row in found.tables[0].rows][-2:] == ["26.1x (25.0x to 27.3x)", ""]
+    assert [bar["met"] for bar in found.object["bars"]] == [True, None, False]
 
 
 def test_the_speed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     out, page, plot = tmp_path / "runs.jsonl", tmp_path / "page.md", tmp_path / "plot.png"
     command = ["bench", "pml", "--model", "embedded", "--dtype", "fp32", "--quick", "--lengths", "16,32,48"]
     command += ["--new", "8", "--schemas", str(EXAMPLES), "--out", str(out)]
@@ -289,10 +291,13 @@ def test_the_speed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "48 tokens" in shown and "trip-plan" in shown and "not measured: everything encoded" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
     lines = page.read_text().splitlines()
-    assert lines[0].startswith("`choreo bench pml --model embedded --dtype fp32 --lengths 16,32,48 --new 8 --repeats 1")
-    assert "## By cached tokens" in lines and "## By example schema" in lines
+    assert lines[0].startswith("`choreo bench pml --model embedded --dtype fp32 --quick --lengths 16,32,48 --new 8 ")
+    assert [line.rpartition(": ")[2] for line in lines if line.startswith("## ")] == [
+        "by cached tokens",
+        "by example schema",
+    ]
     assert sum(line.startswith("| 16 tokens |") for line in lines) == 6
-    monkeypatch.setattr("choreo_bench.experiments.bench_pml.measure._Timers", None)
+    monkeypatch.setattr(PromptTimer, "run", None)
     found = json.loads(run(*command, "--json"))
     assert len(found["runs"]) == 6 * (3 + len(example_cases(EXAMPLES))) and len(found["bars"]) == 2 + 3
 

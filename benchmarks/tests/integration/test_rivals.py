@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_bench.experiments.bench_engine import SCENARIOS, measure_all, scaled
+from choreo_bench.experiments.bench_engine.measure import measure_all, scenarios_named
 from choreo_bench.rivals import Absent, ChatHuggingFaceDebate, LlamaCpp, Vllm
 from choreo_bench.rivals.base import absent_on_failure, paths
-from choreo_bench.rivals.forced_call import ForcedCall
+from choreo_bench.rivals.chat_hugging_face import ForcedCall
 from choreo_bench.rivals.llama_gguf import _interleaved, write_gguf
 from support.tiny import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -63,7 +63,7 @@ def test_a_rival_that_is_not_installed_is_named_and_the_others_are_timed(
 ) -> None:
     for module in ("vllm", "llama_cpp"):
         monkeypatch.setattr(f"choreo_bench.rivals.{module}.find_spec", lambda name: None)
-    scenarios = [scaled(SCENARIOS[0], 0.01), scaled(SCENARIOS[2], 0.005)]
+    scenarios = [*scenarios_named(["reordered"], 0.01), *scenarios_named(["1 branch "], 0.005)]
     report = measure_all(tiny_path, torch.float32, scenarios, repeats=1)
     for scenario in scenarios:
         found = report.results[scenario.name]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_support.commands import choreo
 from choreo_bench.experiments.bench_synthesis.measure import (
     MERGES,
     PLAIN,
@@ -19,9 +20,7 @@ from choreo_bench.experiments.bench_synthesis.measure import (
     key_of,
 )
 from choreo_bench.experiments.bench_synthesis.report import SynthesisReport
-from typer.testing import CliRunner
 
-from choreo_agents.cli import app
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal
 
@@ -30,7 +29,7 @@ SIZES = Sizes(branches=3, length=20, trunk=16, context=5, question=7, header=2)
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("choreo_bench.experiments.bench_synthesis.measure.REST_S", 0.0)
+    monkeypatch.setattr("choreo_bench.timing.REST_S", 0.0)
 
 
 @pytest.fixture
@@ -39,15 +38,14 @@ def bench(tiny: LoadedModel, tiny_path: Path) -> SynthesisBench:
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["bench", "synthesis", *arguments], env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    output: str = choreo("bench", "synthesis", *arguments).stdout
+    return output
 
 
 def test_what_each_way_encodes_and_maps(bench: SynthesisBench) -> None:
     journal, told = Journal(None, {}), list[str]()
     bench.measure(SIZES, journal, on_progress=told.append)
-    assert sorted(told) == sorted(WAYS)
+    assert sorted(told) == sorted(key_of(SIZES, way) for way in WAYS)
     counts = {r["way"]: (r["tokens_encoded"], r["tokens_mapped"]) for r in journal.records.values()}
     # The question and the header, and the one token that is said, for whoever reads it later.
     own = SIZES.question + SIZES.header + 1
@@ -101,18 +99,15 @@ def test_ratios_are_of_medians() -> None:
     assert [row[1] for row in report.rows()] == ["parallel", TEXT, PLAIN]
     assert [row[-2:] for row in report.rows()] == [("4.0x", "8.0x"), ("", "2.0x"), ("0.5x", "")]
     assert report.ratio((4, 8), TEXT, "sequential") is None
-    assert [(row["against"], row["ratio"]) for row in report.as_object()["ratios"]] == [(TEXT, 4.0), (PLAIN, 8.0)]
+    assert [(row["against"], row["ratio"]) for row in report.report().object["ratios"]] == [(TEXT, 4.0), (PLAIN, 8.0)]
 
 
 def test_the_command_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     out, page, plot = tmp_path / "runs.jsonl", tmp_path / "page.md", tmp_path / "plot.png"
     command = ["--model", "embedded", "--dtype", "fp32", "--branches", "2", "--quick", "--out", str(out)]
     shown = run(*command, "--report", str(page), "--plot", str(plot))
     assert "2 x 32" in shown and "parallel, mapped now" in shown and plot.read_bytes().startswith(b"\x89PNG")
-    assert page.read_text().startswith(
-        "`choreo bench synthesis --model embedded --dtype fp32 --branches 2 --threads 1 --quick`"
-    )
+    assert page.read_text().startswith("`choreo bench synthesis --model embedded --dtype fp32 --branches 2 --quick ")
     assert page.read_text().count("| 2 x 64 |") == len(WAYS)
 
     def never(*_: Any, **__: Any) -> None:
@@ -123,12 +118,10 @@ def test_the_command_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytes
     assert len(found["runs"]) == 2 * len(WAYS) == 16 and len(found["ratios"]) == 2 * 2 * len(MERGES)
 
 
-def test_a_quick_run_measures_the_lengths_that_are_given(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
+def test_a_quick_run_measures_the_lengths_that_are_given() -> None:
     command = ["--model", "embedded", "--dtype", "fp32", "--branches", "2", "--quick", "--lengths", "8"]
-    found = json.loads(run(*command, "--json", "--report", str(page)))
+    found = json.loads(run(*command, "--json"))
     assert {(each["length"], len(each["first_token_s"])) for each in found["runs"]} == {(8, 1)}
-    assert page.read_text().splitlines()[0].endswith("--quick --lengths 8`")
 
 
 @pytest.mark.parametrize(
@@ -141,5 +134,4 @@ def test_a_quick_run_measures_the_lengths_that_are_given(tmp_path: Path) -> None
 )
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str) -> None:
     monkeypatch.setattr(SynthesisBench, "measure", None)
-    result = CliRunner().invoke(app, ["bench", "synthesis", "--model", "embedded", *arguments], env={"COLUMNS": "200"})
-    assert result.exit_code == 1 and reason in result.output
+    assert reason in choreo("bench", "synthesis", "--model", "embedded", *arguments, code=1).output

@@ -10,7 +10,6 @@ import pytest
 from choreo_bench.evaluation.merging import play_synthesis
 from choreo_bench.evaluation.synthesis import (
     SynthesisRecord,
-    aevaluate_synthesis,
     evaluate_synthesis,
     solved_by_task,
 )
@@ -160,7 +159,7 @@ async def test_what_cannot_be_played_is_refused_and_everything_given_back(
     with pytest.raises(ValueError, match="there is no adapter 'merger'"):
         await play_synthesis(cache, vote, sampling=SHORT, adapter="merger")
     with pytest.raises(ValueError, match="at least one problem"):
-        await aevaluate_synthesis(cache, [VOTE], count=0)
+        evaluate_synthesis(cache, [VOTE], count=0)
     assert cache.stats().leases == text.stats().leases == 0
 
 

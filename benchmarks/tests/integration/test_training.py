@@ -12,21 +12,24 @@ from types import ModuleType
 
 import pytest
 import torch
-from choreo_bench.embedded import progress, transcripts
-from choreo_bench.embedded.batches import Batch, as_batches, bucket_batches
-from choreo_bench.embedded.card import save_model, score_model, weights_sha256, write_card
-from choreo_bench.embedded.pretrain import Pretraining
-from choreo_bench.embedded.progress import BucketProgress, first_choices
+from bench_support.commands import choreo
+from choreo_bench.embedded import pretrain, transcripts
+from choreo_bench.embedded import recipe as recipes
+from choreo_bench.embedded.card import QUICK_BAR, QUICK_TASK, save_model, score_model, weights_sha256, write_card
+from choreo_bench.embedded.pretrain import (
+    BucketProgress,
+    Pretraining,
+    as_batches,
+    bucket_batches,
+    first_choices,
+)
 from choreo_bench.embedded.recipe import QUICK, Phase, Shape, TrainingRecipe
-from choreo_bench.embedded.transcripts import PRACTICE, WARM_UPS, rules
-from choreo_bench.experiments.train_embedded import command as train_command
+from choreo_bench.embedded.transcripts import IGNORED, PRACTICE, WARM_UPS, rules
 from choreo_bench.language import TASKS, draw_problem, vocabulary
 from choreo_bench.language.tasks import DebateTurn
 from choreo_bench.language.tasks.arithmetic import SLIP
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-from choreo_agents.cli import app
 from choreo_agents.errors import TrainingError
 from choreo_agents.training.checkpoints import Checkpoints
 
@@ -57,16 +60,14 @@ class Log:
         if step.bucket == self.killed_at:
             raise KilledError
 
-    def wants_scores(self, bucket: int) -> bool:
-        return bucket == 4
-
     def scores(self, bucket: int, shares: Mapping[str, float]) -> None:
         self.shares[bucket] = shares
 
 
 def trained(folder: Path, log: Log | None = None, recipe: TrainingRecipe = SMALL) -> Pretraining:
     run = Pretraining(recipe)
-    run.run(Checkpoints(folder), log or Log(), checkpoint_every_s=0)
+    log = log or Log()
+    run.run(Checkpoints(folder), log.advance, log.scores, score_every=4, checkpoint_every_s=0)
     return run
 
 
@@ -92,7 +93,8 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_pat
 def test_any_number_of_processes_gives_the_same_weights(tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone")
     run = Pretraining(SMALL)
-    run.run(Checkpoints(tmp_path / "together"), Log(), processes=2, checkpoint_every_s=0)
+    log = Log()
+    run.run(Checkpoints(tmp_path / "together"), log.advance, log.scores, processes=2, checkpoint_every_s=0)
     assert same_weights(alone, run) and (run.step, run.tokens) == (alone.step, alone.tokens)
 
 
@@ -229,7 +231,7 @@ def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_only_problems_of_the_training_split_are_learnt_and_only_those_for_development_scored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learnt, scored = spied_splits(monkeypatch, transcripts), spied_splits(monkeypatch, progress)
+    learnt, scored = spied_splits(monkeypatch, transcripts), spied_splits(monkeypatch, pretrain)
     run = Pretraining(SMALL)
     bucket_batches(SMALL, run.tokenizer, 3)
     first_choices(run.model, run.tokenizer, SMALL)
@@ -310,7 +312,7 @@ def test_a_bucket_is_drawn_alike_every_time_and_unlike_others() -> None:
     first, again, other = (bucket_batches(SMALL, run.tokenizer, bucket) for bucket in (2, 2, 3))
     assert all(torch.equal(a.ids, b.ids) for a, b in zip(first, again, strict=True))
     assert not all(a.ids.shape == b.ids.shape and torch.equal(a.ids, b.ids) for a, b in zip(first, other, strict=False))
-    assert all((batch.labels != Batch.IGNORED).any() for batch in first)
+    assert all((batch.labels != IGNORED).any() for batch in first)
 
 
 def test_the_mix_names_tasks_and_the_phases_follow_each_other() -> None:
@@ -342,7 +344,9 @@ def test_training_follows_the_cycles(tmp_path: Path, monkeypatch: pytest.MonkeyP
         rates.append((self.bucket, self._optimizers[0][0].param_groups[0]["lr"]))
 
     monkeypatch.setattr(Pretraining, "_set_rates", recording)
-    Pretraining(replace(SMALL, restarts=(3,), warmup_steps=1)).run(Checkpoints(tmp_path), Log())
+    Pretraining(replace(SMALL, restarts=(3,), warmup_steps=1)).run(
+        Checkpoints(tmp_path), lambda _: None, lambda *_: None
+    )
     before, after = ([rate for bucket, rate in rates if bucket == wanted] for wanted in (2, 3))
     assert before == sorted(before, reverse=True) and after[0] == SMALL.muon_learning_rate > before[-1]
     recipe = TrainingRecipe()
@@ -373,22 +377,20 @@ def test_first_choices_of_a_model_that_knows_nothing_are_wrong() -> None:
 
 
 def test_the_command_trains_saves_scores_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_command, "QUICK", SMALL)
+    monkeypatch.setattr(recipes, "QUICK", SMALL)
     threads = torch.get_num_threads()
     arguments = ["train", "embedded", "--quick", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
     arguments += ["--n", "4", "--processes", "1"]
     for _ in range(2):
-        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
-        assert result.exit_code == 1, "nobody learns in five buckets, and the command says so"
-        assert "the run learnt next to nothing" in result.output
-        assert "Traceback" not in result.output
+        # Nobody learns in five buckets, and the command says so.
+        assert "the run learnt next to nothing" in choreo(*arguments, code=1).output
     assert torch.get_num_threads() == threads
     card = json.loads((tmp_path / "out" / "card.json").read_text())
-    assert set(card["test_accuracy"]) == {train_command.QUICK_TASK.name}
+    assert set(card["test_accuracy"]) == {QUICK_TASK.name}
 
 
 def test_the_command_says_in_a_line_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_command, "QUICK", SMALL)
+    monkeypatch.setattr(recipes, "QUICK", SMALL)
     quick = ["train", "embedded", "--quick", "--run", str(tmp_path)]
 
     def uncompilable(*_: object, **__: object) -> None:
@@ -399,17 +401,16 @@ def test_the_command_says_in_a_line_what_is_wrong(tmp_path: Path, monkeypatch: p
         (["--device", "nonsense"], "device 'nonsense' cannot be used"),
         (["--compile"], "kernels cannot be compiled here: no compiler. Train with --no-compile"),
     ):
-        result = CliRunner().invoke(app, [*quick, *arguments], env={"COLUMNS": "200"})
-        assert result.exit_code == 1 and words in result.output and "Traceback" not in result.output
-    assert CliRunner().invoke(app, [*quick, "--seed", str(10**20)]).exit_code == 2
+        assert words in choreo(*quick, *arguments, code=1).output
+    choreo(*quick, "--seed", str(10**20), code=2)
 
 
 def test_the_seed_of_a_quick_run_is_the_one_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_command, "QUICK", SMALL)
+    monkeypatch.setattr(recipes, "QUICK", SMALL)
     arguments = ["train", "embedded", "--quick", "--seed", "4", "--run", str(tmp_path / "run"), "--n", "1"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "card.json").write_text("of older weights")
-    CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out"), "--processes", "1"])
+    choreo(*arguments, "--out", str(tmp_path / "out"), "--processes", "1", code=1)
     assert json.loads((tmp_path / "out" / "card.json").read_text())["recipe"]["seed"] == 4
 
 
@@ -420,5 +421,5 @@ def test_weights_never_stand_beside_the_card_of_others(tmp_path: Path) -> None:
 
 
 def test_a_quick_run_is_held_to_far_more_than_chance() -> None:
-    assert 1 / train_command.QUICK_TASK.facts <= train_command.QUICK_BAR / 3 + 0.01
+    assert 1 / QUICK_TASK.facts <= QUICK_BAR / 3 + 0.01
     assert QUICK.shape.hidden_size < TrainingRecipe().shape.hidden_size

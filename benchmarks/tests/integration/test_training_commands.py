@@ -6,20 +6,17 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_support.commands import Choreo
+from bench_support.commands import choreo as run
 from choreo_bench.cases import CASES
-from choreo_bench.distilling.traces import Lesson
-from choreo_bench.experiments.eval_tuned import measure as tuned
-from choreo_bench.experiments.train_distill.command import usual_variant
+from choreo_bench.distilling.traces import Lesson, usual_variant
+from choreo_bench.experiments import eval_tuned as tuned
 from support.chatty import save_chatty
-from typer.testing import CliRunner
 
-from choreo_agents.cli import app
 from choreo_agents.errors import TrainingError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.training.checkpoints import reserved
@@ -102,7 +99,7 @@ def test_a_synthesizer_that_is_killed_ends_with_the_same_bits(choreo: Choreo, tm
 @pytest.fixture
 def loaded_once(embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "choreo_agents.terminal.loading.load_model",
+        "choreo_agents.models.load_model",
         lambda name, **options: embedded if str(name) == "embedded" else load_model(name, **options),
     )
     monkeypatch.setattr("os.fsync", lambda _: None)
@@ -115,9 +112,8 @@ def in_a_folder_of_its_own(loaded_once: None, tmp_path: Path, monkeypatch: pytes
 
 
 def said(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300"})
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output and isinstance(result.exception, SystemExit | None)
+    result = run(*arguments, code=code, columns=300)
+    assert isinstance(result.exception, SystemExit | None)
     return " ".join((result.stdout if code == 0 else result.output).replace("│", " ").split())
 
 
@@ -236,7 +232,7 @@ def test_messages_are_learnt_as_long_as_they_are_when_they_are_run(
         lessons.append(lesson)
         raise TrainingError("not today")
 
-    monkeypatch.setattr("choreo_bench.experiments.train_distill.command.teach", teach)
+    monkeypatch.setattr("choreo_bench.distilling.teaching.teach", teach)
     said("train", "distill", "direct", "--model", model, "--inputs", "own.jsonl", *options, code=1)
     assert [lesson.setup.sampling.max_tokens for lesson in lessons] == [most]
 
@@ -288,29 +284,25 @@ def test_all_tables_as_text_as_json_and_again(
         if name in ("multi_qa-serial", "multi_qa-parallel", "prisoners_dilemma")
     }
     trials = tuple(trial for trial in tuned.TRIALS if trial.name == "MultiQA")
-    for module in (
-        "choreo_bench.experiments.eval_tuned.measure",
-        "choreo_bench.experiments.eval_tuned.command",
-    ):
-        monkeypatch.setattr(import_module(module), "COURSES", courses)
+    monkeypatch.setattr(tuned, "COURSES", courses)
     monkeypatch.setattr(tuned, "TRIALS", trials)
     monkeypatch.setattr(tuned, "SETTINGS", TuneSettings(rank=2, batch_tokens=512, epochs=1))
     page = tmp_path / "page.md"
     command = ["eval", "tuned", "--n", "1", "--out", str(tmp_path / "a folder")]
     first = said(*command, "--report", str(page))
-    assert "| Alice is told | baseline | choreo |" in first and "multi_qa-serial, epoch 1: held out" in first
+    assert "Table 3: how often Bob cooperates" in first and "multi_qa-serial, epoch 1: held out" in first
     text = page.read_text()
-    assert f"`choreo eval tuned --n 1 --seed 0 --out '{tmp_path}/a folder'`" in text
+    assert text.startswith(f"`choreo eval tuned --n 1 --out '{tmp_path}/a folder' --report {page}`")
+    assert "| Alice's strategy | baseline | choreo | choreo + tuned |" in text
     assert "## Table 3: how often Bob cooperates" in text and "| multi_qa-parallel | 2.2% | 2 | " in text
-    again = CliRunner().invoke(app, [*command, "--json", "--report", str(page)])
-    assert again.exit_code == 0 and set(json.loads(again.stdout)) == {"tables", "dilemma", "cards"}
-    assert page.read_text() == text, "started again it is the same page"
+    again = run(*command, "--report", str(page), "--json")
+    assert set(json.loads(again.stdout)) == {"tables", "dilemma", "cards"}
+    assert page.read_text().replace(" --json`", "`") == text, "started again it is the same page"
     some = said(*command, "--workflows", "multi_qa", "--report", str(page))
     assert (
         "Alice" not in some
         and "Alice" not in page.read_text()
         and "| multi_qa-parallel | 2.2% | 2 | " in page.read_text()
     )
-    assert f"--seed 0 --workflows multi_qa --out '{tmp_path}/a folder'`" in page.read_text()
-    unknown = CliRunner().invoke(app, [*command, "--workflows", "multi_qa,chess"])
-    assert unknown.exit_code == 1 and "there is no workflow 'chess' in the tables: there are" in unknown.output
+    unknown = run(*command, "--workflows", "multi_qa,chess", code=1)
+    assert "there is no workflow 'chess' in the tables: there are" in unknown.output

@@ -19,7 +19,7 @@ from choreo_bench.language import draw_problem
 from choreo_bench.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts
 from choreo_bench.synthesizers import curriculum as curricula
 from choreo_bench.synthesizers.curriculum import DrawnCurriculum, DrawnExamples, held_out
-from choreo_bench.synthesizers.fans import fan_of
+from choreo_bench.synthesizers.examples import fan_of
 from conftest import MakeEngine
 from support.tuning import KilledError
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 import pytest
+from bench_support.commands import choreo
 from choreo_bench.evaluation import (
     Difference,
     Evaluation,
@@ -18,17 +18,13 @@ from choreo_bench.evaluation import (
     sample_and_vote,
 )
 from choreo_bench.evaluation.play import play
-from choreo_bench.experiments.eval_language import command as evaluate_command
-from choreo_bench.experiments.eval_language import measure as language
-from choreo_bench.experiments.eval_language.measure import LanguageReport, joined, measure
-from choreo_bench.experiments.eval_language.report import as_markdown
+from choreo_bench.experiments import eval_language as language
+from choreo_bench.experiments.eval_language import LanguageReport, measure
 from choreo_bench.language import TASKS, Problem, draw_problem
 from choreo_bench.language.tasks import Arithmetic, ModeratedDebate, PrisonersDilemma, Recall
 from choreo_bench.language.tasks.debate import DebateScorer
 from conftest import MakeEngine
-from typer.testing import CliRunner
 
-from choreo_agents.cli import app
 from choreo_agents.engine import Engine
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
@@ -185,7 +181,9 @@ def a_report() -> LanguageReport:
 
 
 def test_tables_name_what_was_measured() -> None:
-    rows = [line.strip("| ").split(" | ") for line in as_markdown(a_report(), "choreo").splitlines() if "|" in line]
+    rows = [
+        line.strip("| ").split(" | ") for line in a_report().report().as_markdown("choreo").splitlines() if "|" in line
+    ]
     found = {row[0]: row[1:] for row in rows}
     assert found["recall"] == ["0.990 (0.95-1.00)", "0.98 met"]
     assert found["two hop"] == ["0.500 (0.40-0.60)", "0.95 missed"]
@@ -194,28 +192,12 @@ def test_tables_name_what_was_measured() -> None:
     assert found["gain"][0].startswith("+0.300")
 
 
-def test_reports_of_several_views_are_joined() -> None:
-    report = a_report()
-    serial = LanguageReport("embedded", "f00d", "test", 100, 0, {"serial": {}}, None)
-    assert (
-        set(joined([serial, report]).results) == {"ordinary", "serial"} and joined([serial, report]).vote == report.vote
-    )
-
-
-def test_what_was_measured_is_shown_whatever_happens_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    def one_view(*_: Any, views: list[str], **__: Any) -> LanguageReport:
-        if views == ["serial"]:
-            raise OSError("the lights went out")
-        return a_report()
-
-    monkeypatch.setattr(evaluate_command, "measure", one_view)
-    arguments = ["eval", "language", "--n", "1", "--views", "ordinary,serial", "--json"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1 and "the lights went out" in result.stderr
-    assert json.loads(result.stdout)["views"]["ordinary"]["recall"]["right"] == 99
+def test_a_report_that_cannot_be_written_is_noticed_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(language, "measure", None)
     (tmp_path / "taken").write_text("")
-    refused = CliRunner().invoke(app, ["eval", "language", "--n", "1", "--out", str(tmp_path / "taken" / "page.md")])
-    assert refused.exit_code == 1 and "0.990" not in refused.stdout, "before anything is measured"
+    choreo("eval", "language", "--n", "1", "--report", str(tmp_path / "taken" / "page.md"), code=1)
 
 
 def test_an_answer_that_one_of_several_leaves_open_cannot_be_read() -> None:

@@ -42,14 +42,16 @@ class ChoreoMethod:
         return sum(self._cache.pool.rounded(length) for length in (*parents.values(), own))
 
     def evictable_tokens(self) -> int:
-        return self._cache.books.idle_total
+        return self._cache.books.idle_tokens
 
     def evict(self, tokens: int) -> None:
         self._cache.evict(tokens)
 
     def pinned(self, tenant: str) -> str:
         by_author: Counter[str] = Counter()
-        for entry in self._cache.books.every_pinned():
+        for entry in self._cache.entries_of(None):
+            if not entry.pins:
+                continue
             message = self._recomputer.table.get(entry.key)
             # Who else there is, and what their messages are called, is no tenant's business.
             own = message is not None and message.tenant == tenant

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 from typing import Any
 from weakref import WeakValueDictionary
 
-from choreo_agents.engine.messages.held import HeldMessages
 from choreo_agents.engine.messages.memos import Memos
 from choreo_agents.engine.messages.message import Message, Thought
 from choreo_agents.engine.messages.scope import Scope
@@ -40,6 +39,10 @@ class MessageTable:
         self.cache = cache
         self._fingerprint = fingerprint
         self._leased: dict[str, Message] = {}
+        self._messages: Counter[str] = Counter()
+        """How many of them are whose, ..."""
+        self._leases: Counter[str] = Counter()
+        """... and how many leases they have."""
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
@@ -48,7 +51,6 @@ class MessageTable:
         """What has been leased in each scope that is open."""
         self._moving: dict[str, int] = {}
         """From one memory to another: how often each message is pinned."""
-        self.held = HeldMessages()
 
     def leave_cache(self) -> None:
         """The memory is given up: all messages are lineage only, until there is another."""
@@ -56,12 +58,10 @@ class MessageTable:
             if message.entry is not None:
                 self._moving[message.handle.id] = message.entry.pins
                 message.entry = None
-                self.held.count(message)
 
     def enter_cache(self, cache: KVCache) -> MessageTable:
         """The same messages over another, empty memory: what is read of them is computed again."""
         self.cache = cache
-        cache.books.told = self._moved
         for message_id, pins in self._moving.items():
             message = self._leased.get(message_id)
             if message is not None:
@@ -105,8 +105,8 @@ class MessageTable:
 
     def put_back(self, message: Message, before: dict[str, Any]) -> None:
         """Make a message what it was, as `Message.remembered` told: who leases it, what it answers, who said it."""
+        self._count(message, before["leases"] - message.leases)
         vars(message).update(before)
-        self.held.count(message)
         self.memos.put_back(message)
         if not message.leases:
             self._leased.pop(message.handle.id, None)
@@ -144,14 +144,13 @@ class MessageTable:
 
     def lease(self, message: Message, scope: Scope | None) -> None:
         """Add a lease, counted by the scope it was taken in."""
-        message.leases += 1
+        self._count(message, 1)
         message.forgotten = False
         self._leased[message.handle.id] = message
         self._released.pop(message.handle.id, None)
         if scope is not None:
             message.scoped[scope] += 1
             self._in_scope.setdefault(scope, {})[message] = None
-        self.held.count(message)
 
     def release(self, message: Message, scope: Scope | None, *, forgotten: bool = False) -> None:
         """Drop a lease: one of the caller's scope or those around it, else one of no scope, else any.
@@ -168,7 +167,7 @@ class MessageTable:
             if not message.scoped[mine]:
                 # Nothing of a scope that counts nothing any more may keep the message alive, nor what is said of it.
                 del message.scoped[mine], self._in_scope[mine][message]
-        message.leases -= 1
+        self._count(message, -1)
         self.drop_if_unleased(message, forgotten=forgotten)
 
     def close(self, scope: Scope, *, forgotten: bool = False) -> None:
@@ -181,7 +180,7 @@ class MessageTable:
         held = self._in_scope.pop(scope, {})
         for message in held:
             count = message.scoped.pop(scope, 0)
-            message.leases -= count
+            self._count(message, -count)
             if count:
                 self.drop_if_unleased(message, forgotten=forgotten)
         for message in held if scope.is_threads else ():
@@ -193,16 +192,16 @@ class MessageTable:
 
     def drop_tenant(self, tenant: str) -> None:
         """Drop all leases and pins of a tenant's messages."""
-        for message in self.messages():
-            if message.tenant == tenant:
-                if message.entry is not None:
-                    message.entry.pins = 0
-                while message.leases:
-                    self.release(message, None)
+        for message in self.messages(tenant):
+            if message.entry is not None:
+                message.entry.pins = 0
+            while message.leases:
+                self.release(message, None)
+        for counts in (self._messages, self._leases):
+            counts.pop(tenant, None)
 
     def drop_if_unleased(self, message: Message, *, forgotten: bool = False) -> None:
         """Free a message that nobody leases, and what was thought by calls that do not. For `forgotten` see `close`."""
-        self.held.count(message)
         for thought in message.forget_thoughts():
             if thought.message.leases:  # of a tenant that goes all leases are dropped, in any order
                 self.release(thought.message, None, forgotten=forgotten)
@@ -241,35 +240,41 @@ class MessageTable:
             if segment is None and held.changed is not None:  # a segment's is looked for by who gave that
                 self.cache.drop(held)
             raise
-        self.held.count(message)
         return held
 
-    def _moved(self, entry: CacheEntry) -> None:
-        """A message's KV is in another tier, or pinned or not any more."""
-        message = self._leased.get(entry.key)
-        if message is not None and message.entry is entry:
-            self.held.count(message)
+    def _count(self, message: Message, more: int) -> None:
+        """Have so many more leases on a message."""
+        self._messages[message.tenant] += bool(message.leases + more) - bool(message.leases)
+        self._leases[message.tenant] += more
+        message.leases += more
 
     def _free_if_unneeded(self, message: Message) -> None:
         if message.entry is not None and not message.leases and not message.entry.wanted:
             self.cache.drop(message.entry)
             message.entry = None
-            self.held.count(message)
 
     def _descended(self, message_id: str, tenant: str) -> bool:
         """Whether a tenant's message is known still, though nobody leases it: it has descendants."""
         known = self._known.get(message_id)
         return known is not None and known.tenant == tenant and not known.leases and not known.forgotten
 
-    def messages(self) -> list[Message]:
-        return list(self._leased.values())
+    def counts(self, tenant: str | None) -> tuple[int, int]:
+        """Count messages and leases, of one tenant or of all."""
+        if tenant is None:
+            return self._messages.total(), self._leases.total()
+        return self._messages[tenant], self._leases[tenant]
+
+    def messages(self, tenant: str | None = None) -> list[Message]:
+        """List what is leased, of one tenant or of all."""
+        return [message for message in self._leased.values() if tenant in (None, message.tenant)]
 
     def check(self) -> None:
         """Assert that leases, segments and memos agree."""
         for message_id, message in self._leased.items():
             assert message.handle.id == message_id
             message.check()
-        self.held.check(self._leased.values())
+        assert +self._messages == Counter(message.tenant for message in self._leased.values())
+        assert self._leases.total() == sum(message.leases for message in self._leased.values())
         self.memos.check()
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from choreo_agents.engine.messages.held import Tally
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import TIERS, TierName
@@ -65,29 +64,24 @@ class MemoryMap:
 
 
 def leased_memory(
-    tallies: Mapping[str, Sequence[Tally]], whose: Callable[[Message], str], nowhere: Iterable[Message], memory: KVCache
+    messages: Iterable[Message], whose: Callable[[Message], str], memory: KVCache
 ) -> dict[str, LeasedMemory]:
-    """What messages keep, by whose they are, the largest first.
+    """Return what messages keep, by whose they are, the largest first.
 
     Args:
-        tallies: Of each owner.
+        messages: Leased ones.
         whose: A message is.
-        nowhere: Messages that no tier of the engine has, and something else may.
         memory: Knows where they are.
     """
-    moved: dict[str, Counter[TierName]] = {}
-    for message in nowhere:
-        if (tier := tier_of(message, memory)) != "lineage":
-            found = moved.setdefault(whose(message), Counter())
-            found[tier] += len(message.tokens)
-            found["lineage"] -= len(message.tokens)
-    made: dict[str, LeasedMemory] = {}
-    for owner, theirs in tallies.items():
-        tokens = {tier: sum(each.tokens[tier] for each in theirs) for tier in TIERS}
-        for tier, more in moved.get(owner, {}).items():
-            tokens[tier] += more
-        messages, leases = (sum(getattr(each, name) for each in theirs) for name in ("messages", "leases"))
-        made[owner] = LeasedMemory(messages, leases, tokens, sum(each.pinned_tokens for each in theirs))
+    counts: dict[str, Counter[str]] = {}
+    for message in messages:
+        own, tokens, entry = counts.setdefault(whose(message), Counter()), len(message.tokens), message.entry
+        own.update(messages=1, leases=message.leases, pinned=tokens * (entry is not None and entry.pins > 0))
+        own[tier_of(message, memory)] += tokens
+    made = {
+        owner: LeasedMemory(own["messages"], own["leases"], {tier: own[tier] for tier in TIERS}, own["pinned"])
+        for owner, own in counts.items()
+    }
     return dict(sorted(made.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
 
 

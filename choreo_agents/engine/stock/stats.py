@@ -11,8 +11,8 @@ from choreo_agents.tracing.tables import table_html
 class EngineStats:
     """A snapshot: totals since the engine was loaded or the tenancy began, and what there is now.
 
-    A tenant's are its own: steps that held a row of its, their rows that were its, and what these read. It cannot tell
-    from them that anybody else is there.
+    A tenant's are its own: steps that held a row of its, their rows that were its, and what these read. Others
+    show in `evicted` and `recomputed` alone: one budget is kept for all.
     """
 
     tokens_encoded: int
@@ -48,7 +48,7 @@ class EngineStats:
     kv_bytes: int
     """KV memory in use now, in the pool, ..."""
     kv_budget_bytes: int
-    """Of the engine; of a tenant with a quota of the pool: that."""
+    """Of the engine: all tenants share it."""
     backend: str = ""
     """What attends, ..."""
     backend_why: str = ""

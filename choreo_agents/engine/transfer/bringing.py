@@ -51,7 +51,6 @@ def _brought(tenant: Tenant, message: Message, entry: CacheEntry) -> Segment | C
     if waiting is not None:
         return waiting
     if entry.segment is None:
-        tenant.quotas.make_room(entry.tokens)
         core.method.evict(core.pool.rounded(entry.tokens))
         if not core.cache.restore(entry):
             raise no_room(tenant, entry.tokens)
@@ -67,6 +66,4 @@ def pin(tenant: Tenant, handle: MessageHandle, by: int) -> None:
             entry = tenant.core.table.entry(message)
             if entry.pins + by < 0:
                 raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
-            if by > 0:
-                tenant.quotas.require_pin(message, entry)
             entry.pins += by

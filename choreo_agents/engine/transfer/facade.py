@@ -13,6 +13,7 @@ from choreo_agents.engine.keeping.wanted import kv_key
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.stock.memory_map import MemoryMap, tier_of
+from choreo_agents.engine.taking_stock import memory_map_of
 from choreo_agents.engine.transfer.bringing import in_pool, pin
 from choreo_agents.engine.transfer.filling import (
     adopted_message,
@@ -167,8 +168,7 @@ class KVTransfer:
         with core.lock:
             tenant.require_tenancy()
             if what is None or isinstance(what, Scope):
-                mine = [message for message in core.table.messages() if message.tenant == tenant.name]
-                parked = [m for m in mine if what is None or m.leased_only_within(what)]
+                parked = [m for m in core.table.messages(tenant.name) if what is None or m.leased_only_within(what)]
             else:
                 parked = [tenant.find(handle) for handle in what]
             core.cache.park(m.entry for m in parked if m.entry is not None)
@@ -177,7 +177,8 @@ class KVTransfer:
         """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
 
         Raises:
-            QuotaError: The tenant has pinned as much as it may.
+            HandleError: The message is not there, or another tenant's.
+            CapacityError: Pinned messages leave no room for it.
         """
         pin(self._tenant, handle, 1)
 
@@ -249,7 +250,8 @@ class KVTransfer:
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of the tenant's authors keep it there."""
-        return self._tenant.memory_map()
+        self._tenant.require_tenancy()
+        return memory_map_of(self._tenant.core, self._tenant.name)
 
     def keeper(self, make: Callable[..., T], *args: Any) -> T:
         """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.

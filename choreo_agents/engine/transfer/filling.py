@@ -37,7 +37,6 @@ def no_room(tenant: Tenant, tokens: int) -> CapacityError:
 def allocated(tenant: Tenant, tokens: int, at: int) -> Segment:
     """Room in the pool, borrowed until it is `filled`; raises `CapacityError` if there is none now."""
     core = tenant.core
-    tenant.quotas.make_room(tokens)
     core.method.evict(core.pool.rounded(tokens))
     segment = core.pool.allocate(tokens, at, tenant.name)
     if segment is None:

@@ -1,4 +1,7 @@
-"""Every workflow as something to do, with what its result is worth."""
+"""Every workflow as something to do, with what its result is worth.
+
+Options are listed before torch and LangGraph are imported: cases import what they play in the body of their methods.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from choreo_agents.workflows.cases.iterative_debate import IterativeDebateCase
 from choreo_agents.workflows.cases.multi_qa import MultiQACase
 from choreo_agents.workflows.cases.prisoners_dilemma import DilemmaCase
 from choreo_agents.workflows.cases.tree_of_thoughts import TreeCase
-from choreo_agents.workflows.playing import read_items
 
 _ALL: tuple[Case, ...] = (
     DebateCase(),
@@ -32,6 +34,8 @@ SUMS = dict.fromkeys(("direct", "iterative_debate", "tree_of_thoughts"), "sums")
 
 def problem(name: str, number: int) -> Item:
     """A problem of a workflow: one of the twenty that are shipped, which are taken in turn."""
+    from choreo_agents.workflows.playing import read_items
+
     with as_file(files("choreo_agents.workflows") / "problems" / f"{SUMS.get(name, name)}.jsonl") as path:
         items = read_items(CASES[name], path)
     return items[number % len(items)]

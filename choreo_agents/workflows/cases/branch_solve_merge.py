@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.graph import Strategy
-from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.branch_solve_merge import MERGER, SOLVER, branch_solve_merge
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import states
-from choreo_agents.workflows.phrasing import Prompts
+
+if TYPE_CHECKING:
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.phrasing import Prompts
 
 
 class Concepts(Item):
@@ -31,7 +31,9 @@ class MergeOptions(Options):
     """How many parts, and how they are merged."""
 
     branches: int = Field(default=2, ge=1, le=6, description="Parts.")
-    strategy: Strategy = Field(default="sequential", description="How the merger reads the parts from the cache.")
+    strategy: Literal["parallel", "sequential", "text", "summary"] = Field(
+        default="sequential", description="How the merger reads the parts from the cache."
+    )
 
 
 class MergeCase:
@@ -51,6 +53,8 @@ class MergeCase:
     higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Concepts, options: MergeOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge
+
         graph = branch_solve_merge(
             [prompts("part", number=number) for number in range(1, options.branches + 1)],
             system=prompts("system"),
@@ -63,6 +67,8 @@ class MergeCase:
         return Play(graph, (("user", item.question),))
 
     def judge(self, item: Concepts, options: MergeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        from choreo_agents.workflows.graphs.branch_solve_merge import MERGER, SOLVER
+
         story = said(state, MERGER)[-1]
         covered = [states(story, concept, anywhere=True) for concept in item.concepts]
         parts: dict[str, float] = {}

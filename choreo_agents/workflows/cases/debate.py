@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import majority, read_answer
 from choreo_agents.workflows.cases.questions import Question
-from choreo_agents.workflows.debate import debate
-from choreo_agents.workflows.phrasing import Prompts
+
+if TYPE_CHECKING:
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.phrasing import Prompts
 
 MOST_AGENTS = 8
+REPORTS = 9
+"""Of each record that is shipped: about 98 tokens each."""
 
 
 class DebateItem(Question):
@@ -45,6 +48,8 @@ class DebateCase:
     higher_is_better: ClassVar[bool] = True
 
     def play(self, item: DebateItem, options: DebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.workflows.graphs.debate import debate
+
         names = self._agents(options, prompts)
         notes = dict(zip(names, [*item.notes, *[None] * len(names)], strict=False))
         graph = debate(

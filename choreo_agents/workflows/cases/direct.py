@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.debate import DebateItem
-from choreo_agents.workflows.direct import SOLVER, direct
-from choreo_agents.workflows.phrasing import Prompts
+
+if TYPE_CHECKING:
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.phrasing import Prompts
 
 
 class DirectCase:
@@ -25,12 +26,16 @@ class DirectCase:
     higher_is_better: ClassVar[bool] = True
 
     def play(self, item: DebateItem, options: Options, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.workflows.graphs.direct import direct
+
         notes = item.notes[0] if item.notes else None
         system = prompts("system" if notes is None else "system_with_notes")
         graph = direct(system=system, private=notes, speaker=prompts("speaker"), sampling=sampling)
         return Play(graph, (("user", item.question),))
 
     def judge(self, item: DebateItem, options: Options, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        from choreo_agents.workflows.graphs.direct import SOLVER
+
         where = prompts("answer_with_notes" if item.notes else "answer")
         answer = read_answer(said(state, SOLVER)[-1], where)
         return Result(answer, item.score(answer))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.questions import Question
-from choreo_agents.workflows.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
-from choreo_agents.workflows.phrasing import Prompts
+
+if TYPE_CHECKING:
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.phrasing import Prompts
 
 
 class IterativeDebateOptions(Options):
@@ -33,6 +34,14 @@ class IterativeDebateCase:
     higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Question, options: IterativeDebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.workflows.graphs.iterative_debate import (
+            AFFIRMATIVE,
+            MODERATOR,
+            NEGATIVE,
+            Role,
+            iterative_debate,
+        )
+
         names = (AFFIRMATIVE, NEGATIVE, MODERATOR)
         roles = {
             name: Role(speaker, prompts(name) or None, prompts(f"{name}_asked") or None)
@@ -58,6 +67,8 @@ class IterativeDebateCase:
     def judge(
         self, item: Question, options: IterativeDebateOptions, prompts: Prompts, state: Mapping[str, Any]
     ) -> Result:
+        from choreo_agents.workflows.graphs.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE
+
         verdict, sides = said(state, MODERATOR), [side.strip() for side in prompts.names("sides", 0, 2)]
         answer = verdict[-1]
         if answer in sides:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import states
-from choreo_agents.workflows.multi_qa import ANSWERER, Layout, multi_qa
-from choreo_agents.workflows.phrasing import Prompts
+
+if TYPE_CHECKING:
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.phrasing import Prompts
 
 
 class Questions(Item):
@@ -37,7 +38,7 @@ class Questions(Item):
 class QuestionsOptions(Options):
     """Where the questions stand."""
 
-    layout: Layout = Field(default="parallel", description="Where choreo places the questions.")
+    layout: Literal["serial", "parallel"] = Field(default="parallel", description="Where choreo places the questions.")
 
 
 class MultiQACase:
@@ -56,6 +57,8 @@ class MultiQACase:
     higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Questions, options: QuestionsOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.workflows.graphs.multi_qa import multi_qa
+
         graph = multi_qa(
             item.questions,
             layout=options.layout,
@@ -68,6 +71,8 @@ class MultiQACase:
         return Play(graph)
 
     def judge(self, item: Questions, options: QuestionsOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        from choreo_agents.workflows.graphs.multi_qa import ANSWERER
+
         reply = said(state, ANSWERER)[-1]
         right = [float(states(reply, answer, anywhere=True)) for answer in item.answers]
         parts = {f"question {number}": each for number, each in enumerate(right, start=1)}

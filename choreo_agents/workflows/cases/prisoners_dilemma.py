@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.graph import ChoreoGraph, Rule
-from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import FIRST, read_answer
-from choreo_agents.workflows.phrasing import Prompts
-from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
+
+if TYPE_CHECKING:
+    from choreo_agents.graph import ChoreoGraph
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.phrasing import Prompts
 
 Strategy = Literal["cooperate", "defect", "follow", "opposite", "free"]
 DECISIONS = "decisions"
 """The list of what players may decide, among their texts; without it they say what they like."""
-RULES: Mapping[str, Rule] = {
-    "baseline": Rule(),
-    "naive": Rule(),
-    "choreo": Rule(),
-    "leak system": Rule("reencoded", scope=("alice.system",)),
-    "leak plan": Rule("reencoded", scope=("alice.plan",)),
-    "reencoded": Rule("reencoded"),
+RULES: Mapping[str, tuple[Any, ...]] = {
+    "baseline": (),
+    "naive": (),
+    "choreo": (),
+    "leak system": ("reencoded", "all", ("alice.system",)),
+    "leak plan": ("reencoded", "all", ("alice.plan",)),
+    "reencoded": ("reencoded",),
 }
-"""How Bob sees Alice; she sees him likewise, and in the two ablations re-encoded."""
+"""How Bob sees Alice, as arguments of `Rule`; she sees him likewise, and in the two ablations re-encoded."""
 
 
 class Stakes(Item):
@@ -65,6 +66,8 @@ class DilemmaCase:
     higher_is_better: ClassVar[bool] = False
 
     def play(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.workflows.graphs.prisoners_dilemma import prisoners_dilemma
+
         alice = item.alice or options.alice
         players = {"Alice": prompts(alice), "Bob": prompts(options.bob)}
         graph = prisoners_dilemma(
@@ -96,6 +99,8 @@ def _cooperates(words: str, among: Sequence[str]) -> bool:
 
 def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
     """The game in which Bob sees of Alice what a variant says."""
-    rule = RULES[leak]
+    from choreo_agents.graph import Rule
+
+    rule = Rule(*RULES[leak])
     back = Rule("reencoded") if rule.contexts else rule
     return graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.questions import Question
-from choreo_agents.workflows.phrasing import Prompts
-from choreo_agents.workflows.thoughts import THINKER
-from choreo_agents.workflows.tree_of_thoughts import FINALIST, Ballot, tree_of_thoughts
+
+if TYPE_CHECKING:
+    from choreo_agents.sampling import Sampling
+    from choreo_agents.workflows.graphs.tree_of_thoughts import Ballot
+    from choreo_agents.workflows.phrasing import Prompts
 
 
 class TreeOptions(Options):
@@ -38,6 +39,8 @@ class TreeCase:
     higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Question, options: TreeOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
+
         graph = tree_of_thoughts(
             branches=options.branches,
             voters=options.voters,
@@ -56,6 +59,9 @@ class TreeCase:
         return Play(graph, (("user", item.question),))
 
     def judge(self, item: Question, options: TreeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        from choreo_agents.workflows.graphs.thoughts import THINKER
+        from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST
+
         answer = read_answer(said(state, FINALIST)[-1], prompts("answer"))
         found = [item.score(read_answer(words, prompts("answer"))) for words in said(state, THINKER)]
         right = [score for score in found if score is not None]

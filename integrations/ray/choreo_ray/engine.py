@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from ray.util.placement_group import PlacementGroup
 
-from choreo_agents import Engine, EngineStats, Memory, Quota, Scheduling
+from choreo_agents import Engine, EngineStats, Memory, Scheduling
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
@@ -51,7 +51,6 @@ class RayEngine(Engine):
         scheduling: Scheduling | None = None,
         backend: str | None = None,
         salt: str = "",
-        quota: Quota | None = None,
         **front: Unpack[FrontOptions],
     ) -> RayEngine:
         """Start an actor for each engine, and an engine over them.
@@ -72,7 +71,7 @@ class RayEngine(Engine):
                 be kept. None: they end with this engine. `namespace`: Ray's, of these names.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
-            salt: Of the front, as `quota` is.
+            salt: Of the front.
             front: See `FrontOptions`. `adapter` and `chat` are those of each engine, too; `copied_bytes` is
                 less by default where the object store is small, half of an engine's share of it.
 
@@ -95,7 +94,7 @@ class RayEngine(Engine):
         try:
             if front.get("copied_bytes") is None:
                 front["copied_bytes"] = actors.copied_bytes()
-            made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
+            made = engine_over(actors.far, model, salt=salt, made=cls, **front)
         except BaseException:
             actors.undo()
             raise

@@ -12,6 +12,7 @@ import pytest
 from choreo_ray import actor as actors
 from choreo_ray.actor import EngineActor, Loading, Sender, SomeTokens
 from choreo_ray.remote import Copying, Greeting, SentCall
+from choreo_ray.remote.sending import own_version
 from ray.exceptions import OwnerDiedError
 
 from choreo_agents import Decode, Memory, Sampling
@@ -24,7 +25,7 @@ from choreo_agents.errors import (
 )
 from choreo_agents.sampling import Chosen
 
-GREETING = Greeting("front", "", "0.1.0")
+GREETING = Greeting("front", "", own_version())
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def server_app(
     if records and recordings is None:
         raise InvalidRequestError("name the folder of recordings, in which it is to record (--recordings)")
     keys, limits = keys or Keys(), limits or Limits()
-    tenancy = Tenancy(engine, keys, limits.tenant_answers, called)
+    tenancy = Tenancy(engine, keys, limits.tenant_calls_per_second, called)
     recording = Recording(recordings) if records and recordings is not None else None
     return ServerApp(engine, name or engine.model.name, tenancy, limits, Looking(recordings, tenancy), recording)
 
@@ -86,6 +86,8 @@ class ServerApp(Starlette):
         """Whether new requests are refused: those under way end."""
         self.answers = 0
         """Under way now."""
+        self._tenants_answers = Counter[str | None]()
+        """Likewise, by tenant."""
         self._engine, self._name, self._limits = engine, name, limits
         self._tenancy, self._requests, self._since = tenancy, Counter[int](), int(time.time())
         self._recording = recording
@@ -121,7 +123,7 @@ class ServerApp(Starlette):
         )
         if self._recording is not None:
             asked = replace(asked, hear=partial(self._recording.astreamed, self._tenancy.name(request)))
-        return kind(asked, self._under_way(len(asked.calls)))
+        return kind(asked, self._under_way(len(asked.calls), self._tenancy.name(request)))
 
     def _read(self, body: bytes, engine: Engine, number: str) -> tuple[Asked, type[Answer]]:
         """What a request asks, and how it is answered. Raises what `ChatBody.calls` raises, and `ValidationError`."""
@@ -139,22 +141,27 @@ class ServerApp(Starlette):
         return asked, Stream if told.stream else Answer
 
     @contextmanager
-    def _under_way(self, answers: int) -> Iterator[None]:
-        """A block in which so many answers more are.
+    def _under_way(self, answers: int, tenant: str | None) -> Iterator[None]:
+        """A block in which so many answers more are, of a tenant or, without keys, of nobody known.
 
         Raises:
             RefusedError: They would be too many.
         """
         self._require_open()
+        own, most = self._tenants_answers[tenant], self._limits.tenant_answers
+        if tenant is not None and most is not None and own + answers > most:
+            raise RefusedError(429, f"{own} of your answers are under way, of {most}: wait for them", "no_capacity")
         if self.answers + answers > self._limits.answers:
             raise RefusedError(
                 429, f"{self.answers} answers are under way, as many as there may be: try again", "too_many_requests"
             )
         self.answers += answers
+        self._tenants_answers[tenant] += answers
         try:
             yield
         finally:
             self.answers -= answers
+            self._tenants_answers[tenant] -= answers
 
     def _require_open(self) -> None:
         if self.stopping:

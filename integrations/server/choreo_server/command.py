@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from ipaddress import ip_address
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import torch
 import typer
-import uvicorn
 
-from choreo_agents import Engine, Memory, Scheduling
 from choreo_agents.errors import ChoreoError, InvalidRequestError
-from choreo_server.app import ServerApp, server_app
-from choreo_server.limits import Limits
-from choreo_server.tenancy import Keys
 
-KEYS = "CHOREO_KEYS"
-"""Keys of a server where no file is named: `key tenant`, a line each, or with commas between."""
 _TURN_S = 0.0005
 """Seconds for which what is said to clients may keep the engine's thread from its next operation."""
 _WHERE, _LIMITS, _ENGINE = "Who may call, and where", "Limits", "The engine"
-_DTYPES = {"auto": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def serve(
@@ -42,7 +31,7 @@ def serve(
     keys: Annotated[
         Path | None,
         typer.Option(
-            help=f"A file with [b]KEY TENANT[/b] on each line; by default what {KEYS} says, with commas between.",
+            help="A file with [b]KEY TENANT[/b] on each line; by default what CHOREO_KEYS says, with commas between.",
             rich_help_panel=_WHERE,
         ),
     ] = None,
@@ -61,6 +50,15 @@ def serve(
     ] = 256,
     tenant_answers: Annotated[
         int | None, typer.Option(min=1, help="The same, of one tenant.", rich_help_panel=_LIMITS, show_default=False)
+    ] = None,
+    tenant_calls_per_second: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Messages and answers of one tenant that may start; the others wait.",
+            rich_help_panel=_LIMITS,
+            show_default=False,
+        ),
     ] = None,
     request_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds for an answer; 0: as long as it takes.", rich_help_panel=_LIMITS)
@@ -143,21 +141,31 @@ def serve(
       choreo serve ./llama --keys keys.txt --recordings recordings --record
       choreo serve ./llama --engines 4
     """
+    typer.echo("loading torch and LangGraph ...", err=True)
+    import uvicorn
+
+    from choreo_agents import Memory, Scheduling
+    from choreo_server.app import server_app
+    from choreo_server.limits import Limits
+    from choreo_server.process import StoppingServer, load_engine
+    from choreo_server.tenancy import read_keys
+
     try:
         if record and recordings is None:
             raise InvalidRequestError("--record: say with --recordings in which folder")
-        known = _keys(keys)
+        known = read_keys(keys)
         limits = Limits(
             body_bytes=round(max_body_mb * (1 << 20)),
             messages=max_messages,
             request_s=request_timeout or None,
             answers=max_answers,
             tenant_answers=tenant_answers,
+            tenant_calls_per_second=tenant_calls_per_second,
         )
         memory = Memory(kv_budget_bytes=None if kv_budget is None else round(kv_budget * (1 << 30)))
+        options = {"device": device, "memory": memory, "scheduling": Scheduling(rows=rows)}
         typer.echo(f"loading {model} ...", err=True)
-        options: dict[str, Any] = {"dtype": _DTYPES[dtype], "memory": memory, "scheduling": Scheduling(rows=rows)}
-        engine = _load(model, engines, threads, options | {"device": device})
+        engine = load_engine(model, engines, threads, dtype, options)
     except (ChoreoError, OSError, ValueError) as error:
         typer.secho(f"error: {error}", err=True, fg="red")
         raise typer.Exit(1) from None
@@ -181,43 +189,10 @@ def serve(
         app, host=host, port=port, timeout_graceful_shutdown=stop_timeout, access_log=False, server_header=False
     )
     try:
-        _Server(config, app).run()
+        StoppingServer(config, app).run()
     finally:
         engine.close()
     typer.echo("stopped", err=True)
-
-
-def _load(model: str, engines: int, threads: int | None, options: dict[str, Any]) -> Engine:
-    if engines == 1:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        return Engine.load(model, **options)
-    try:
-        from choreo_ray import RayEngine  # noqa: PLC0415 - a distribution of its own, which few need
-    except ModuleNotFoundError as missing:
-        raise InvalidRequestError(
-            f"several engines are actors of Ray's, and {missing.name!r} is not installed: pip install choreo-ray"
-        ) from None
-    each: dict[str, Any] = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
-    return RayEngine.load(model, engines=engines, **each, **options)
-
-
-def _gpus(device: str) -> int:
-    """That each of several engines has for itself."""
-    kind, _, number = device.partition(":")
-    if kind == "cuda" and number not in ("", "0"):
-        raise InvalidRequestError(f"each of several engines has a GPU of its own: say --device cuda, not {device!r}")
-    return int(kind == "cuda" or (kind == "auto" and torch.cuda.is_available()))
-
-
-def _keys(path: Path | None) -> Keys:
-    if path is not None:
-        return Keys.read(path)
-    if (told := os.environ.get(KEYS)) is None:
-        return Keys()
-    if not (keys := Keys(told.replace(",", "\n").splitlines())):
-        raise InvalidRequestError(f"{KEYS} has no keys: write KEY TENANT into it, or unset it to let everybody in")
-    return keys
 
 
 def _is_local(host: str) -> bool:
@@ -225,17 +200,3 @@ def _is_local(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-class _Server(uvicorn.Server):
-    """Takes nothing new from the moment on that it is told to stop."""
-
-    def __init__(self, config: uvicorn.Config, app: ServerApp) -> None:
-        super().__init__(config)
-        self._app = app
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._app.stopping = True
-        super().handle_exit(sig, frame)
-        # Else it would be raised again when all has ended, and kill us before the engine is closed.
-        self._captured_signals.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import ip_address
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from choreo_agents import Engine, Quota
+from choreo_agents import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_server.errors import RefusedError
 
@@ -22,6 +23,8 @@ OPERATOR = "operator"
 """The tenant whose keys are shown what all tenants do."""
 _PORTS = {"http": 80, "https": 443}
 """Where none is told."""
+KEYS = "CHOREO_KEYS"
+"""Keys of a server where no file is named: `key tenant`, a line each, or with commas between."""
 
 
 class Keys:
@@ -86,19 +89,30 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
+def read_keys(path: Path | None) -> Keys:
+    """Read keys from a file; where none is named, from the environment."""
+    if path is not None:
+        return Keys.read(path)
+    if (told := os.environ.get(KEYS)) is None:
+        return Keys()
+    if not (keys := Keys(told.replace(",", "\n").splitlines())):
+        raise InvalidRequestError(f"{KEYS} has no keys: write KEY TENANT into it, or unset it to let everybody in")
+    return keys
+
+
 class Tenancy:
     """The engine, as whoever calls has it.
 
     Args:
         engine: The server's.
         keys: Without any, all calls are those of whoever has loaded the engine.
-        answers: That a tenant with a key may have under way at once; None: as many as there may be.
+        calls_per_second: Of the engine, that a tenant with a key may start; None: as many as come.
         called: Names by which programs call the server, if there are no keys.
     """
 
-    def __init__(self, engine: Engine, keys: Keys, answers: int | None, called: Iterable[str] = ()) -> None:
+    def __init__(self, engine: Engine, keys: Keys, calls_per_second: float | None, called: Iterable[str] = ()) -> None:
         self._engine, self._keys, self._called = engine, keys, frozenset(name.lower() for name in called)
-        self._quota = None if answers is None else Quota(requests=answers)
+        self._calls_per_second = calls_per_second
         # Handles of a server end with its engine: so may the salts that they are sealed under.
         self._secret = secrets.token_bytes(32)
         self._engines: dict[str, Engine] = {}
@@ -114,7 +128,7 @@ class Tenancy:
             return self._engine
         if name not in self._engines:
             salt = hmac.digest(self._secret, name.encode(), "sha256").hex()
-            self._engines[name] = self._engine.tenant(salt, quota=self._quota)
+            self._engines[name] = self._engine.tenant(salt, calls_per_second=self._calls_per_second)
         return self._engines[name]
 
     def sees_all(self, request: Request) -> bool:

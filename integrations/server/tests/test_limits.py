@@ -173,6 +173,17 @@ class TestWhatIsTooMuch:
             assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
 
 
+async def test_calls_beyond_a_tenants_rate_wait(model: LoadedModel) -> None:
+    """A request makes several: its messages, and its answer. Without keys nobody has a rate."""
+    limits = Limits(tenant_calls_per_second=0.001, request_s=1.0)
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+        async with client_of(engine, key="k-ann", keys=Keys(["k-ann ann"]), limits=limits) as ann:
+            error = (await asked(ann, 504))["error"]
+            assert error["code"] == "timeout" and "calls_per_second" in error["message"]
+        async with client_of(engine, limits=Limits(tenant_calls_per_second=0.001)) as anybody:
+            assert await asked(anybody, max_tokens=2)
+
+
 class TestWhoLeaves:
     @pytest.mark.parametrize("stream", [True, False])
     @pytest.mark.parametrize("n", [1, 3])

@@ -9,9 +9,8 @@ from socket import gethostname
 
 import pytest
 from choreo_server import Keys, server_app
-from choreo_server.command import _keys
 from choreo_server.errors import RefusedError
-from choreo_server.tenancy import require_no_other_site
+from choreo_server.tenancy import read_keys, require_no_other_site
 from support.serving import CHAT, asked, client_of, streamed
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
@@ -178,13 +177,13 @@ async def test_attack_what_a_graph_has_signed_is_no_handle_of_the_servers(engine
 def test_keys_of_the_environment_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for told in ("k ann,k2 bob", "k ann\nk2 bob"):
         monkeypatch.setenv("CHOREO_KEYS", told)
-        assert _keys(None).tenant("Bearer k2") == "bob"
+        assert read_keys(None).tenant("Bearer k2") == "bob"
     for told in ("", ",", "# k ann"):
         monkeypatch.setenv("CHOREO_KEYS", told)
         with pytest.raises(InvalidRequestError, match="has no keys"):
-            _keys(None)
+            read_keys(None)
     monkeypatch.delenv("CHOREO_KEYS")
-    assert not _keys(None)
+    assert not read_keys(None)
 
 
 @pytest.mark.parametrize("lines", [["one"], ["one two three"], ["k ann", "k bob"]])

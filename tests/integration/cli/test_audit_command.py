@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from choreo_agents.cli import app
 from choreo_agents.cli.graphs import current_folder
 
-DILEMMA = "choreo_agents.workflows.prisoners_dilemma:graph"
+DILEMMA = "choreo_agents.workflows.graphs.prisoners_dilemma:graph"
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -61,8 +61,8 @@ def test_paths_are_drawn_in_the_graphs_own_picture() -> None:
     [
         (["nowhere"], "name the graph as module:graph, not 'nowhere'"),
         (["no.such.module:graph"], "there is no module 'no.such.module'"),
-        (["choreo_agents.workflows.debate:MODERATOR"], "is no ChoreoGraph, and does not make one"),
-        (["choreo_agents.workflows.debate:missing"], "is no ChoreoGraph"),
+        (["choreo_agents.workflows.graphs.debate:MODERATOR"], "is no ChoreoGraph, and does not make one"),
+        (["choreo_agents.workflows.graphs.debate:missing"], "is no ChoreoGraph"),
         ([DILEMMA, "--set", "alice=reencoded"], "spell a rule as SOURCE:READER=MODE"),
         ([DILEMMA, "--set", "alice:bob=public"], "there is no visibility 'public'"),
         ([DILEMMA, "--set", "alice:carl=shared"], "names no node: 'carl'"),

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from choreo_agents import Engine, Memory
 from choreo_agents.cli import app
-from choreo_agents.workflows.debate import graph
+from choreo_agents.workflows.graphs.debate import graph
 
-DEBATE = "choreo_agents.workflows.debate:graph"
+DEBATE = "choreo_agents.workflows.graphs.debate:graph"
 QUESTION = {"messages": [("user", "What does Ann have?")]}
 
 
@@ -68,7 +68,7 @@ def test_bits_on_another_number_of_threads_end_with_2(recording: str) -> None:
 
 def test_words_that_differ_end_with_1(recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "another_debate.py").write_text(
-        "from choreo_agents.workflows.debate import graph as debate\n"
+        "from choreo_agents.workflows.graphs.debate import graph as debate\n"
         "def graph():\n"
         "    return debate().with_system('Clara', 'Ann has 5 old lamps.')\n"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.chatty import save_chatty
+from support.workflow_commands import refused, results, run, written
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
@@ -15,8 +16,6 @@ from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.workflows import many
 from choreo_agents.workflows.cases import CASES
-
-runner = CliRunner()
 
 SMALL: dict[str, list[str]] = {
     "direct": [],
@@ -46,7 +45,7 @@ EVERY = pytest.mark.parametrize("workflow", SMALL)
 def loaded_once(embedded: LoadedModel, chatty_path: Path, chatty: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that name these two models find them in memory."""
     known = {"embedded": embedded, str(chatty_path): chatty}
-    monkeypatch.setattr("choreo_agents.terminal.loading.load_model", lambda name, **options: known[str(name)])
+    monkeypatch.setattr("choreo_agents.models.load_model", lambda name, **options: known[str(name)])
 
 
 @pytest.fixture(scope="module")
@@ -57,27 +56,6 @@ def chatty_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chatty(chatty_path: Path) -> LoadedModel:
     return load_model(chatty_path)
-
-
-def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-    """stdout and stderr of a command, as one line each."""
-    result = runner.invoke(app, list(arguments), env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return " ".join(result.stdout.split()), " ".join(result.stderr.split())
-
-
-def refused(*arguments: str, code: int = 1) -> str:
-    return " ".join(" ".join(run(*arguments, code=code)).replace("│", " ").split())  # typer's boxes break lines
-
-
-def written(path: Path, items: list[Any]) -> str:
-    path.write_text("\n".join(each if isinstance(each, str) else json.dumps(each) for each in items) + "\n")
-    return str(path)
-
-
-def results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
 @EVERY
@@ -201,7 +179,7 @@ def test_what_cannot_be_asked_for_is_one_line(arguments: tuple[str, ...], messag
 def test_results_that_go_to_no_file_are_lines_on_stdout_in_the_order_of_the_items(tmp_path: Path) -> None:
     items = written(tmp_path / "items.jsonl", [{"question": "Who?"}, {"id": "b", "question": "What?", "answer": "x"}])
     command = ["run", "direct", "--inputs", items, "--max-tokens", "3"]
-    result = runner.invoke(app, command)
+    result = CliRunner().invoke(app, command)
     records = [json.loads(line) for line in result.stdout.splitlines()]
     assert [record["item"] for record in records] == ["line 1", "b"]
     assert records[0]["score"] is None and records[1]["score"] == 0.0
@@ -211,7 +189,7 @@ def test_results_that_go_to_no_file_are_lines_on_stdout_in_the_order_of_the_item
     assert sorted(results(out), key=lambda each: str(each["item"])) == sorted(
         ({"key": f"choreo | {record['item']}", **record} for record in records), key=lambda each: str(each["item"])
     )
-    lines = runner.invoke(app, [*command, "--out", str(out), "--json"]).stdout.splitlines()
+    lines = CliRunner().invoke(app, [*command, "--out", str(out), "--json"]).stdout.splitlines()
     assert [json.loads(line) for line in lines] == records, "--json shows what the file holds"
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import MakeEngine
 from support.faults import AT_THE_END, InjectedError, failing_once
 
-from choreo_agents import Decode, Engine, MessageHandle, Quota, Sampling
+from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.pending import Pending
@@ -171,12 +171,18 @@ def test_attack_nobody_joins_a_call_whose_end_has_failed(
     engine.owner.restart()
 
 
-def test_attack_a_batch_that_is_refused_leaves_no_lease_behind(engine: Engine) -> None:
-    """Its first call was answered already, when the others turned out to be too many."""
-    tenant = engine.tenant("a", quota=Quota(requests=1))
+def refusing(_: object) -> None:
+    """What a loop does with requests that cannot be run there."""
+    raise InvalidRequestError("not here")
+
+
+def test_attack_a_batch_that_is_refused_leaves_no_lease_behind(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first call was answered already, when the others turned out to be none that can be run."""
+    tenant = engine.tenant("a")
     known = tenant.prefill([5, 6])
     said = tenant.decode([7], [known], sampling=SHORT, memo="m")
     before = tenant.stats().leases
+    monkeypatch.setattr(engine._core.loop, "submit", refusing)
     for _ in range(2):
         with pytest.raises(InvalidRequestError):
             tenant.decode(
@@ -195,11 +201,12 @@ def test_attack_a_sampler_that_cannot_be_withdrawn_keeps_no_memory(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model's own samplers are others' code: of calls that fail, and of a batch that is refused."""
-    tenant = engine.tenant("a", quota=Quota(requests=2))
+    tenant = engine.tenant("a")
     root = tenant.prefill([5] * 20)
     monkeypatch.setattr(TokenSampler, "withdraw", lambda _: 1 / 0)
     with pytest.raises(EngineFailedError, match="KeyError"):
         tenant.decode([Decode([7], [root], sampling=SHORT, watch=lambda _: {}["told"])])
+    monkeypatch.setattr(engine._core.loop, "submit", refusing)
     with pytest.raises((ZeroDivisionError, InvalidRequestError)):
         tenant.decode([Decode([6 + at], [root], sampling=SHORT) for at in range(3)])
     entry = engine._core.table.get(root.id).entry  # type: ignore[union-attr]
@@ -290,7 +297,6 @@ def test_attack_a_place_for_what_was_lost_is_given_back_if_it_cannot_be_had(make
             if message.entry is not None:
                 core.cache.drop(message.entry)
             message.entry = None
-            core.table.held.count(message)
         with failing_once(KVCache, "hold", at=at, after=after), pytest.raises(InjectedError):
             engine.decode([7], roots, sampling=SHORT)
         engine.check()

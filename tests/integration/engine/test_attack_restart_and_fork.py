@@ -103,12 +103,13 @@ def _work(engine: Engine, number: int, stop: threading.Event, wrong: list[BaseEx
 FORK = """
 import os, signal, sys, threading, time
 import torch
-from choreo_agents import Engine, Memory, Quota, Sampling
+from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.errors import EngineForkedError, EngineClosedError
 torch.set_num_threads(2)
 torch.randn(900, 900) @ torch.randn(900, 900)  # on threads that a child does not have
 memory = Memory(kv_budget_bytes=1 << 22, disk=sys.argv[2])
-engine = Engine.load(sys.argv[1], memory=memory, quota=Quota(starts_per_s=1000.0))
+engine = Engine.load(sys.argv[1], memory=memory)
+engine.tenant("", calls_per_second=1000.0)  # its own
 root = engine.prefill([5] * 20)
 parked = engine.prefill([6] * 20)
 engine.kv.park([parked])

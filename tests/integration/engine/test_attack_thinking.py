@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Decode, Engine, Memory, Quota, Sampling, Thinking
+from choreo_agents import Decode, Engine, Memory, Sampling, Thinking
 from choreo_agents.engine import calling
 from choreo_agents.errors import (
     ContextLengthError,
@@ -103,29 +101,6 @@ def test_a_view_may_be_released_while_its_reader_thinks(engine: Engine, between:
     assert engine.inspect.thoughts(answer)
     with pytest.raises(ReleasedHandleError):
         engine.tokens(view)
-
-
-def test_a_call_that_thinks_keeps_its_place_in_a_quota(engine: Engine, between: Between) -> None:
-    tenant = engine.tenant("x", quota=Quota(requests=1))
-    view = asked(tenant)
-    begun, goes_on = threading.Event(), threading.Event()
-    others: list[Future[object]] = []
-
-    def wait(_: torch.Tensor) -> None:
-        begun.set()
-        goes_on.wait(0.2)
-
-    with ThreadPoolExecutor(1) as pool:
-
-        def other() -> None:
-            made = Decode("x", [view], sampling=Sampling(max_tokens=3, stop_tokens=()), watch=wait)
-            others.append(pool.submit(tenant.decode, [made]))
-            begun.wait()
-
-        between(other)
-        [answer] = tenant.decode([call(tenant, view)])
-        goes_on.set()
-    assert tenant.inspect.thoughts(answer) and others[0].result()
 
 
 @pytest.mark.parametrize("what", ["engine", "tenant"])

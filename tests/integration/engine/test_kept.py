@@ -18,7 +18,7 @@ from integration.engine.test_attack_files import HARMS
 from support.adapters import save_adapter, save_mapper
 from support.tuning import full_disk
 
-from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Quota, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling
 from choreo_agents.engine.keeping import wanted as wanted_module
 from choreo_agents.engine.keeping.wanted import WantedKV
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
@@ -502,7 +502,7 @@ def test_what_is_being_read_may_be_discarded(make_engine: MakeEngine, tmp_path: 
 
 def test_a_tenancy_that_ends_while_its_files_are_read(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(kept=tmp_path, salt="s")
-    tenant = engine.tenant("t", quota=Quota(pool_bytes=1 << 20))
+    tenant = engine.tenant("t")
     made, _ = kept_by(tenant, tmp_path)
     tenant.kv.park()
     tenant.close()

@@ -14,7 +14,7 @@ from conftest import HoldSteps, MakeEngine
 from support.adapters import save_adapter
 from support.stepping import until
 
-from choreo_agents import Decode, Engine, Prefill, Quota, Sampling
+from choreo_agents import Decode, Engine, Prefill, Sampling
 from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.models import LoadedModel
@@ -168,7 +168,7 @@ def _decode() -> Any:
 
 async def test_a_call_that_waits_for_its_rate_fails(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    tenant = engine.tenant("a", quota=Quota(starts_per_s=0.01))
+    tenant = engine.tenant("a", calls_per_second=0.01)
     tenant.prefill(TEXT)
     waiting = asyncio.create_task(tenant.aprefill([5, 6]))
     await asyncio.sleep(0.05)

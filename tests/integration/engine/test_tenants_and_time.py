@@ -13,7 +13,7 @@ from conftest import HoldSteps, MakeEngine
 from support.adapters import save_adapter
 from support.stepping import until
 
-from choreo_agents import Decode, Engine, Memory, Prefill, Quota, Sampling, Scheduling
+from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
 from choreo_agents.engine.pending import Pending
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.errors import (
@@ -172,7 +172,8 @@ def test_a_higher_priority_comes_first_and_equals_as_they_came(tiny: LoadedModel
 
 def test_starts_are_spread_whichever_thread_they_come_from(make_engine: MakeEngine) -> None:
     """Sixty calls at 25 a second, from a thread and from two loops: the last of them cannot start before 1.4 s."""
-    engine = make_engine(quota=Quota(starts_per_s=25))
+    engine = make_engine()
+    engine.tenant("", calls_per_second=25)  # its own
     begun = time.monotonic()
 
     async def some(first: int) -> None:
@@ -189,18 +190,19 @@ def test_starts_are_spread_whichever_thread_they_come_from(make_engine: MakeEngi
 
 def test_the_rate_is_the_tenants_own(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    slow = engine.tenant("slow", quota=Quota(starts_per_s=0.01))
+    slow = engine.tenant("slow", calls_per_second=0.01)
     assert slow.prefill([5]) and engine.prefill([6]) and engine.prefill([7])
-    with pytest.raises(RequestTimeoutError, match="starts_per_s"):
+    with pytest.raises(RequestTimeoutError, match="calls_per_second"):
         slow.prefill([6], timeout_s=0.05)
     for wrong in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="starts_per_s"):
-            engine.tenant("b", quota=Quota(starts_per_s=wrong))
+        with pytest.raises(InvalidRequestError, match="calls_per_second"):
+            engine.tenant("b", calls_per_second=wrong)
+    assert len(engine.owner.tenants()) == 2, "no tenancy begins with a rate that is none"
 
 
 def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:
-    engine = Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20), quota=Quota(starts_per_s=0.01))
-    engine.prefill([5])
+    engine = Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20))
+    engine.tenant("", calls_per_second=0.01).prefill([5])
     failed: list[BaseException] = []
 
     def wait() -> None:
@@ -220,7 +222,7 @@ def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:
 
 
 def test_a_batch_takes_as_many_starts_as_it_has_calls(make_engine: MakeEngine) -> None:
-    engine = make_engine(quota=Quota(starts_per_s=20))
+    engine = make_engine().tenant("a", calls_per_second=20)
     begun = time.monotonic()
     engine.prefill([Prefill([i]) for i in range(20, 60)])
     engine.prefill([61])
@@ -364,7 +366,7 @@ def test_who_joins_a_waiting_call_lends_it_its_priority(tiny: LoadedModel) -> No
 def test_waiting_callers_start_in_the_order_they_came() -> None:
     limiter = RateLimiter(50)
     started: list[int] = []
-    waiting = [limiter.enter([Prefill([5])]) for _ in range(60)]
+    waiting = [limiter.enter(1) for _ in range(60)]
     for number, each in enumerate(waiting):
         each.add_done_callback(lambda _, number=number: started.append(number))
     for each in waiting:
@@ -375,13 +377,13 @@ def test_waiting_callers_start_in_the_order_they_came() -> None:
 
 def test_a_rate_is_one_for_all_faces_of_a_tenant(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    faces = [engine.tenant("a", quota=Quota(starts_per_s=20)) for _ in range(10)]
+    faces = [engine.tenant("a", calls_per_second=20) for _ in range(10)]
     assert sum(thread.name == "choreo-rate-limit" for thread in threading.enumerate()) <= 1
     begun = time.monotonic()
     for number, face in enumerate([*faces, *faces, *faces, *faces, engine.tenant("a")]):
         face.prefill([5 + number])
     assert time.monotonic() - begun > 0.9
-    faces[0].tenant("a", quota=Quota(starts_per_s=10_000))
+    faces[0].tenant("a", calls_per_second=10_000)
     begun = time.monotonic()
     for number in range(20):
         faces[1].prefill([60 + number])

@@ -219,6 +219,27 @@ async def test_a_thread_belongs_to_its_first_tenant_async(make_engine: MakeEngin
         await app.aupdate_state(config(), QUESTION, as_node="__start__")
 
 
+@pytest.mark.parametrize("asker", ["acme", "initech"])
+@pytest.mark.parametrize("attack", ["run", "state", "history", "update", "forget"])
+def test_attack_the_config_of_a_snapshot_names_no_tenant(make_engine: MakeEngine, asker: str, attack: str) -> None:
+    """Before the thread began, a tenant asked for its state: the answer's config is no right to the thread."""
+    app = team().compile(InMemorySaver(), engine=make_engine(), tenant=of_the_service)
+    early = as_tenant("acme", lambda: app.get_state(config())).config
+    assert "acme" not in repr(early)
+    owner = {"acme": "initech", "initech": "acme"}[asker]
+    mine = as_tenant(owner, lambda: app.invoke(QUESTION, config()))
+    attacks = {
+        "run": lambda: app.invoke(QUESTION, early),
+        "state": lambda: app.get_state(early),
+        "history": lambda: list(app.get_state_history(early)),
+        "update": lambda: app.update_state(early, QUESTION, as_node="__start__"),
+        "forget": lambda: app.forget("t", early),
+    }
+    with pytest.raises(ForeignThreadError):
+        as_tenant(asker, attacks[attack])
+    assert as_tenant(owner, lambda: app.get_state(config())).values["messages"] == mine["messages"]
+
+
 def test_a_thread_of_nobody_known_is_nobodys(make_engine: MakeEngine) -> None:
     """It was begun before there were tenants, or by a graph that knows none."""
     engine, kept = make_engine(), InMemorySaver()

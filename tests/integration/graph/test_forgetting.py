@@ -456,18 +456,6 @@ def test_a_thread_is_forgotten_by_its_tenant_alone(scripted: Any) -> None:
     assert engine.owner.stats().leases == engine.owner.stats().threads == 0
 
 
-def test_too_much_of_one_tenants_costs_no_other_its_threads(scripted: Any) -> None:
-    engine = scripted(messages=40)
-    app = pair_graph().compile(InMemorySaver(), engine=engine, tenant=lambda _: _salt.get())
-    _salt.set("quiet")
-    app.invoke(asked(), config("quiet"))
-    _salt.set("busy")
-    for run in range(12):
-        app.invoke(asked(), config(str(run)))
-    assert engine.tenant("quiet").stats().threads == 1
-    assert 1 < engine.tenant("busy").stats().threads < 12
-
-
 # Going on with what was forgotten
 
 

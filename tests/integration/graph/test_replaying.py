@@ -18,10 +18,10 @@ from support.recorded import FREE, QUESTION, calling, executions, looking, save_
 from choreo_agents import START, Agent, ChoreoGraph, Command, RunOptions, Sampling, Send, Worker, areplay, replay
 from choreo_agents.engine.recording import read_recording
 from choreo_agents.errors import ReplayError
-from choreo_agents.graph import ReplayReport
+from choreo_agents.graph.replaying import ReplayReport
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.workflows import debate
-from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
+from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
 
 LONGER = Sampling(temperature=1.0, max_tokens=14)
 OTHER = "Ann has 7 blue cups."

@@ -21,7 +21,7 @@ from choreo_agents.errors import (
     VisibilityWarning,
 )
 from choreo_agents.graph.view.bound_engine import BoundEngine
-from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
+from choreo_agents.workflows.graphs.prisoners_dilemma import prisoners_dilemma
 
 
 def pair(rule: Rule | str = "shared", policy: Policy | None = None, **options: Any) -> ChoreoGraph:

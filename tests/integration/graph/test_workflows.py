@@ -14,11 +14,11 @@ from support.lineage import parents_of, record_of
 from choreo_agents import START, ChoreoGraph, Engine, MessageHandle, RunOptions, Sampling
 from choreo_agents.models import LoadedModel
 from choreo_agents.workflows import debate
-from choreo_agents.workflows.branch_solve_merge import branch_solve_merge
-from choreo_agents.workflows.direct import direct
-from choreo_agents.workflows.multi_qa import multi_qa
-from choreo_agents.workflows.thoughts import THINKER, VOTER
-from choreo_agents.workflows.tree_of_thoughts import FINALIST, tree_of_thoughts
+from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge
+from choreo_agents.workflows.graphs.direct import direct
+from choreo_agents.workflows.graphs.multi_qa import multi_qa
+from choreo_agents.workflows.graphs.thoughts import THINKER, VOTER
+from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST, tree_of_thoughts
 
 WARM = FREE.model_copy(update={"max_tokens": 16})  # enough for the longest ballot, which is spelled in bytes
 GRAPHS: dict[str, Any] = {

@@ -1,52 +1,60 @@
-"""Commands are listed by a table: it says what they say themselves, and each of them is where it says."""
+"""Commands of the product and of other distributions: how they are listed, called, and told from each other."""
 
 from __future__ import annotations
 
-import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
-from support.installed import BENCHMARKS, SERVER, all_commands, commands_in, install
+from support.installed import BENCHMARKS, SERVER, commands_in, install, own_commands
 from typer.testing import CliRunner
 
-from choreo_agents.cli import app, lazy
-from choreo_agents.cli.commands import CHOREO, WORKFLOWS
-from choreo_agents.cli.lazy import Command, Group, click_command, typer_app
+from choreo_agents.cli import app
+from choreo_agents.cli.models import ShapeName
+from choreo_agents.cli.run_debate import debate
+from choreo_agents.engine.settings import MethodName
+from choreo_agents.models.random_llama import SHAPES
+from choreo_agents.synthesis.strategies import Strategy
+from choreo_agents.terminal import commands
 from choreo_agents.workflows.cases import CASES
+from choreo_agents.workflows.cases.branch_solve_merge import MergeOptions
+from choreo_agents.workflows.cases.multi_qa import QuestionsOptions
+from choreo_agents.workflows.graphs.multi_qa import Layout
 
 runner = CliRunner()
+CHOICES = ((MergeOptions, "strategy"), (QuestionsOptions, "layout"))
+OURS = ["run", "audit", "replay", "fork", "models", "inspect", "store", "pml"]
 
 
-ALL = all_commands(SERVER)
-
-
-def first_paragraph(help_text: str) -> str:
-    return " ".join(inspect.cleandoc(help_text).split("\n\n")[0].split())
-
-
-@pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_the_table_says_what_the_command_says(path: tuple[str, ...]) -> None:
-    made = click_command(path[-1], ALL[path])
-    assert made.name == path[-1]
-    assert ALL[path].help == first_paragraph(made.help)
-    assert not made.hidden and not made.deprecated
-
-
-def test_no_two_commands_are_one() -> None:
-    assert len({(each.place, each.workflow) for each in ALL.values()}) == len(ALL)
+def test_there_are_few_commands_and_each_is_told_in_a_line() -> None:
+    ours = own_commands()
+    assert len({words[:1] if words[0] == "run" else words for words in ours}) <= 15
+    for command in ours.values():
+        first, _, _ = command.help.partition("\n\n")
+        assert first.endswith((".", ").")) and len(first.split()) < 30
 
 
 def test_every_workflow_can_be_run() -> None:
-    assert list(WORKFLOWS) == list(CASES)
-    assert {("run", name.replace("_", "-")) for name in CASES} <= ALL.keys()
+    assert listed("run") == [name.replace("_", "-") for name in CASES]
+
+
+def test_choices_that_are_told_without_torch_are_all_that_there_are() -> None:
+    strategies, layouts = (each.model_fields[name].annotation for each, name in CHOICES)
+    methods = get_args(get_type_hints(debate, include_extras=True)["method"])[0]
+    told = [get_args(each) for each in (ShapeName, strategies, layouts, methods)]
+    assert told == [tuple(SHAPES), *map(get_args, (Strategy, Layout, MethodName))]
+
+
+def test_the_version_is_printed() -> None:
+    assert said("--version") == "choreo-agents 0.1.0\n"
 
 
 @pytest.mark.parametrize("spelled", ["tree-of-thoughts", "tree_of_thoughts"])
 def test_a_command_may_be_written_with_underscores(spelled: str) -> None:
-    result = runner.invoke(app, ["run", spelled, "--help"], env={"COLUMNS": "120"})
-    assert result.exit_code == 0 and f"choreo run {spelled.replace('_', '-')} --seed 7" in result.output
+    assert "choreo run tree-of-thoughts --seed 7" in said("run", spelled, "--help")
 
 
 def test_a_command_that_is_not_there_is_answered_by_those_that_are_like_it() -> None:
@@ -54,46 +62,42 @@ def test_a_command_that_is_not_there_is_answered_by_those_that_are_like_it() -> 
     assert result.exit_code == 2 and "Did you mean 'debate'?" in result.output
 
 
-def test_nothing_is_imported_to_list_what_cannot_be_imported() -> None:
-    broken = typer_app(Group("Broken.", {"gone": Command("choreo_agents.cli.nowhere:gone", "It is listed.")}))
-    listed = runner.invoke(broken, ["--help"])
-    assert listed.exit_code == 0 and "It is listed." in listed.output
-    assert isinstance(runner.invoke(broken, ["gone"]).exception, ModuleNotFoundError)
-
-
 def test_what_distributions_add_is_known_to_be_elsewhere() -> None:
-    groups = {f"{name}.": group for name, group in CHOREO.members.items() if isinstance(group, Group)} | {"": CHOREO}
-    known = {prefix + name: package for prefix, group in groups.items() for name, package in group.elsewhere.items()}
     declared = dict.fromkeys(commands_in(BENCHMARKS), "choreo-bench")
-    assert known == declared | dict.fromkeys(commands_in(SERVER), "choreo-server")
+    assert declared | dict.fromkeys(commands_in(SERVER), "choreo-server") == commands.ELSEWHERE
+
+
+@pytest.mark.parametrize("words", own_commands(), ids=" ".join)
+def test_help_fits_a_screen_of_80_columns(words: tuple[str, ...]) -> None:
+    result = runner.invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0 and max(map(len, result.output.splitlines())) <= 80
+    wide = runner.invoke(app, [*words, "--help"], env={"COLUMNS": "1000"}).output
+    narrow, unbroken = (set(re.sub("[─│╭╮╰╯]", " ", text).split()) for text in (result.output, wide))
+    assert narrow <= unbroken, "no word is broken"
 
 
 @pytest.fixture
 def greeter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Another distribution: a command, a group, members of both ours and its own, and what cannot be loaded."""
     install(BENCHMARKS, tmp_path)
+    install(SERVER, tmp_path)
     about = tmp_path / "choreo_greets-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: choreo-greets\nVersion: 1\n")
     (about / "entry_points.txt").write_text(
-        "[choreo.commands]\nrun = greets.commands:GREET\nzz = greets.commands:GREET\ngreet = greets.commands:GREET\n"
-        "pml.greet = greets.commands:GREET\npml.check = greets.commands:GREET\nmany = greets.commands:MANY\n"
-        "many.deep.more = greets.commands:GREET\ngone = greets.gone:GREET\nodd = greets.commands:__name__\n"
+        "[choreo.commands]\nrun = greets:greet\nzz = greets:greet\ngreet = greets:greet\npml.greet = greets:greet\n"
+        "pml.check = greets:greet\nmany = greets:MANY\nplain = greets:PLAIN\nmany.deep.more = greets:greet\n"
+        "gone = greets.gone:greet\nodd = greets:__name__\n"
     )
-    (tmp_path / "greets").mkdir()
-    (tmp_path / "greets" / "__init__.py").touch()
-    (tmp_path / "greets" / "commands.py").write_text(
-        "from choreo_agents.cli.lazy import Command, Group\n"
-        "GREET = Command('greets.greet:greet', 'Greets whom it may.')\n"
-        "MANY = Group('Greets many.', {'deep': Group('Deeply.', {'greet': GREET})})\n"
-    )
-    (tmp_path / "greets" / "greet.py").write_text(
+    (tmp_path / "greets.py").write_text(
+        "import typer\nfrom choreo_agents.terminal.commands import group\n"
         "def greet(name: str) -> None:\n    '''Greets whom it may.'''\n    print('Hi', name)\n"
+        "MANY = group('Greets many.', lambda: {'deep': group('Deeply.', lambda: {'greet': greet})})\n"
+        "PLAIN = typer.Typer(help='Greets plainly.')\nPLAIN.command('greet')(greet)\nPLAIN.callback()(lambda: None)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in [each for each in sys.modules if each.partition(".")[0] == "greets"]:
-        del sys.modules[name]
+    sys.modules.pop("greets", None)
 
 
 def said(*words: str, code: int = 0) -> str:
@@ -111,20 +115,19 @@ def listed(*words: str) -> list[str]:
 @pytest.mark.usefixtures("greeter")
 @pytest.mark.parametrize(
     "words",
-    [("greet",), ("pml", "greet"), ("many", "deep", "greet"), ("many", "deep", "more")],
+    [("greet",), ("pml", "greet"), ("many", "deep", "greet"), ("many", "deep", "more"), ("plain", "greet")],
     ids=" ".join,
 )
 def test_other_distributions_add_commands_groups_and_members_of_groups(words: tuple[str, ...]) -> None:
     *above, name = words
     assert name in listed(*above) and "Greets whom it may." in said(*above, "--help")
-    assert "greets.greet" not in sys.modules, "lists import no commands"
-    assert said(*words, "Ann") == "loading torch and LangGraph ...\nHi Ann\n"
+    assert said(*words, "Ann") == "Hi Ann\n"
 
 
 @pytest.mark.usefixtures("greeter")
 def test_what_is_added_stands_behind_ours_and_replaces_none_of_it() -> None:
-    assert listed() == [*CHOREO.members, "eval", "bench", "train", "gone", "greet", "many", "odd", "zz"]
-    assert listed("pml") == ["check", "layout", "run", "memory", "greet"]
+    assert listed() == [*OURS, "bench", "eval", "gone", "greet", "many", "odd", "plain", "serve", "train", "zz"]
+    assert listed("pml") == ["check", "layout", "run", "greet", "memory"]
     assert "debate" in said("run", "--help") and "FILE..." in said("pml", "check", "--help")
 
 
@@ -132,13 +135,13 @@ def test_what_is_added_stands_behind_ours_and_replaces_none_of_it() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("gone", "greets.gone:GREET cannot be loaded: ModuleNotFoundError: No module named 'greets.gone'"),
-        ("odd", "greets.commands:__name__ cannot be loaded: TypeError: it is neither a Command nor a Group"),
+        ("gone", "greets.gone:greet cannot be loaded: ModuleNotFoundError: No module named 'greets.gone'"),
+        ("odd", "greets:__name__ cannot be loaded: TypeError: 'greets' is not a callable object"),
     ],
 )
 def test_what_cannot_be_loaded_says_why_and_is_in_nobodys_way(name: str, reason: str) -> None:
     assert reason in said("--help")
-    assert reason in said(name, "Ann", code=2)
+    assert reason in said(name, "Ann", "--loudly", code=2)
     assert "Hi Ann" in said("greet", "Ann")
 
 
@@ -154,7 +157,7 @@ def test_what_cannot_be_loaded_says_why_and_is_in_nobodys_way(name: str, reason:
     ids=str,
 )
 def test_what_is_not_installed_is_named(words: tuple[str, ...], package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy, "entry_points", lambda **_: ())
+    monkeypatch.setattr(commands, "entry_points", lambda **_: ())
     name = " ".join(words[:2] if words[0] == "pml" else words[:1])
     assert f"'{name}' is not installed: pip install {package}" in said(*words, code=2)
-    assert listed() == list(CHOREO.members)
+    assert listed() == OURS

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from choreo_agents.cli.run.debate_display import DebateDisplay, summary
+from choreo_agents.cli.run_debate import DebateDisplay, summary
 from choreo_agents.workflows.comparing import Comparison
 from choreo_agents.workflows.debating import problem_of
 from choreo_agents.workflows.running import RunCost

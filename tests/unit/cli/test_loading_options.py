@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 import torch
-from support.installed import all_commands
+from support.installed import own_commands
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.terminal import loading
-from choreo_agents.terminal.loading import Loading
 
-COMMANDS = all_commands()
+COMMANDS = own_commands()
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_who_takes_a_model_says_how_it_is_loaded(words: tuple[str, ...]) -> None:
-    options = inspect.signature(COMMANDS[words].load()).parameters
+    options = {option.name: option.default for option in COMMANDS[words].params}
     assert "loading" not in options, "the options stand in its place"
-    if "model" in options or "models" in options:
+    if "model" in options:
         assert {"device", "dtype", "prepacked"} <= options.keys()
-        assert options["device"].default == "auto" and options["prepacked"].default is True
+        assert options["device"] == "auto" and options["prepacked"] is True
 
 
 def test_what_is_said_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,15 +30,10 @@ def test_what_is_said_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(options)
         raise ValueError("enough")
 
-    monkeypatch.setattr(loading, "load_model", refuse)
+    monkeypatch.setattr("choreo_agents.models.load_model", refuse)
     for words in ([], ["--device", "cuda:1", "--dtype", "fp16", "--no-prepacked"]):
         assert CliRunner().invoke(app, ["inspect", "memory", *words]).exit_code == 1
     assert asked == [
         {"device": "auto", "dtype": None, "prepacked": True},
         {"device": "cuda:1", "dtype": torch.float16, "prepacked": False},
     ]
-
-
-def test_what_was_said_can_be_said_again() -> None:
-    assert Loading().words() == []
-    assert Loading("cuda", "bf16", False).words() == ["--dtype bf16", "--device cuda", "--no-prepacked"]

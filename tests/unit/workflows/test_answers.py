@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.workflows.cases.answers import FIRST, LAST, majority, read_answer, states
-from choreo_agents.workflows.election import elect
+from choreo_agents.workflows.graphs.election import elect
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from choreo_agents.graph import START
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import Case, Result, said
 from choreo_agents.workflows.cases import CASES, problem
-from choreo_agents.workflows.cases.debate import MOST_AGENTS
-from choreo_agents.workflows.debating import REPORTS, problem_of
+from choreo_agents.workflows.cases.debate import MOST_AGENTS, REPORTS
+from choreo_agents.workflows.debating import problem_of
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)

@@ -1,20 +1,27 @@
-"""Runs every scenario on every rival, taking turns."""
+"""Runs every scenario on every rival, taking turns; and the parts of a step, each by itself.
+
+The sum of parts is the floor that the engine is held against: the model's other operations on the step's rows, plus,
+for every layer and segment, one folded attention call. What merging, moving queries, scheduling and sampling take
+comes on top of it.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import cast
 
 import torch
+from torch import Tensor
 
-from choreo_agents.models import load_model
-from choreo_bench.experiments.bench_engine.parts import StepParts
-from choreo_bench.experiments.bench_engine.scenarios import SpeedScenario
+from choreo_agents.attention.backends.partial import attend_run
+from choreo_agents.attention.step import StepAttention
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import LoadedModel, load_model
 from choreo_bench.rivals import (
     Absent,
     ContinuousBatching,
@@ -25,15 +32,164 @@ from choreo_bench.rivals import (
     Timer,
     Vllm,
 )
+from choreo_bench.timing import Spread, rest
 
 MOST_COPIED_BYTES = 6 << 30
 """A rival that copies what is shared for every row is left out beyond."""
-REST_S = 0.3
-"""Between two runs: the threads of the one before may spin for a while."""
 NO_ATTENTION, ATTENTION = "no attention", "attention calls alone"
 MATMUL_RATE = "attention at the matmul rate"
 PARTS = (NO_ATTENTION, ATTENTION, MATMUL_RATE)
 """Rows that are no engine."""
+
+
+@dataclass(frozen=True)
+class SpeedScenario:
+    """A first token after messages that were encoded before, or the decode steps of branches over a tree."""
+
+    name: str
+    levels: tuple[tuple[int, ...], ...]
+    """Tokens of each message, level by level; a first token's messages are one level of as many roots."""
+    order: tuple[int, ...] = ()
+    """The messages in the order in which the prompt of a first token has them."""
+    new: int = 32
+    """Tokens of that prompt behind the messages."""
+    branches: int = 0
+    """Rows that are decoded at once; 0 in scenarios of a first token."""
+    steps: int = 8
+    """Decode steps whose mean time counts."""
+
+    @property
+    def is_decode(self) -> bool:
+        return self.branches > 0
+
+    def tokens(self) -> int:
+        """Return the tokens whose KV it needs: each message once, and what its branches add."""
+        own = self.branches * (self.steps + 66) if self.is_decode else self.new + 66
+        return sum(length + 64 for level in self.levels for length in level) + own
+
+    def copied_tokens(self) -> int:
+        """The same, with a copy for every row."""
+        if not self.is_decode:
+            return self.tokens()
+        leaves = [sum(level[0] for level in self.levels)] * self.branches
+        return sum(leaves) + self.branches * (self.steps + 1)
+
+    def drawn(self, seed: int = 0) -> list[list[list[int]]]:
+        """Random tokens of every message."""
+        rng = random.Random(f"{self.name} {seed}")
+        return [[[rng.randrange(3, 300) for _ in range(length)] for length in level] for level in self.levels]
+
+
+SCENARIOS: Sequence[SpeedScenario] = (
+    SpeedScenario("first token, reordered reuse", ((1024,) * 4,), order=(2, 0, 3, 1)),
+    SpeedScenario("first token, same order", ((1024,) * 4,), order=(0, 1, 2, 3)),
+    SpeedScenario("decode, 1 branch over 64", ((64,),), branches=1),
+    SpeedScenario("decode, 8 branches over 4k", ((4096,),), branches=8),
+    SpeedScenario("decode, 32 branches over 4k", ((4096,),), branches=32),
+    SpeedScenario("decode, 32 branches over 1k", ((1024,),), branches=32),
+    SpeedScenario("decode, 32 branches over 16k", ((16384,),), branches=32),
+    SpeedScenario("decode, 32 branches, tree 2k + 4 x 512", ((2048,), (512,) * 4), branches=32),
+)
+
+
+def scenarios_named(parts: Sequence[str], share: float = 1.0) -> list[SpeedScenario]:
+    """Find scenarios whose name has one of these parts in it, all for none; with messages of a share of their length.
+
+    Raises:
+        InvalidRequestError: No name has one.
+    """
+    chosen = [each for each in SCENARIOS if not parts or any(part in each.name for part in parts)]
+    if not chosen:
+        raise InvalidRequestError(f"no scenario is named so: there are {', '.join(each.name for each in SCENARIOS)}")
+    return [replace(each, levels=tuple(_scaled(level, share) for level in each.levels)) for each in chosen]
+
+
+def _scaled(level: Sequence[int], share: float) -> tuple[int, ...]:
+    return tuple(max(8, round(length * share)) for length in level)
+
+
+class _NoAttention:
+    """Stands in for a step's attention and gives back the queries."""
+
+    def attend(self, layer: int, query: Tensor, *_: object) -> Tensor:
+        return query
+
+
+class StepParts:
+    """Timers of a step's parts."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._adapter = model.adapter
+
+    def without_attention(self, scenario: SpeedScenario) -> Timer:
+        """The model's other operations on the scenario's rows, as transformers runs them."""
+        rows = scenario.branches if scenario.is_decode else scenario.new
+        wanted = range(rows) if scenario.is_decode else [rows - 1]
+        attention = cast(StepAttention, _NoAttention())
+        tokens, positions = [3 + row for row in range(rows)], list(range(rows))
+
+        def timer() -> float:
+            started = time.perf_counter()
+            logits = self._adapter.logits(tokens, positions, attention, list(wanted))
+            logits.argmax(-1).tolist()
+            return time.perf_counter() - started
+
+        return timer
+
+    def at_matmul_rate(self, scenario: SpeedScenario) -> Timer:
+        """What attention to the segments would take if its two products ran as fast as a large square one."""
+        geometry = self._adapter.geometry
+        pairs = sum(length * readers for length, readers in _work(scenario))
+        wanted = 4 * pairs * self._adapter.heads * geometry.head_dim * geometry.layers
+        side = 1024
+        left, right = (torch.randn(side, side).to(geometry.dtype) for _ in range(2))
+
+        def timer() -> float:
+            started = time.perf_counter()
+            for _ in range(4):
+                torch.mm(left, right)
+            return (time.perf_counter() - started) / 4 * wanted / (2 * side**3)
+
+        return timer
+
+    def attention(self, scenario: SpeedScenario) -> Timer:
+        """One folded call for each segment of the scenario, in every layer."""
+        geometry = self._adapter.geometry
+        work = _work(scenario)
+        group = self._adapter.heads // geometry.kv_heads
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(geometry.dtype)
+
+        longest = sum(length for length, _ in work)
+        keys = drawn(geometry.kv_heads, longest, geometry.head_dim)
+        values = drawn(geometry.kv_heads, longest, geometry.head_dim)
+        # As many layers' worth as the model has, so that caches help as little as they do in a step.
+        pools = [(keys.clone(), values.clone()) for _ in range(geometry.layers)]
+        blocks = [drawn(geometry.kv_heads, readers * group, geometry.head_dim) for _, readers in work]
+
+        def timer() -> float:
+            started = time.perf_counter()
+            for pool_keys, pool_values in pools:
+                first = 0
+                for (length, _), block in zip(work, blocks, strict=True):
+                    run = slice(first, first + length)
+                    attend_run(block, pool_keys[:, run], pool_values[:, run], 0.125, causal=False)
+                    first += length
+            return time.perf_counter() - started
+
+        return timer
+
+
+def _work(scenario: SpeedScenario) -> list[tuple[int, int]]:
+    """For each segment its tokens, and the queries that read it."""
+    queries = scenario.branches if scenario.is_decode else scenario.new
+    work: list[tuple[int, int]] = []
+    for level in scenario.levels:
+        readers = queries // len(level) if scenario.is_decode else queries
+        work += [(length, readers) for length in level]
+    return work
 
 
 @dataclass(frozen=True)
@@ -45,12 +201,8 @@ class Measured:
     """Why there are none."""
 
     @property
-    def middle(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        return min(self.seconds), max(self.seconds)
+    def spread(self) -> Spread:
+        return Spread.of(self.seconds)
 
 
 @dataclass
@@ -66,19 +218,15 @@ class SpeedReport:
     results: dict[str, dict[str, Measured]] = field(default_factory=dict)
     """By scenario, then by rival."""
 
-    def as_object(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        return asdict(self)
-
     def seconds(self, scenario: str, rival: str) -> float | None:
         """The middle of what was measured; None if it was not."""
         found = self.results.get(scenario, {}).get(rival)
-        return found.middle if found is not None and found.seconds else None
+        return found.spread.middle if found is not None and found.seconds else None
 
     def sum_of_parts(self, scenario: str) -> float:
         """Seconds of the model's other operations and of the attention calls, each alone."""
         found = self.results[scenario]
-        return found[NO_ATTENTION].middle + found[ATTENTION].middle
+        return found[NO_ATTENTION].spread.middle + found[ATTENTION].spread.middle
 
 
 def measure_all(
@@ -88,7 +236,7 @@ def measure_all(
     *,
     repeats: int,
     on_progress: Callable[[str, str], None] = lambda scenario, rival: None,
-    on_scenario: Callable[[SpeedReport, SpeedScenario], None] = lambda report, scenario: None,
+    on_scenario: Callable[[SpeedReport], None] = lambda report: None,
 ) -> SpeedReport:
     """Time every scenario on every rival that can do it.
 
@@ -117,7 +265,7 @@ def measure_all(
         report.results[scenario.name] = _interleaved(timers, absent, repeats, list(makers))
         for rival in rivals:
             rival.close()
-        on_scenario(report, scenario)
+        on_scenario(report)
     return report
 
 
@@ -127,7 +275,7 @@ def _interleaved(
     taken: dict[str, list[float]] = {name: [] for name in timers}
     for round_ in range(repeats + 1):
         for name in list(taken):
-            time.sleep(REST_S)
+            rest()
             try:
                 seconds = timers[name]()
             except Absent as reason:

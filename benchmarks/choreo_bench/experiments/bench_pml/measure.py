@@ -1,36 +1,243 @@
-"""Times first tokens from every memory; what is known already is not timed again."""
+"""Times first tokens of prompts whose modules are in every memory; what is known already is not timed again.
+
+Prompts have so many cached tokens of random words, or are those of example schemas.
+"""
 
 from __future__ import annotations
 
+import random
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import torch
 
+from choreo_agents.engine import Engine, Memory, StreamedToken
+from choreo_agents.errors import PMLError
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
+from choreo_agents.pml import (
+    Assembly,
+    CompiledSchema,
+    Prompt,
+    Schema,
+    SchemaLibrary,
+    compile_prompt,
+    compile_schema,
+    module_of,
+)
+from choreo_agents.pml.building import ModulePart
+from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
-from choreo_bench.experiments.bench_pml.cases import PromptCase
+from choreo_bench.language import vocabulary
 from choreo_bench.rivals import PlainGenerate
-from choreo_bench.timing.prompts import PromptTimer, Source
+from choreo_bench.timing import rest
+
+MODULE_TOKENS = 1024
+"""Of each module, the last one excepted."""
+NEW_TOKENS = 50
+"""That are encoded with the prompt: a question, and the header of the answer (Prompt Cache, section 5.4)."""
+_SUFFIX, _PROMPT = ".pml", ".prompt.pml"
+
+
+@dataclass(frozen=True)
+class PromptCase:
+    """A prompt of a schema."""
+
+    name: str
+    """In tables and journals."""
+    schema: Schema
+    prompt: Prompt
+    length: int | None = None
+    """The cached tokens that were asked for; None: an example."""
+
+    def sizes(self, model: LoadedModel) -> tuple[int, int]:
+        """Tokens of modules that the prompt imports, and tokens that are encoded with it, the answer's header too."""
+        assembly = compile_prompt(compile_schema(self.schema, model), self.prompt, model)
+        header = len(model.encode(model.chat.header(None)))
+        return assembly.cached_tokens, assembly.fresh_tokens + header
+
+
+def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> PromptCase:
+    """A prompt of so many cached tokens in modules, and so many new ones; exactly so where a word is one token.
+
+    Raises:
+        ValueError: `length` or `new` leaves no room for a word.
+    """
+    rng = random.Random(f"modules {length}")
+    chat = model.chat
+    word = vocabulary.PEOPLE[0]
+    around = len(model.encode(chat.turn("user", word))) - len(model.encode(f" {word}"))
+    around += len(model.encode(chat.header(None)))
+    left, asked = length - len(model.encode(chat.bos)), new - around
+    if left < 1 or asked < 1:
+        raise ValueError(f"{length} cached and {new} new tokens leave no room for words: ask for more")
+    modules: list[ModulePart] = []
+    while left:
+        tokens = min(left, MODULE_TOKENS)
+        modules.append(module_of(f"part-{len(modules) + 1}", _words(model, tokens, rng)))
+        left -= tokens
+    schema = Schema.from_python(f"random-{length}", modules)
+    imports = "".join(f"<{module.name}/>" for module in modules)
+    prompt = schema.prompt(f"{imports}<user>{_words(model, asked, rng).strip()}</user>")
+    return PromptCase(f"{length:,} tokens", schema, prompt, length)
+
+
+def example_cases(folder: Path) -> list[PromptCase]:
+    """The schemas of a folder, each with the prompt beside it: `NAME.pml` and `NAME.prompt.pml`.
+
+    Raises:
+        PMLError: With all that is wrong in one of them. OSError: It cannot be read.
+    """
+    found = []
+    for path in sorted(folder.glob(f"*{_PROMPT}")):
+        schema = Schema.from_file(path.with_name(path.name.removesuffix(_PROMPT) + _SUFFIX))
+        found.append(PromptCase(schema.name, schema, schema.prompt_file(path)))
+    return found
+
+
+def that_fit(cases: Sequence[PromptCase], model: LoadedModel, say: Callable[[str], None]) -> list[PromptCase]:
+    """Leave out the cases that do not fit into the model's context, and say which."""
+    found = []
+    for case in cases:
+        try:
+            case.sizes(model)
+            found.append(case)
+        except PMLError as error:
+            say(f"{case.name} is left out: {error}")
+    return found
+
+
+def _words(model: LoadedModel, tokens: int, rng: random.Random) -> str:
+    """Random words, a blank before each, up to so many tokens."""
+    words = list[str]()
+    while tokens > 0:
+        words.append(f" {rng.choice(vocabulary.words())}")
+        tokens -= len(model.encode(words[-1]))
+    return "".join(words)
+
 
 Way = Literal["text", "HF generate", "disk", "host", "device", "host copy"]
 """Where modules are: nowhere, so that the engine or Hugging Face encodes everything; on disk, on the host, on the
 device. Last, no first token but a part of that from the host: the copy of its modules to the device, by itself."""
 WAYS: tuple[Way, ...] = get_args(Way)
 WHOLE: tuple[Way, ...] = ("text", "HF generate")
-PLACES: tuple[Source, ...] = ("disk", "host", "device")
+PLACES: tuple[Way, ...] = ("disk", "host", "device")
 REPEATS = 5
 """Timed rounds, in which the ways take turns, after one that is not counted, ..."""
 DEAR_TOKENS = 8192
 """... but one alone of what encodes more than these."""
-REST_S = 0.2
-"""Between two runs: the threads of the one before may spin for a while."""
 OnProgress = Callable[[str, Way], None]
+_ONE = Sampling(temperature=0.0, max_tokens=1)
+_ROOM = 1.5
+"""Memory for what blocks of slots leave empty, and for the header of an answer."""
+
+
+def room_for(model: LoadedModel, compiled: CompiledSchema, prompt: Prompt) -> int:
+    """Bytes of KV memory in which a whole schema and an answer of one token have room."""
+    assembly = compile_prompt(compiled, prompt, model)
+    pieces = [len(piece.tokens) for piece in compiled.pieces.values()] + [len(text.tokens) for text in assembly.fresh]
+    tokens = sum(16 + length for length in pieces) + assembly.end + 1
+    return int(_ROOM * tokens * model.adapter.geometry.bytes_per_token) + (1 << 20)
+
+
+class PromptTimer:
+    """A schema and a prompt on an engine and a library of their own. Close it, or use it as a block.
+
+    Args:
+        model: What runs.
+        schema: Is encoded once.
+        prompt: Is answered again and again.
+    """
+
+    def __init__(self, model: LoadedModel, schema: Schema, prompt: Prompt) -> None:
+        self.prompt = prompt
+        budget = room_for(model, compile_schema(schema, model), prompt)
+        memory = Memory(kv_budget_bytes=budget, host_bytes=budget)
+        self.engine = Engine.load(model, memory=memory, salt=secrets.token_hex())
+        self._folder = TemporaryDirectory()
+        self.library = SchemaLibrary(self.engine, self._folder.name)
+        self.library.register(schema, encode="eager")
+        self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))
+        self._header = len(model.encode(self.engine.chat.header(None)))
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """All that an answer attends to, in the order of positions."""
+        with self.library.assemble(self.prompt) as view:
+            return [token for handle in view.handles for token in self.engine.tokens(handle)]
+
+    def run(self, way: Way, rival: PlainGenerate | None = None) -> Record:
+        """Time one run, and count the tokens that it encodes and those that it finds encoded."""
+        fresh, cached = self._assembly.fresh_tokens + self._header, self._assembly.cached_tokens
+        if way == "host copy":
+            return {"seconds": self._copied(), "encoded": 0, "reused": cached}
+        if way == "HF generate":
+            assert rival is not None
+            header = self.engine.model.encode(self.engine.chat.header(None))
+            seconds = rival.first_token_s([*self.tokens, *header])
+        else:
+            seconds = self._text() if way == "text" else self._cached(way)
+        return {"seconds": seconds} | (
+            {"encoded": fresh + cached, "reused": 0} if way in WHOLE else {"encoded": fresh, "reused": cached}
+        )
+
+    def _copied(self) -> float:
+        """Seconds that all that the prompt imports takes from host memory to the device, with nothing beside it."""
+        with self.library.assemble(self.prompt) as view:
+            cached = {piece.offset for piece in self._assembly.cached}
+            handles = [handle for offset, handle in view.placed if offset in cached]
+            self.engine.kv.park()
+            started = time.perf_counter()
+            self.engine.kv.restore(handles)
+            return time.perf_counter() - started
+
+    @cached_property
+    def _assembly(self) -> Assembly:
+        return compile_prompt(self.library.compiled(self.prompt.schema.name), self.prompt, self.engine.model)
+
+    def _cached(self, source: Way) -> float:
+        name = self.prompt.schema.name
+        self.library.load(name)
+        if source == "host":
+            self.engine.kv.park()
+        elif source == "disk":
+            self.library.evict(name)
+        with self.engine.scope():
+            started = time.perf_counter()
+            return _first(self.library.stream(self.prompt, _ONE)) - started
+
+    def _text(self) -> float:
+        engine, tokens = self._twin, self.tokens
+        with engine.scope():
+            started = time.perf_counter()
+            prompt = engine.prefill(tokens)
+            return _first(engine.stream(engine.chat.header(None), [prompt], sampling=_ONE)) - started
+
+    def close(self) -> None:
+        """End the engines, and remove the folder."""
+        self.library.close()
+        self.engine.close()
+        self._twin.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> PromptTimer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _first(stream: Iterator[StreamedToken | MessageHandle]) -> float:
+    """When the first token came. What comes after it is waited for: nothing is to run during the next measurement."""
+    times = [time.perf_counter() for _ in stream]
+    return times[0]
 
 
 def key_of(case: PromptCase, way: Way, number: int) -> str:
@@ -60,9 +267,10 @@ class ModuleBench:
         return [way for way in WAYS if self.path is not None or way != "HF generate"]
 
     @cached_property
-    def rival(self) -> PlainGenerate:
+    def rival(self) -> PlainGenerate | None:
         """Hugging Face, ready."""
-        assert self.path is not None
+        if self.path is None:
+            return None
         rival = PlainGenerate(self.path, self.dtype, str(self.model.adapter.device))
         rival.first_token_s([3] * 64)
         return rival
@@ -74,53 +282,29 @@ class ModuleBench:
         rounds = range(self.repeats + 1)
         return [(way, number) for number in rounds for way in self.ways if way not in few or number == 1]
 
-    def counted(self, case: PromptCase) -> list[str]:
-        """The keys of its runs in a journal."""
-        return [key_of(case, way, number) for way, number in self.runs(case) if number]
-
-    def measure(self, case: PromptCase, journal: Journal, on_progress: OnProgress = lambda name, way: None) -> None:
+    def measure(
+        self, case: PromptCase, journal: Journal, on_progress: OnProgress = lambda name, way: None
+    ) -> list[Record]:
         """Time what the journal does not hold yet; each run is written when it is over.
 
         Args:
             case: Its modules are encoded before the clock starts.
             journal: Gets a record of each run.
             on_progress: Told of every run that is over, or was before.
+
+        Returns:
+            The records of its runs: a journal may hold more.
         """
         left = {way for way, number in self.runs(case) if number and key_of(case, way, number) not in journal}
         with ExitStack() as stack:
-            timers = _Timers(self, case, stack) if left else None
+            timer = stack.enter_context(PromptTimer(self.model, case.schema, case.prompt)) if left else None
             for way, number in self.runs(case):
                 key = key_of(case, way, number)
                 if way in left and key not in journal:
-                    assert timers is not None
-                    time.sleep(REST_S)
-                    record = timers.run(way)
+                    assert timer is not None
+                    rest()
+                    record = timer.run(way, self.rival)
                     if number:
                         journal.add(key, {"case": case.name, "length": case.length, "way": way, **record})
                 on_progress(case.name, way)
-
-
-class _Timers:
-    """A case made ready.
-
-    Args:
-        bench: See there.
-        case: Its modules are encoded now.
-        stack: Closes it.
-    """
-
-    def __init__(self, bench: ModuleBench, case: PromptCase, stack: ExitStack) -> None:
-        self._bench = bench
-        self._timer = stack.enter_context(PromptTimer(bench.model, case.schema, case.prompt))
-        self._cached, _ = case.sizes(bench.model)
-        header = self._timer.engine.model.encode(self._timer.engine.chat.header(None))
-        self._prompt = [*self._timer.tokens, *header]
-
-    def run(self, way: Way) -> Record:
-        """One run: its time, the tokens that it encodes, and those that it finds encoded."""
-        if way == "host copy":
-            return {"seconds": self._timer.copied(), "encoded": 0, "reused": self._cached}
-        if way == "HF generate":
-            return {"seconds": self._bench.rival.first_token_s(self._prompt), "encoded": len(self._prompt), "reused": 0}
-        found = self._timer.first_token(way)
-        return {"seconds": found.seconds, "encoded": found.encoded, "reused": found.reused}
+        return [journal.records[key_of(case, way, number)] for way, number in self.runs(case) if number]

@@ -1,16 +1,25 @@
-"""What a journal of first tokens adds up to."""
+"""What a journal of first tokens adds up to, as tables and as a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from choreo_agents.training.journal import Record
-from choreo_bench.experiments.bench_pml.measure import PLACES, WAYS, WHOLE, Way
+from choreo_bench.experiments.bench_pml.measure import DEAR_TOKENS, PLACES, WAYS, WHOLE, Way
+from choreo_bench.harness import Report, Table
+from choreo_bench.timing import Bar, Spread, title_of, versions_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = ("prompt", "modules", "first token, ms", "spread", "runs", "encoded", "cached", "text / this")
+LEFT_OUT = ("spread", "runs")
+"""Columns that a terminal has no room for."""
 HOST_COPY: Way = "host copy"
 _NAMES: Mapping[Way, str] = {
     "text": "none: all from text",
@@ -20,38 +29,6 @@ _NAMES: Mapping[Way, str] = {
     "device": "on the device",
     HOST_COPY: "the host copy alone",
 }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median, and the least and most beside it."""
-
-    middle: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(median(values), min(values), max(values))
-
-
-@dataclass(frozen=True)
-class PromptBar:
-    """What a median has to be."""
-
-    what: str
-    wanted: float
-    at_least: bool
-    found: Spread | None
-    """None: it was not measured."""
-
-    @property
-    def met(self) -> bool | None:
-        if self.found is None:
-            return None
-        return self.found.middle >= self.wanted if self.at_least else self.found.middle <= self.wanted
-
-
 LENGTH_BARS = {5120: 20.0, 16384: 60.0}
 """How many times as soon the first token has to come from the device, by cached tokens."""
 COPY_BAR = 0.1
@@ -101,91 +78,91 @@ class ModuleReport:
         timed = [way for way in WHOLE if self.seconds(case, way)]
         return min(timed, key=lambda way: median(self.seconds(case, way)), default="text")
 
-    def bars(self) -> list[PromptBar]:
-        """Every bar, those that nothing was measured for included; the faster full encoding is what counts."""
-        lengths = self.lengths()
-        found = []
+    def bars(self) -> list[Bar]:
+        """Compute every bar, also those that nothing was measured for; the faster full encoding counts."""
+        lengths, found = self.lengths(), []
         for length, wanted in LENGTH_BARS.items():
             ratio = self.ratio(lengths[length], self.whole(lengths[length]), "device") if length in lengths else None
-            found.append(
-                PromptBar(f"everything encoded / on the device, {length:,} cached tokens", wanted, True, ratio)
-            )
+            what = f"everything encoded / on the device, {length:,} cached tokens"
+            found.append(Bar(what, wanted, ratio, at_least=True, style="{:,.1f}x"))
         for length, case in lengths.items():
-            share = self.ratio(case, HOST_COPY, "host")
-            found.append(
-                PromptBar(f"host copy / first token from host memory, {length:,} cached", COPY_BAR, False, share)
-            )
+            what = f"host copy / first token from host memory, {length:,} cached"
+            found.append(Bar(what, COPY_BAR, self.ratio(case, HOST_COPY, "host"), style="{:.1%}"))
         return found
 
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """The table's cells."""
-        for case in self.cases():
-            for way in WAYS:
-                own = [record for record in self.records if record["case"] == case and record["way"] == way]
-                if own:
-                    yield self._row(case, way, own[-1])
+    def rows(self, cases: Sequence[str]) -> list[tuple[str, ...]]:
+        """Make the cells of a table of these prompts."""
+        return [self._row(case, way) for case in cases for way in WAYS if self.seconds(case, way)]
 
-    def _row(self, case: str, way: Way, record: Record) -> tuple[str, ...]:
+    def _row(self, case: str, way: Way) -> tuple[str, ...]:
+        *_, record = (each for each in self.records if each["case"] == case and each["way"] == way)
         times = [1000 * each for each in self.seconds(case, way)]
-        found = Spread.of(times)
-        spread = f"{found.least:,.1f} to {found.most:,.1f}" if len(times) > 1 else ""
+        spread = f"{min(times):,.1f} to {max(times):,.1f}" if len(times) > 1 else ""
         counts = (str(len(times)), f"{record['encoded']:,}", f"{record['reused']:,}")
         ratio = self.ratio(case, "text", way) if way in (*PLACES, "HF generate") else None
-        against = "" if ratio is None else _with_spread(ratio, "{:,.1f}x", several=ratio.least < ratio.most)
-        return (case, _NAMES[way], f"{found.middle:,.1f}", spread, *counts, against)
+        against = "" if ratio is None else ratio.words("{:,.1f}x")
+        return (case, _NAMES[way], f"{median(times):,.1f}", spread, *counts, against)
 
-    def lines(self) -> list[str]:
-        """The bars, met, missed or not measured."""
-        found = []
-        for bar in self.bars():
-            sign = "at least" if bar.at_least else "at most"
-            wanted = f"{sign} {bar.wanted:g}x" if bar.at_least else f"{sign} {bar.wanted:.0%}"
-            if bar.found is None:
-                found.append(f"not measured: {bar.what}: {wanted}")
-                continue
-            said = _with_spread(bar.found, "{:,.1f}x" if bar.at_least else "{:.1%}")
-            found.append(f"{'met' if bar.met else 'missed'}: {bar.what}: {said}, {wanted}")
-        return found
-
-    def title(self) -> str:
-        said = self.settings
-        threads = f"{said['threads']} thread{'' if said['threads'] == 1 else 's'}"
-        return f"{said['model']}, {said['dtype']}, {said['device']}, {threads}"
-
-    def as_object(self) -> dict[str, Any]:
-        """Settings, bars, ratios and raw runs as plain JSON."""
+    def report(self) -> Report:
+        """Report all of it; raw runs, bars and ratios as plain JSON."""
+        by_length = list(self.lengths().values())
+        parts = (
+            ("by cached tokens", by_length),
+            ("by example schema", [c for c in self.cases() if c not in by_length]),
+        )
+        title = title_of(self.settings)
         ratios = [
-            {"case": case, "way": way, "against": above, **vars(ratio)}
+            {"case": case, "way": way, "against": above, **asdict(ratio)}
             for case in self.cases()
             for above in WHOLE
             for way in PLACES
             if (ratio := self.ratio(case, above, way)) is not None
         ]
         bars = [
-            {"what": bar.what, "wanted": bar.wanted, "met": bar.met, "found": bar.found and vars(bar.found)}
+            {"what": bar.what, "wanted": bar.wanted, "met": bar.met, "found": bar.found and asdict(bar.found)}
             for bar in self.bars()
         ]
-        return {"settings": dict(self.settings), "bars": bars, "ratios": ratios, "runs": list(self.records)}
+        return Report(
+            [
+                Table(COLUMNS, self.rows(cases), f"{title}: {name}", words=2, left_out=LEFT_OUT)
+                for name, cases in parts
+                if cases
+            ],
+            {"settings": dict(self.settings), "bars": bars, "ratios": ratios, "runs": list(self.records)},
+            f"{title}. {versions_in(self.settings)}. Medians; spreads are the least and the most. What encodes more "
+            f"than {DEAR_TOKENS:,} tokens is timed once.",
+            [str(bar) for bar in self.bars()],
+        )
 
+    def figure(self) -> Figure:
+        """Draw seconds by cached tokens, with the polynomial that fits best (Prompt Cache, figure 5).
 
-def _with_spread(found: Spread, written: str, *, several: bool = True) -> str:
-    middle, least, most = (written.format(each) for each in (found.middle, found.least, found.most))
-    return f"{middle} ({least} to {most})" if several else middle
+        Encoding grows with the square, reading what is encoded with the length.
+        """
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
+        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        figure.suptitle(f"seconds to the first token: {title_of(self.settings)}", fontsize=9)
+        panels: list[tuple[tuple[Way, ...], int, str]] = [
+            (WHOLE, 2, "everything encoded; dashed: the best parabola"),
+            (PLACES, 1, "modules cached; dashed: the best straight line"),
+        ]
+        for axes, (ways, degree, title) in zip(figure.subplots(1, 2), panels, strict=True):
+            for way in ways:
+                times = {length: self.seconds(case, way) for length, case in self.lengths().items()}
+                points = {length: median(found) for length, found in times.items() if found}
+                if points:
+                    [line] = axes.plot(list(points), list(points.values()), marker="o", linestyle="none", label=way)
+                if len(points) > degree:
+                    at = np.linspace(0, max(points), 100)
+                    fit = np.polyfit(list(points), list(points.values()), degree)
+                    axes.plot(at, np.polyval(fit, at), linestyle="--", linewidth=1, color=line.get_color())
+            axes.set(xlabel="cached tokens", ylim=(0, None))
+            axes.set_title(title, loc="left", fontsize=10)
+            axes.legend(frameon=False, fontsize=8)
+        return figure
 
 
 def _as_many(values: Sequence[float], count: int) -> Sequence[float]:
     """So many of the values; one alone counts for all."""
     return values[:count] if len(values) > 1 else [*values] * count
-
-
-def as_markdown(report: ModuleReport, command: str) -> str:
-    """The tables, by length and by example, with the command that makes them again."""
-    versions = ", ".join(f"{name} {report.settings[name]}" for name in ("torch", "transformers"))
-    lines = [f"`{command}`", "", f"{report.title()}. {versions}. Medians; spreads are the least and the most.", ""]
-    by_length = set(report.lengths().values())
-    for title, wanted in (("By cached tokens", True), ("By example schema", False)):
-        rows = [row for row in report.rows() if (row[0] in by_length) == wanted]
-        if rows:
-            lines += [f"## {title}", "", f"| {' | '.join(COLUMNS)} |", "|---|---" + "|--:" * (len(COLUMNS) - 2) + "|"]
-            lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
-    return "\n".join([*lines, *(f"- {line}" for line in report.lines()), ""])

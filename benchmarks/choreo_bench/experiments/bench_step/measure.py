@@ -1,4 +1,4 @@
-"""Times the parts of decode steps, by wrapping the functions that do them."""
+"""Times the parts of decode steps, by wrapping the functions that do them; and what drawing tokens adds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.engine import Decode, Engine
 from choreo_agents.engine.settings import Memory
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime import executor
@@ -25,10 +27,24 @@ from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.next_step import NextSteps
 from choreo_agents.runtime.step import StepMaker
 from choreo_agents.sampling import Sampling
-from choreo_bench.experiments.bench_step.report import PARTS, StepReport, StepShape, StepTimes, Way
+from choreo_bench.experiments.bench_step.report import (
+    PARTS,
+    Logits,
+    Machine,
+    SampledTimes,
+    StepShape,
+    StepTimes,
+    Way,
+    sampled_report,
+    step_report,
+)
+from choreo_bench.harness import Report
 
 WAYS: dict[Way, str] = {"choreo": "auto", "torch": "folded"}
 """What attends in each: with torch's operators, transformers' modelling code computes the rest."""
+DRAWN = {"temperature": 0.7, "top_p": 0.95}
+_EXPONENT, _ALIKE = 1.28, 0.05
+"""Peaked logits: the n-th likeliest word is n to the minus 1.28 times as likely as the first; and noise of 0.05."""
 _LEFT_OUT = 4
 """Steps at each end: prompts are encoded in the first, calls end in the last."""
 
@@ -86,6 +102,26 @@ def _timed(clock: _Clock) -> Iterator[None]:
             each.stop()
 
 
+def shapes_named(text: str, tokens: int) -> list[StepShape]:
+    """Read shapes that are written as ROWSxMESSAGES, with commas between; raises `InvalidRequestError`.
+
+    Args:
+        text: `8x1,64x16`, say.
+        tokens: That all messages of a shape have together.
+    """
+    found = []
+    for said in text.split(","):
+        rows, times, messages = said.strip().partition("x")
+        if not times or not rows.isdecimal() or not messages.isdecimal() or "0" in (rows, messages):
+            raise InvalidRequestError(f"a shape is ROWSxMESSAGES, such as 64x16, not {said!r}")
+        if tokens < int(messages):
+            raise InvalidRequestError(
+                f"{tokens} tokens are not enough for {messages} messages: give --tokens {messages}"
+            )
+        found.append(StepShape(int(rows), int(messages), tokens // int(messages)))
+    return found
+
+
 def measure_steps(
     model: LoadedModel,
     shapes: Sequence[StepShape],
@@ -93,7 +129,7 @@ def measure_steps(
     steps: int,
     repeats: int,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> StepReport:
+) -> Report:
     """Decode with several rows over several messages, and say where the time of a step went.
 
     Args:
@@ -114,15 +150,14 @@ def measure_steps(
         for (shape, way), every in found.items()
     ]
     computed = {way: model.computed_with(model.backend(backend)) for way, backend in WAYS.items()}  # type: ignore[arg-type]
-    return StepReport(*described(model), computed, tuple(times))
+    return step_report(_machine(model), computed, times)
 
 
-def described(model: LoadedModel) -> tuple[str, str, int, str]:
-    """A model's name and dtype, how many threads compute, and what it is measured on."""
+def _machine(model: LoadedModel) -> Machine:
     dtype = str(model.adapter.geometry.dtype).removeprefix("torch.")
     kind = torch.backends.cpu.get_cpu_capability()
     made_by = f"torch {torch.__version__}, transformers {version('transformers')}, a processor with {kind}"
-    return Path(model.name).name, dtype, torch.get_num_threads(), made_by
+    return Machine(Path(model.name).name, dtype, torch.get_num_threads(), made_by)
 
 
 def decode_steps(
@@ -151,3 +186,71 @@ def decode_steps(
         with _timed(clock):
             engine.decode(calls)
     return clock.steps[_LEFT_OUT:-_LEFT_OUT]
+
+
+def drawn_logits(kind: Logits, rows: int, words: int) -> Tensor:
+    """Draw fp32 logits, [rows, words]: as a model's are, in any order of words, or of a normal distribution."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(rows, words, generator=generator)
+    if kind == "flat":
+        return noise
+    falling = -_EXPONENT * torch.arange(1, words + 1, dtype=torch.float64).log().float()
+    for row in noise:
+        row.mul_(_ALIKE).add_(falling[torch.randperm(words, generator=generator)])
+    return noise
+
+
+@contextmanager
+def _as_if(logits: Tensor) -> Iterator[None]:
+    """Let passes compute what they do, and give these instead: random weights have no model's logits."""
+    computed = ModelAdapter.logits
+
+    def given(adapter: ModelAdapter, *args: Any, **options: Any) -> Tensor:
+        return logits[: len(computed(adapter, *args, **options))]
+
+    with patch.object(ModelAdapter, "logits", given):
+        yield
+
+
+def measure_sampled(
+    model: LoadedModel,
+    shapes: Sequence[StepShape],
+    *,
+    steps: int,
+    repeats: int,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Decode greedily and at a temperature, in turns, over logits that fall as a model's do and over flat ones.
+
+    Args:
+        model: Served.
+        shapes: Rows, messages and tokens of each message.
+        steps: Decode steps of each row that are counted.
+        repeats: Rounds of all.
+        on_progress: Told what comes next.
+    """
+    kinds: tuple[Logits, ...] = ("peaked", "flat")
+    most = max(shape.rows for shape in shapes)
+    logits = {kind: drawn_logits(kind, most, model.adapter.vocabulary_size) for kind in kinds}
+    found: dict[tuple[StepShape, Logits, bool], list[dict[str, float]]] = defaultdict(list)
+    for number in range(repeats):
+        for shape in shapes:
+            for kind in kinds:
+                for drawn in (False, True):
+                    what = "T 0.7, p 0.95" if drawn else "greedy"
+                    on_progress(f"{shape.rows} rows over {shape.messages} x {shape.tokens}, {kind}: {what}")
+                    with _as_if(logits[kind]), torch.inference_mode():
+                        sampling = DRAWN if drawn else {}
+                        found[shape, kind, drawn] += decode_steps(model, shape, "auto", steps, number, **sampling)
+    times = [
+        SampledTimes(
+            shape,
+            kind,
+            median(sum(step.values()) for step in found[shape, kind, False]),
+            median(sum(step.values()) for step in found[shape, kind, True]),
+            median(step.get("sample", 0.0) for step in found[shape, kind, True]),
+        )
+        for shape in shapes
+        for kind in kinds
+    ]
+    return sampled_report(_machine(model), times)

@@ -1,10 +1,13 @@
-"""What the parts of a decode step cost, as a table."""
+"""What the parts of a decode step cost, and what drawing tokens adds to one, as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
+
+from choreo_bench.harness import Report, Table
+from choreo_bench.timing import Bar, Spread
 
 Way = Literal["choreo", "torch"]
 HOST = ("schedule", "plan", "account")
@@ -12,6 +15,11 @@ HOST = ("schedule", "plan", "account")
 PARTS = (*HOST, "sample", "forward")
 BAR_MS, BAR_AT = 0.3, (64, 16)
 COLUMNS = ("rows", "messages", "", "schedule", "plan", "account", "host", "sample", "forward", "all", "torch")
+Logits = Literal["peaked", "flat"]
+SAMPLED_COLUMNS = ("rows", "messages", "logits", "greedy, ms", "T 0.7, p 0.95, ms", "of that sampling", "over greedy")
+SAMPLED_BARS: dict[Logits, float] = {"peaked": 1.1, "flat": 1.3}
+"""A step's time over a greedy one's, at most, at 32 rows."""
+SAMPLED_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,24 @@ class StepShape:
     messages: int
     tokens: int
     """Of each message."""
+
+    def cells(self) -> tuple[str, str]:
+        return str(self.rows), f"{self.messages} x {self.tokens}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run was measured on."""
+
+    model: str
+    dtype: str
+    threads: int
+    made_by: str
+    """Versions, and the processor's kind."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.dtype}, {self.threads} threads: ms of a decode step, medians"
 
 
 @dataclass(frozen=True)
@@ -42,74 +68,52 @@ class StepTimes:
         return sum(self.seconds.values())
 
 
+def step_report(machine: Machine, computed: Mapping[Way, str], times: list[StepTimes]) -> Report:
+    """Report a row for each shape and way; what computed, and the bar where it was measured.
+
+    Args:
+        machine: What it was measured on.
+        computed: What computes a step, by way.
+        times: In the order of rows.
+    """
+    torch = {each.shape: each.whole for each in times if each.way != "choreo"}
+    rows = []
+    for each in times:
+        seconds = [*(each.seconds[part] for part in HOST), each.host]
+        seconds += [each.seconds["sample"], each.seconds["forward"], each.whole]
+        against = f"{torch[each.shape] / each.whole:.2f}x" if each.way == "choreo" else ""
+        rows.append((*each.shape.cells(), each.way, *(f"{1e3 * part:.2f}" for part in seconds), against))
+    lines = [f"{way}: {words}" for way, words in computed.items()]
+    lines += [
+        str(Bar("schedule, plan and account at 64 x 16", BAR_MS, Spread.of([1e3 * each.host]), style="{:.2f} ms"))
+        for each in times
+        if each.way == "choreo" and (each.shape.rows, each.shape.messages) == BAR_AT
+    ]
+    found = asdict(machine) | {"computed": dict(computed), "times": [asdict(each) for each in times], "lines": lines}
+    return Report([Table(COLUMNS, rows, machine.title, words=3)], found, machine.made_by, lines)
+
+
 @dataclass(frozen=True)
-class StepReport:
-    """Of one run."""
+class SampledTimes:
+    """Medians over steps, in seconds."""
 
-    model: str
-    dtype: str
-    threads: int
-    made_by: str
-    """Versions, and the processor's kind."""
-    computed: Mapping[Way, str]
-    """What computes a step, by way."""
-    times: tuple[StepTimes, ...]
-
-    def title(self) -> str:
-        return f"{self.model}, {self.dtype}, {self.threads} threads: ms of a decode step, medians"
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """A line for each shape and way."""
-        torch = {each.shape: each.whole for each in self.times if each.way != "choreo"}
-        found: list[tuple[str, ...]] = []
-        for each in self.times:
-            parts = {part: f"{1e3 * seconds:.2f}" for part, seconds in each.seconds.items()}
-            against = f"{torch[each.shape] / each.whole:.2f}x" if each.way == "choreo" else ""
-            host, whole = f"{1e3 * each.host:.2f}", f"{1e3 * each.whole:.2f}"
-            shape = (str(each.shape.rows), f"{each.shape.messages} x {each.shape.tokens}", each.way)
-            own = (parts["schedule"], parts["plan"], parts["account"], host, parts["sample"], parts["forward"])
-            found.append((*shape, *own, whole, against))
-        return found
-
-    def lines(self) -> list[str]:
-        """What computed, and the bar where it was measured."""
-        said = [f"{way}: {computed}" for way, computed in self.computed.items()]
-        for each in self.times:
-            if each.way == "choreo" and (each.shape.rows, each.shape.messages) == BAR_AT:
-                met = "met" if each.host * 1e3 <= BAR_MS else "missed"
-                rows, messages = BAR_AT
-                said.append(
-                    f"{met}: schedule, plan and account at {rows} x {messages} in {BAR_MS} ms: {1e3 * each.host:.2f}"
-                )
-        return said
-
-    def as_markdown(self, command: str) -> str:
-        """The table with the command that makes it."""
-        return markdown(self, COLUMNS, command)
-
-    def as_object(self) -> dict[str, Any]:
-        return asdict(self) | {"lines": self.lines()}
+    shape: StepShape
+    logits: Logits
+    greedy: float
+    drawn: float
+    sampling: float
+    """Of what was drawn: choosing alone."""
 
 
-class Tabled(Protocol):
-    """What can be written as a table."""
-
-    @property
-    def made_by(self) -> str: ...
-
-    def title(self) -> str: ...
-
-    def rows(self) -> list[tuple[str, ...]]: ...
-
-    def lines(self) -> list[str]: ...
-
-
-def markdown(report: Tabled, columns: Sequence[str], command: str) -> str:
-    """A report's table, with the command that makes it."""
-    rule = ["--:", "--:", "---", *["--:"] * (len(columns) - 3)]
-    head = [f"`{command}`", "", report.made_by, "", report.title(), "", _line(columns), _line(rule)]
-    return "\n".join([*head, *map(_line, report.rows()), "", *(f"- {line}" for line in report.lines()), ""])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def sampled_report(machine: Machine, times: list[SampledTimes]) -> Report:
+    """Report a row for each shape and kind of logits; the bars, where they were measured."""
+    rows, lines = [], []
+    for each in times:
+        ratio = each.drawn / each.greedy
+        ms = (f"{1e3 * seconds:.1f}" for seconds in (each.greedy, each.drawn, each.sampling))
+        rows.append((*each.shape.cells(), each.logits, *ms, f"{ratio:.2f}x"))
+        if each.shape.rows == SAMPLED_ROWS:
+            what = f"{SAMPLED_ROWS} rows, {each.logits} logits, over a greedy step"
+            lines.append(str(Bar(what, SAMPLED_BARS[each.logits], Spread.of([ratio]))))
+    found = asdict(machine) | {"times": [asdict(each) for each in times], "lines": lines}
+    return Report([Table(SAMPLED_COLUMNS, rows, machine.title, words=3)], found, machine.made_by, lines)

@@ -24,6 +24,7 @@ from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.synthesis.strategies import Strategy
 from choreo_agents.training.journal import Journal, Record
 from choreo_bench.rivals import PlainGenerate
+from choreo_bench.timing import rest
 
 Way = Literal[
     "parallel",
@@ -44,8 +45,6 @@ REPEATS = 5
 """Timed runs of a way, after one that is not counted, ..."""
 DEAR_TOKENS = 4096
 """... but one alone where it encodes more than these."""
-REST_S = 0.2
-"""Between two runs: the threads of the one before may spin for a while."""
 _ENCODED = ("tokens_encoded", "tokens_recomputed")
 _STEP_TOKENS = 4096
 OnProgress = Callable[[str], None]
@@ -121,27 +120,32 @@ class SynthesisBench:
     repeats: int = REPEATS
 
     def measure(
-        self, sizes: Sizes, journal: Journal, ways: Sequence[Way] = WAYS, on_progress: OnProgress = lambda way: None
-    ) -> None:
+        self, sizes: Sizes, journal: Journal, ways: Sequence[Way] = WAYS, on_progress: OnProgress = lambda key: None
+    ) -> list[Record]:
         """Time what the journal does not hold yet; each way's figures are written when they are known.
 
         Args:
             sizes: What is merged.
             journal: Gets a record of each way.
-            ways: In which order.
+            ways: That are timed.
             on_progress: Told of every way that is over, or was before.
+
+        Returns:
+            The records of these ways: a journal may hold more.
         """
         words = BranchWords(sizes, self.model.adapter.vocabulary_size)
-        todo = [way for way in ways if key_of(sizes, way) not in journal]
+        keys = {way: key_of(sizes, way) for way in ways}
+        todo = [way for way in ways if keys[way] not in journal]
         for way in ways:
             if way not in todo:
-                on_progress(way)
+                on_progress(keys[way])
         for cells, timing in ((MERGES, self._merges), (WAYS[-2:-1], self._text), (WAYS[-1:], self._plain)):
             wanted = [way for way in todo if way in cells]
             for way, record in timing(words, wanted) if wanted else ():
                 said = {"branches": sizes.branches, "length": sizes.length, "way": way}
-                journal.add(key_of(sizes, way), {**said, "prompt_tokens": sizes.prompt, **record})
-                on_progress(way)
+                journal.add(keys[way], {**said, "prompt_tokens": sizes.prompt, **record})
+                on_progress(keys[way])
+        return [journal.records[key] for key in keys.values()]
 
     def _merges(self, words: BranchWords, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
         """All from the same branches, which were encoded before the clock starts."""
@@ -163,7 +167,7 @@ class SynthesisBench:
                 return _first_token(engine, _workers(engine, words, number), words, "text", BASE)
 
             for way in ways:
-                yield way, _repeated(run, self._few(words.sizes), warm_up=self._warms_up(words.sizes))
+                yield way, self._few(run, words.sizes)
 
     def _plain(self, words: BranchWords, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
         rival = PlainGenerate(self.path, self.dtype, str(self.model.adapter.device))
@@ -175,13 +179,11 @@ class SynthesisBench:
             return {"first_token_s": rival.first_token_s(prompt), "tokens_encoded": len(prompt), "tokens_mapped": 0}
 
         for way in ways:
-            yield way, _repeated(run, self._few(words.sizes), warm_up=self._warms_up(words.sizes))
+            yield way, self._few(run, words.sizes)
 
-    def _warms_up(self, sizes: Sizes) -> bool:
-        return sizes.prompt <= DEAR_TOKENS
-
-    def _few(self, sizes: Sizes) -> int:
-        return self.repeats if self._warms_up(sizes) else 1
+    def _few(self, run: Callable[[int], Record], sizes: Sizes) -> Record:
+        cheap = sizes.prompt <= DEAR_TOKENS
+        return _repeated(run, self.repeats if cheap else 1, warm_up=cheap)
 
     @contextmanager
     def _engine(self, sizes: Sizes, method: Literal["choreo", "baseline"]) -> Iterator[Engine]:
@@ -237,7 +239,7 @@ def _first_token(
             engine.release(handle)
         return took
 
-    time.sleep(REST_S)
+    rest()
     before = engine.stats()
     took = asyncio.run(run())
     after = engine.stats()

@@ -1,16 +1,19 @@
-"""What a journal of merges adds up to."""
+"""What a journal of merges adds up to, as a table and as a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choreo_agents.training.journal import Record
-from choreo_bench.experiments.bench_synthesis.measure import MERGES, PLAIN, TEXT, WAYS, Way
-from choreo_bench.showing.plots import require_plots
+from choreo_bench.experiments.bench_synthesis.measure import DEAR_TOKENS, MERGES, PLAIN, TEXT, WAYS, Way
+from choreo_bench.harness import Report, Table
+from choreo_bench.timing import title_of, versions_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = (
     "branches",
@@ -51,13 +54,10 @@ class SynthesisReport:
         long, short = self.seconds(size, above), self.seconds(size, way)
         return None if long is None or not short else long / short
 
-    def rows(self) -> Iterator[tuple[str, ...]]:
+    def rows(self) -> list[tuple[str, ...]]:
         """The table's cells."""
-        for size in self.lengths():
-            found = self._of(size)
-            for way in WAYS:
-                if way in found:
-                    yield self._row(size, way, found[way])
+        found = {size: self._of(size) for size in self.lengths()}
+        return [self._row(size, way, of[way]) for size, of in found.items() for way in WAYS if way in of]
 
     def _row(self, size: tuple[int, int], way: Way, record: Record) -> tuple[str, ...]:
         times = [1000 * each for each in record["first_token_s"]]
@@ -67,13 +67,8 @@ class SynthesisReport:
         against = ("" if ratio is None else f"{ratio:,.1f}x" for ratio in ratios)
         return (f"{size[0]} x {size[1]:,}", way, f"{median(times):,.0f}", spread, str(len(times)), *counts, *against)
 
-    def title(self) -> str:
-        said = self.settings
-        threads = f"{said['threads']} thread{'' if said['threads'] == 1 else 's'}"
-        return f"{said['model']}, {said['dtype']}, {said['device']}, {threads}"
-
-    def as_object(self) -> dict[str, Any]:
-        """Settings, ratios and raw runs as plain JSON."""
+    def report(self) -> Report:
+        """Report all of it; raw runs and ratios as plain JSON."""
         ratios = [
             {"branches": size[0], "length": size[1], "way": way, "against": above, "ratio": ratio}
             for size in self.lengths()
@@ -81,44 +76,33 @@ class SynthesisReport:
             for above in (TEXT, PLAIN)
             if (ratio := self.ratio(size, above, way)) is not None
         ]
-        return {"settings": dict(self.settings), "ratios": ratios, "runs": list(self.records)}
+        title = title_of(self.settings)
+        return Report(
+            [Table(COLUMNS, self.rows(), title, words=2, left_out=("spread", "runs"))],
+            {"settings": dict(self.settings), "ratios": ratios, "runs": list(self.records)},
+            f"{title}. {versions_in(self.settings)}. Medians; text of more than {DEAR_TOKENS:,} tokens is timed once.",
+        )
+
+    def figure(self) -> Figure:
+        """Draw how many times as long text takes, by the length of a branch."""
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        figure.suptitle(f"text / merge from caches, first token, more is better: {title_of(self.settings)}", fontsize=9)
+        for axes, above in zip(figure.subplots(1, 2), (TEXT, PLAIN), strict=True):
+            for way in MERGES:
+                points = [(size[1], self.ratio(size, above, way)) for size in self.lengths()]
+                known = [(at, ratio) for at, ratio in points if ratio is not None]
+                axes.plot([at for at, _ in known], [ratio for _, ratio in known], marker="o", label=way)
+            axes.axhline(1.0, color="#222222", linestyle="--", linewidth=1)
+            ticks = sorted({length for _, length in self.lengths()})
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(ticks, [str(tick) for tick in ticks])
+            axes.set_xlabel("tokens of each branch")
+            axes.set_title(f"against {above}", loc="left", fontsize=10)
+            axes.legend(frameon=False, fontsize=8)
+        return figure
 
     def _of(self, size: tuple[int, int]) -> dict[Way, Record]:
         return {record["way"]: record for record in self.records if (record["branches"], record["length"]) == size}
-
-
-def as_markdown(report: SynthesisReport, command: str) -> str:
-    """The table, with the command that makes it again."""
-    versions = ", ".join(f"{name} {report.settings[name]}" for name in ("torch", "transformers"))
-    lines = [f"`{command}`", "", f"{report.title()}. {versions}. Medians.", ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", "|---|---" + "|--:" * (len(COLUMNS) - 2) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in report.rows()]
-    return "\n".join([*lines, ""])
-
-
-def save_plot(report: SynthesisReport, path: Path) -> None:
-    """Draw how many times as long text takes, by the length of a branch, to a PNG file.
-
-    Raises:
-        InvalidRequestError: matplotlib is not installed.
-    """
-    require_plots()
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional extra
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    figure.suptitle(f"text / merge from caches, first token, more is better: {report.title()}", fontsize=9)
-    for axes, above in zip(figure.subplots(1, 2), (TEXT, PLAIN), strict=True):
-        for way in MERGES:
-            points = [(size[1], report.ratio(size, above, way)) for size in report.lengths()]
-            known = [(at, ratio) for at, ratio in points if ratio is not None]
-            axes.plot([at for at, _ in known], [ratio for _, ratio in known], marker="o", label=way)
-        axes.axhline(1.0, color="#222222", linestyle="--", linewidth=1)
-        ticks = sorted({length for _, length in report.lengths()})
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set_xlabel("tokens of each branch")
-        axes.set_title(f"against {above}", loc="left", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.engine.settings import MethodName
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.workflows.running import run_graph
@@ -20,10 +22,9 @@ from choreo_bench.experiments.bench_workflows.scenarios import (
     WorkflowScenario,
     vocabulary_of,
 )
-from choreo_bench.rivals import ChatHuggingFaceDebate
+from choreo_bench.rivals import Absent, ChatHuggingFaceDebate
+from choreo_bench.timing import rest
 
-REST_S = 0.2
-"""Between two runs: the threads of the one before may spin for a while."""
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
 CHAT = ChatHuggingFaceDebate.name
 WARM_UP = Lengths(8, 8, 8)
@@ -64,7 +65,7 @@ class WorkflowBench:
 
     def run(self, method: str, instance: Instance) -> Record:
         """One run's figures."""
-        time.sleep(REST_S)
+        rest()
         if method == CHAT:
             return self._run_chat(instance)
         name: Any = method
@@ -90,6 +91,36 @@ class WorkflowBench:
         }
 
 
+def methods_named(names: str) -> list[MethodName]:
+    """Find methods by name, with commas between, in the order of `METHODS`; raises `InvalidRequestError`."""
+    asked = {name.strip() for name in names.split(",")}
+    if unknown := asked - set(METHODS):
+        raise InvalidRequestError(f"there is no method {min(unknown)!r}: there are {', '.join(METHODS)}")
+    return [method for method in METHODS if method in asked]
+
+
+@contextmanager
+def chat_rival(
+    model: LoadedModel, path: Path, say: Callable[[str], None], *, wanted: bool
+) -> Iterator[ChatHuggingFaceDebate | None]:
+    """Load the same model as a `ChatHuggingFace`, if that is wanted and can be had.
+
+    Args:
+        model: As it is served.
+        path: Its folder.
+        say: Told why it is not measured.
+        wanted: Whether it is.
+    """
+    try:
+        rival = ChatHuggingFaceDebate(path, model.adapter.geometry.dtype, str(model.adapter.device)) if wanted else None
+    except Absent as reason:
+        say(f"[yellow]not measured: {ChatHuggingFaceDebate.name}: {reason}[/]")
+        rival = None
+    yield rival
+    if rival is not None:
+        rival.close()
+
+
 def measure_workflows(
     bench: WorkflowBench,
     scenarios: Sequence[WorkflowScenario],
@@ -98,7 +129,7 @@ def measure_workflows(
     problems: int,
     lengths: Lengths = Lengths(),
     on_progress: OnProgress = lambda what: None,
-) -> None:
+) -> list[Record]:
     """Run what the journal does not hold yet. All methods say the same, at full price.
 
     Args:
@@ -108,7 +139,11 @@ def measure_workflows(
         problems: How many different ones.
         lengths: Of prompts and utterances.
         on_progress: Told of every run that is over, or was before.
+
+    Returns:
+        The records of these runs: a journal may hold more.
     """
+    found: list[Record] = []
     vocabulary = vocabulary_of(bench.model)
     warm: set[tuple[str, str]] = set()
     for problem in range(problems):
@@ -122,4 +157,6 @@ def measure_workflows(
                     figures = bench.run(method, scenario.build(ScenarioWords(vocabulary, lengths, problem)))
                     named = {"scenario": scenario.name, "problem": problem, "method": method}
                     journal.add(key, {**named, "lengths": asdict(lengths), **figures})
+                found.append(journal.records[key])
                 on_progress(key)
+    return found

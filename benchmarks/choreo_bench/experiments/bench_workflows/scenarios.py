@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.models import LoadedModel
-from choreo_agents.workflows.debate import debate
-from choreo_agents.workflows.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
-from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
+from choreo_agents.workflows.graphs.debate import debate
+from choreo_agents.workflows.graphs.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
+from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
 from choreo_bench.language import vocabulary
 
 _FEWEST = 50
@@ -172,3 +172,23 @@ def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> Workfl
 
     name = f"ToT {branches}x{voters}" + (" critics" if critics else "")
     return WorkflowScenario(name, f"{branches} branches, {voters} {'critics' if critics else 'voters'}", build)
+
+
+PAPER = (tree(), debate_in_turns(), parallel_debate())
+SWEEP_BRANCHES, SWEEP_VOTERS = (2, 4, 8, 16), (4, 8, 16)
+"""Of figure 5."""
+
+
+def scenarios_named(parts: Sequence[str], *, sweep: bool, critics: bool) -> list[WorkflowScenario]:
+    """Find scenarios of the paper, or of the sweep, whose name has one of these parts in it; all of them for none.
+
+    Raises:
+        InvalidRequestError: There is none, or critics are asked for outside the sweep.
+    """
+    if critics and not sweep:
+        raise InvalidRequestError("--critics is for --sweep: the workflows of the paper have voters that are all alike")
+    found = [tree(b, v, critics=critics) for b in SWEEP_BRANCHES for v in SWEEP_VOTERS] if sweep else list(PAPER)
+    chosen = [each for each in found if not parts or any(part.lower() in each.name.lower() for part in parts)]
+    if not chosen:
+        raise InvalidRequestError(f"no workflow is named so: there are {', '.join(each.name for each in found)}")
+    return chosen

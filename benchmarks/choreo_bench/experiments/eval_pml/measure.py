@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -96,14 +96,10 @@ class Exam:
                     journal.add(keys[task.name, number], {"score": score, **record})
                     on_progress()
 
-                asyncio.run(_all([partial(ask, *each) for each in left], room(answering.engine)))
+                asyncio.run(at_once([partial(ask, *each) for each in left], room(answering.engine)))
         return {
             task.name: [journal.records[keys[task.name, number]] for number in self.numbers()] for task in self.tasks
         }
-
-
-async def _all(jobs: Sequence[Callable[[], Awaitable[None]]], most: int) -> None:
-    await at_once(jobs, most)
 
 
 class Answerer(Protocol):

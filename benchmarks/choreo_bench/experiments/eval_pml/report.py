@@ -12,6 +12,7 @@ from choreo_bench.evaluation import Difference, Score
 from choreo_bench.evaluation.intervals import Interval, difference_interval
 from choreo_bench.experiments.eval_pml.measure import BASELINE
 from choreo_bench.experiments.eval_pml.tasks import GIVEN_AWAY
+from choreo_bench.harness import Report, Table
 
 ALL = "all"
 Records = Mapping[str, Mapping[str, Sequence[Record]]]
@@ -72,14 +73,15 @@ class DocumentReport:
         whole = cached + mean(record["fresh_tokens"] for record in found)
         return whole, cached / whole
 
-    def columns(self) -> list[str]:
-        return ["task", "tokens", "cached, %", f"{BASELINE}, %"] + [
-            cell for way in self.others for cell in (f"{way}, %", "difference")
-        ]
-
-    def rows(self) -> list[list[str]]:
-        """A row for each task, and one for all."""
-        return [self._row(task) for task in [*self.tasks(), ALL]]
+    def report(self, weights: str) -> Report:
+        """Report a row for each task, and one for all."""
+        columns = ["task", "tokens", "cached, %", f"{BASELINE}, %"]
+        columns += [cell for way in self.others for cell in (f"{way}, %", "difference")]
+        rows = [self._row(task) for task in [*self.tasks(), ALL]]
+        rows[-1][0] = f"**{ALL}**"
+        lines = ["*: the answer follows from what stands before the documents: they need not be read"]
+        head = f"Weights: `{weights[:16]}`."
+        return Report([Table(columns, rows, "Solved, %; in brackets 95 % intervals")], self.as_object(), head, lines)
 
     def _row(self, task: str) -> list[str]:
         tokens, share = self.cached_share(task)
@@ -91,9 +93,7 @@ class DocumentReport:
 
     def _share(self, way: str, task: str) -> str:
         solved = self.solved(way, task)
-        score = Score(sum(solved), len(solved))
-        low, high = score.interval()
-        return f"{100 * score.share:.1f} ({100 * low:.0f}-{100 * high:.0f})"
+        return str(Score(sum(solved), len(solved)))
 
     def as_object(self) -> dict[str, Any]:
         """Shares and differences as plain JSON."""
@@ -114,13 +114,3 @@ class DocumentReport:
         """The mean share of an answer that is right."""
         of = self.records[way]
         return mean(float(record["score"]) for name in of if task in (ALL, name) for record in of[name])
-
-
-def as_markdown(report: DocumentReport, command: str, weights: str) -> str:
-    """The table, with the command that makes it again."""
-    columns = report.columns()
-    lines = [f"`{command}`", "", f"Weights: `{weights[:16]}`. Solved, %; in brackets 95 % intervals.", ""]
-    lines += [f"| {' | '.join(columns)} |", "|---" + "|--:" * (len(columns) - 1) + "|"]
-    *rows, whole = report.rows()
-    lines += [f"| {' | '.join(row)} |" for row in [*rows, [f"**{whole[0]}**", *whole[1:]]]]
-    return "\n".join([*lines, ""])

@@ -1,33 +1,135 @@
-"""Trains what is missing, plays what was not played yet, and keeps every problem's score."""
+"""Lets contenders answer about branches: trains what is missing, plays what was not played yet, keeps every score.
+
+Contenders answer from words, from caches as they are, and with what was trained for them. Sweeps are over what
+Parallel-Synthesis leaves open: the number of branches, their length, and their order.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal, Self
 
+import torch
+
+from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import LoadedModel
+from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal
+from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesizer import train_synthesizer
-from choreo_agents.training.tuning import Passage
-from choreo_bench.evaluation.calibration import TEMPERATURES, tempered
 from choreo_bench.evaluation.synthesis import evaluate_synthesis
-from choreo_bench.experiments.eval_synthesis.contenders import Contender, ContenderTraining, courses
-from choreo_bench.language import Split
-from choreo_bench.language.synthesis import SynthesisTask
-from choreo_bench.synthesizers.curriculum import drawn_digest
+from choreo_bench.harness import Display
+from choreo_bench.language import Problem, Split
+from choreo_bench.language.synthesis import SYNTHESIS_TASKS, Synthesis, SynthesisTask
+from choreo_bench.synthesizers.curriculum import DrawnCurriculum, drawn_digest
 
+Kind = Literal["text", "untrained", "calibrated", "full", "no mapper", "no adapter", "native"]
 KV_BUDGET_BYTES = 1 << 30
+TEMPERATURES = (0.7, 0.8, 0.9, 1.1, 1.25)
+"""That are tried; 1 changes nothing."""
 CALIBRATED_ON = 12
 """Development problems of each task, for each temperature."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One column of a table."""
+
+    kind: Kind
+    layout: SynthesisLayout = "sequential"
+
+    @property
+    def training(self) -> str:
+        """What it answers with was trained as, its folder's name too; empty if nothing was."""
+        if self.kind in ("text", "untrained", "calibrated"):
+            return ""
+        return self.kind if self.kind == "native" else f"{self.kind.replace(' ', '-')}-{self.layout}"
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind in ("text", "native") else f"{self.kind}, {self.layout}"
+
+
+CONTENDERS: tuple[Contender, ...] = (
+    Contender("text"),
+    Contender("untrained", "parallel"),
+    Contender("untrained", "sequential"),
+    Contender("calibrated", "parallel"),
+    Contender("calibrated", "sequential"),
+    Contender("full", "parallel"),
+    Contender("full", "sequential"),
+    Contender("no mapper", "parallel"),
+    Contender("no mapper", "sequential"),
+    Contender("no adapter", "parallel"),
+    Contender("no adapter", "sequential"),
+    Contender("native", "native"),
+)
+FULL = TuneSettings(
+    rank=32, mapper_rank=None, boundaries=True, dropout=0.0, learning_rate=3e-3, mapper_learning_rate=4e-3,
+    final_rate=0.0, epochs=20, batch_tokens=4096, patience=20, keep="last", imitation=0.5,
+)  # fmt: skip
+"""As `choreo train synthesizer` has them, but longer, and never stopped early: at the end, where the rates come to
+nothing, the weights are better than a score of few problems can tell."""
+
+
+@dataclass(frozen=True)
+class ContenderTraining:
+    """What is trained for a contender."""
+
+    settings: TuneSettings
+    curriculum: DrawnCurriculum
+
+
+_LEFT_OUT: Mapping[Kind, Mapping[str, int]] = {
+    "full": {},
+    "no mapper": {"mapper_rank": 0},
+    "no adapter": {"rank": 0},
+    "native": {},
+}
+
+
+def courses(seed: int = 0) -> Mapping[str, ContenderTraining]:
+    """The trainings, by name: one for each layout, all equally long."""
+    full = FULL.model_copy(update={"seed": seed})
+    return {
+        one.training: ContenderTraining(
+            full.model_copy(update=_LEFT_OUT[one.kind]),
+            DrawnCurriculum(layouts=(one.layout,), examples=2048, judged=12, seed=seed),
+        )
+        for one in CONTENDERS
+        if one.training
+    }
+
+
+def contenders_named(names: str | None) -> list[Contender]:
+    """Find contenders by kind, all layouts of it, or as `kind:layout`, with commas between; None: all.
+
+    Raises:
+        InvalidRequestError: There is none of that name.
+    """
+    if names is None:
+        return list(CONTENDERS)
+    wanted = {name.strip() for name in names.split(",")}
+    known = {contender.kind for contender in CONTENDERS} | {f"{one.kind}:{one.layout}" for one in CONTENDERS}
+    unknown = sorted(wanted - known)
+    if unknown:
+        kinds = ", ".join(sorted({contender.kind for contender in CONTENDERS}))
+        raise InvalidRequestError(
+            f"there is no contender {unknown[0]!r}: there are {kinds}, each also with one layout, as in full:parallel"
+        )
+    return [one for one in CONTENDERS if wanted & {one.kind, f"{one.kind}:{one.layout}"}]
 
 
 @dataclass(frozen=True)
@@ -36,6 +138,116 @@ class AskedTask:
 
     name: str
     task: SynthesisTask
+
+
+BRANCHES = (2, 4, 8, 16)
+LENGTHS = (1, 2, 4, 8)
+ORDERS = 3
+"""Random orders of the same branches."""
+SWEPT = (Contender("text"), Contender("full", "parallel"), Contender("full", "sequential"))
+"""Who answers in them."""
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A task whose branches come in another order: the same problems, differently told."""
+
+    task: SynthesisTask
+    order: int
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def branches(self) -> int:
+        return self.task.branches
+
+    @property
+    def most_branches(self) -> int:
+        return self.task.most_branches
+
+    def draw(self, rng: random.Random) -> Problem:
+        problem = self.task.draw(rng)
+        order = list(problem.branches)
+        told = sorted(message.text for message in problem.messages)
+        random.Random(f"order {self.order} {told}").shuffle(order)
+        place = dict(zip(problem.branches, order, strict=True))
+        # Whoever saw the branches sees them in the new order; nothing else changes.
+        seen = [
+            replace(message, parents=tuple(place.get(parent, parent) for parent in message.parents))
+            if set(problem.branches) <= set(message.parents)
+            else message
+            for message in problem.messages
+        ]
+        return replace(problem, messages=tuple(seen), branches=tuple(order))
+
+    def varied(self, rng: random.Random, hardness: float) -> Self:
+        return replace(self, task=self.task.varied(rng, hardness))
+
+    def with_branches(self, branches: int) -> Self:
+        return replace(self, task=self.task.with_branches(branches))
+
+
+def by_branches() -> dict[int, list[AskedTask]]:
+    """Every task with so many branches, as far as it has words for them."""
+    return {
+        count: [
+            AskedTask(f"{name} of {count}", task.with_branches(count))
+            for name, task in SYNTHESIS_TASKS.items()
+            if count <= task.most_branches
+        ]
+        for count in BRANCHES
+    }
+
+
+def by_length() -> dict[int, list[AskedTask]]:
+    """Tasks whose branches may be longer, with four of them."""
+    tasks = [task for task in SYNTHESIS_TASKS.values() if isinstance(task, Synthesis) and task.lengths[1] > 1]
+    return {
+        length: [
+            AskedTask(f"{task.name} of length {length}", replace(task, branches=4, length=length)) for task in tasks
+        ]
+        for length in LENGTHS
+    }
+
+
+def by_order() -> dict[int, list[AskedTask]]:
+    """Every task, its branches in their own order and in random ones."""
+    usual = {0: [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]}
+    return usual | {
+        order: [AskedTask(f"{name} in order {order}", Shuffled(task, order)) for name, task in SYNTHESIS_TASKS.items()]
+        for order in range(1, ORDERS + 1)
+    }
+
+
+def sweeps() -> dict[str, dict[int, list[AskedTask]]]:
+    """Make all sweeps, by their titles."""
+    return {"branches": by_branches(), "length": by_length(), "order": by_order()}
+
+
+def changed(one: Sequence[Iterable[float]]) -> float:
+    """The share of problems whose verdict is not the same in all orders."""
+    verdicts = list(zip(*one, strict=True))
+    return sum(len(set(each)) > 1 for each in verdicts) / len(verdicts)
+
+
+def tempered(geometry: KVGeometry, kinds: Sequence[AttentionKind], temperature: float) -> CacheMapper:
+    """A mapper that divides the scores of branch tokens by a temperature, by scaling their keys.
+
+    It is the attention temperature of adaptive parallel encoding, without that method's further factor on the sums.
+    """
+    width = geometry.kv_heads * geometry.head_dim
+    mapper = CacheMapper(geometry, kinds, width)
+    state = {name: torch.zeros_like(tensor) for name, tensor in mapper.state_dict().items()}
+    state["key_down"] += torch.eye(width, dtype=torch.float32)
+    state["key_up"] += torch.eye(width, dtype=torch.float32) * (1 / temperature - 1)
+    mapper.load_state_dict(state)
+    return mapper
+
+
+def _played(on_progress: Callable[[str, int], None], name: str, _task: str) -> None:
+    on_progress(name, 1)
 
 
 class Referee:
@@ -65,8 +277,7 @@ class Referee:
     def prepare(
         self,
         contenders: Collection[Contender],
-        on_progress: Callable[[str, Passage], None],
-        on_score: Callable[[str, int, Mapping[str, float]], None],
+        display: Display,
         command: str = "",
     ) -> None:
         """Train what these contenders need, as far as it is not trained to the end.
@@ -77,7 +288,53 @@ class Referee:
         wanted = {contender.training for contender in contenders}
         for name, course in courses(self._seed).items():
             if name in wanted and not self._is_trained(name, course):
-                self._train(name, course, on_progress, on_score, command)
+                display.named(name)
+                train_synthesizer(
+                    self.model,
+                    course.settings,
+                    course.curriculum,
+                    run=self._trained(name).parent,
+                    out=self._trained(name),
+                    on_progress=display.training,
+                    on_score=display.scored,
+                    command=command,
+                )
+
+    def play_all(
+        self,
+        contenders: Sequence[Contender],
+        count: int,
+        sweepers: Sequence[Contender],
+        fewer: int,
+        sweeps: Mapping[str, Mapping[int, Sequence[AskedTask]]],
+        display: Display,
+    ) -> tuple[dict[tuple[str, str], list[float]], dict[tuple[str, str], list[float]]]:
+        """Play every task, then every sweep.
+
+        Args:
+            contenders: Who answers all tasks, ...
+            count: ... so many problems of each.
+            sweepers: Who answers what is swept, ...
+            fewer: ... so many problems of each.
+            sweeps: By their titles.
+            display: Shows how far they are.
+
+        Returns:
+            The scores of the tasks, and those of the sweeps.
+        """
+        usual = [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]
+
+        def play(title: str, who: Sequence[Contender], asked: Sequence[AskedTask], each: int) -> Any:
+            display.named(title).cleared()
+            wanted = len(asked) * each
+            calibrating = [one.task for one in usual]
+            return self.play(who, asked, each, lambda name, more: display.played(name, more, wanted), calibrating)
+
+        scores = play("tasks", contenders, usual, count)
+        swept: dict[tuple[str, str], list[float]] = {}
+        for title, by_value in sweeps.items():
+            swept |= play(title, sweepers, [one for asked in by_value.values() for one in asked], fewer)
+        return scores, swept
 
     def play(
         self,
@@ -120,8 +377,19 @@ class Referee:
                 continue
             calibrating = list(tasks_of_calibration) or [one.task for one in asked]
             with self._engine(contender, calibrating) as engine:
+                adapter = engine.adapters[0] if engine.adapters else None
+                layout = contender.layout if engine.method == "choreo" else "sequential"
                 for key, one in left:
-                    records = self._ask(engine, contender.layout, one, count, on_progress, contender.name)
+                    records = evaluate_synthesis(
+                        engine,
+                        [one.task],
+                        count=count,
+                        split=self._split,
+                        layout=layout,
+                        adapter=adapter,
+                        seed=self._seed,
+                        on_progress=partial(_played, on_progress, contender.name),
+                    )
                     scores = [float(record.solved) for record in records]
                     shares = [record.score for record in records]
                     self.journal.add(key, {"scores": scores, "shares": shares, "training": trained})
@@ -138,22 +406,6 @@ class Referee:
             except (OSError, ValueError, LookupError, TypeError):
                 return None
         return max(scores, key=lambda layout: scores[layout], default=None)
-
-    def _ask(
-        self,
-        engine: Engine,
-        layout: SynthesisLayout,
-        asked: AskedTask,
-        count: int,
-        on_progress: Callable[[str, int], None],
-        name: str,
-    ) -> Any:
-        adapter = engine.adapters[0] if engine.adapters else None
-        layout = layout if engine.method == "choreo" else "sequential"
-        return evaluate_synthesis(
-            engine, [asked.task], count=count, split=self._split, layout=layout, adapter=adapter,
-            seed=self._seed, on_progress=lambda _: on_progress(name, 1),
-        )  # fmt: skip
 
     def _engine(self, contender: Contender, calibrating: Sequence[SynthesisTask]) -> Engine:
         method: Any = "baseline" if contender.kind == "text" else "choreo"
@@ -185,26 +437,6 @@ class Referee:
             "data_sha256": drawn_digest(course.curriculum, course.settings),
         }
         return isinstance(card, dict) and {key: card.get(key) for key in wanted} == json.loads(json.dumps(wanted))
-
-    def _train(
-        self,
-        training: str,
-        course: ContenderTraining,
-        on_progress: Callable[[str, Passage], None],
-        on_score: Callable[[str, int, Mapping[str, float]], None],
-        command: str,
-    ) -> None:
-        out = self._trained(training)
-        train_synthesizer(
-            self.model,
-            course.settings,
-            course.curriculum,
-            run=out.parent,
-            out=out,
-            on_progress=lambda passage: on_progress(training, passage),
-            on_score=lambda epoch, shares: on_score(training, epoch, shares),
-            command=command,
-        )
 
     def _calibrated(self, layout: SynthesisLayout, tasks: Sequence[SynthesisTask]) -> Path:
         """The mapper of the best temperature on development problems."""

@@ -1,23 +1,32 @@
-"""Scores about branches as tables."""
+"""Scores about branches as tables and as a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_bench.evaluation import Difference, Score
-from choreo_bench.experiments.eval_synthesis.contenders import Contender
-from choreo_bench.experiments.eval_synthesis.sweeps import SWEPT, changed
+from choreo_bench.evaluation.intervals import points
+from choreo_bench.experiments.eval_synthesis.measure import SWEPT, Contender, changed
+from choreo_bench.harness import Report, Table
 from choreo_bench.language.synthesis import FROM_TRUNK, HELD_OUT, SYNTHESIS_TASKS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
 """By the names of contender and task."""
+Asked = Mapping[int, Sequence[str]]
+"""The names of what was asked in a sweep, by the value that is swept."""
 LAYOUTS: tuple[SynthesisLayout, ...] = ("parallel", "sequential")
 """Those in which a trained contender is set against text."""
 SLACK = 0.01
 """By which a merge from caches may fall behind text."""
+SWEEPS = {"branches": "branches (trained on up to 8)", "length": "things said in each branch"}
+"""What is drawn, and how its axis is called."""
 
 
 @dataclass(frozen=True)
@@ -48,67 +57,121 @@ def verdicts(scores: Scores, kind: str = "full") -> list[Verdict]:
     return found
 
 
-def ablation_lines(scores: Scores, contenders: Sequence[Contender]) -> list[str]:
-    """Tasks down, contenders across, and the means of all tasks."""
+def ablation_table(scores: Scores, contenders: Sequence[Contender]) -> Table:
+    """Set tasks down, contenders across, and the means of all tasks."""
     names = [contender.name for contender in contenders]
-    lines = [f"| task | {' | '.join(names)} |", "|---" + "|--:" * len(names) + "|"]
     tasks = [task for task in SYNTHESIS_TASKS if any((name, task) in scores for name in names)]
-    for task in tasks:
-        lines.append(f"| {_marked(task)} | {' | '.join(_cell(scores.get((name, task))) for name in names)} |")
+    rows = [[_marked(task), *(_cell(scores.get((name, task))) for name in names)] for task in tasks]
     means = [[mean(scores[name, task]) for task in tasks if (name, task) in scores] for name in names]
-    return [*lines, f"| **mean** | {' | '.join(f'{100 * mean(each):.1f}' if each else '' for each in means)} |"]
+    rows.append(["**mean**", *(f"{100 * mean(each):.1f}" if each else "" for each in means)])
+    return Table(["task", *names], rows, "What each part is worth: solved, %; in brackets 95 % intervals")
 
 
-def verdict_lines(scores: Scores, chosen: str | None = None) -> list[str]:
-    """Each layout against text, with the interval that inverts McNemar's test; the chosen one in bold."""
-    lines = [
-        "| task | layout | full, % | text, % | difference | a point worse at most |",
-        "|---|---|--:|--:|--:|---|",
-    ]
+def verdict_table(scores: Scores, chosen: str | None = None) -> Table:
+    """Set each layout against text, with the interval that inverts McNemar's test; the chosen one in bold."""
+    rows = []
     for each in verdicts(scores):
-        low, high = each.difference.score_interval()
-        text, met = each.share - each.difference.share, "yes" if each.met else "no"
+        shares = (f"{100 * share:.1f}" for share in (each.share, each.share - each.difference.share))
+        difference = points(each.difference.share, each.difference.score_interval(), signed=True)
         layout = f"**{each.layout}**" if each.layout == chosen else each.layout
-        lines.append(
-            f"| {_marked(each.task)} | {layout} | {100 * each.share:.1f} | {100 * text:.1f} | "
-            f"{100 * each.difference.share:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) | {met} |"
-        )
-    return lines
+        rows.append([_marked(each.task), layout, *shares, difference, "yes" if each.met else "no"])
+    columns = ["task", "layout", "full, %", "text, %", "difference", "a point worse at most"]
+    return Table(columns, rows, "Against text, problem by problem", words=2)
 
 
-def sweep_lines(scores: Scores, title: str, asked: Mapping[int | str, Sequence[str]]) -> list[str]:
-    """Mean shares of all tasks by how many or how long branches are, and of each task."""
+def sweep_table(scores: Scores, title: str, asked: Asked) -> Table:
+    """Make a row of mean shares of all tasks for how many or how long branches are."""
     names = [contender.name for contender in SWEPT]
-    lines = [f"| {title} | {' | '.join(names)} | problems |", "|---" + "|--:" * (len(names) + 1) + "|"]
+    rows = []
     for value, tasks in asked.items():
-        cells, problems = [], 0
-        for name in names:
-            known = [scores[name, task] for task in tasks if (name, task) in scores]
-            cells.append(f"{100 * mean(mean(each) for each in known):.1f}" if known else "")
-            problems = max(problems, sum(len(each) for each in known))
-        lines.append(f"| {value} | {' | '.join(cells)} | {problems} |")
-    return lines
+        known = [[scores[name, task] for task in tasks if (name, task) in scores] for name in names]
+        shares = (f"{100 * mean(mean(task) for task in each):.1f}" if each else "" for each in known)
+        rows.append([str(value), *shares, str(max(sum(map(len, each)) for each in known))])
+    return Table([title, *names, "problems"], rows, f"By {title}")
 
 
-def order_lines(scores: Scores, asked: Mapping[int | str, Sequence[str]]) -> list[str]:
-    """How often a verdict depends on the order of the branches."""
-    lines = ["| | share solved, by order | verdict depends on the order, % |", "|---|---|--:|"]
+def order_table(scores: Scores, asked: Asked) -> Table:
+    """Say how often a verdict depends on the order of the branches."""
+    rows = []
     for contender in SWEPT:
         by_order = [
             [score for task in tasks for score in scores.get((contender.name, task), ())] for tasks in asked.values()
         ]
         if all(by_order):
             shares = ", ".join(f"{100 * mean(each):.1f}" for each in by_order)
-            lines.append(f"| {contender.name} | {shares} | {100 * changed(by_order):.1f} |")
-    return lines
+            rows.append([contender.name, shares, f"{100 * changed(by_order):.1f}"])
+    columns = ["", "share solved, by order", "verdict depends on the order, %"]
+    return Table(columns, rows, "By the order of branches", words=2)
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What contenders answered.
+
+    Args:
+        weights: Digest of the model's.
+        contenders: Who answered.
+        scores: Of all tasks.
+        swept: Of the sweeps.
+        asked: What was asked in each sweep, by its title.
+        layout: The one whose training solved more development problems.
+    """
+
+    weights: str
+    contenders: Sequence[Contender]
+    scores: Scores
+    swept: Scores = field(default_factory=dict)
+    asked: Mapping[str, Asked] = field(default_factory=dict)
+    layout: SynthesisLayout | None = None
+
+    def report(self) -> Report:
+        """Report all tables; mean shares by contender and task as plain JSON."""
+        tables = [ablation_table(self.scores, self.contenders)]
+        tables += [verdict_table(self.scores, self.layout)] if verdicts(self.scores) else []
+        tables += [sweep_table(self.swept, title, self.asked[title]) for title in SWEEPS if title in self.asked]
+        tables += [order_table(self.swept, self.asked["order"])] if "order" in self.asked else []
+        bold = "in bold the layout whose training solved more development problems, over all tasks"
+        return Report(
+            tables,
+            _means(self.scores) | {"sweeps": {title: self._swept_in(title) for title in self.asked}},
+            f"Weights: `{self.weights[:16]}`.",
+            [] if self.layout is None else [bold],
+        )
+
+    def _swept_in(self, title: str) -> dict[str, Any]:
+        asked = {name for names in self.asked[title].values() for name in names}
+        return _means({key: each for key, each in self.swept.items() if key[1] in asked})
+
+    def figure(self) -> Figure:
+        """Draw the mean share of solved problems by number and by length of branches."""
+        titles = [title for title in SWEEPS if title in self.asked]
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
+        figure = Figure(figsize=(4.4 * len(titles), 3.4), layout="constrained")
+        axes = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
+        for axis, title in zip(axes, titles, strict=True):
+            for number, contender in enumerate(SWEPT):
+                drawn: dict[int, float] = {}
+                for place, tasks in enumerate(self.asked[title].values()):
+                    known = [self.swept[contender.name, task] for task in tasks if (contender.name, task) in self.swept]
+                    if known:
+                        drawn[place] = 100 * mean(mean(each) for each in known)
+                if drawn:
+                    axis.plot(list(drawn), list(drawn.values()), marker="o", color=f"C{number}", label=contender.name)
+            axis.set_xticks(range(len(self.asked[title])), [str(value) for value in self.asked[title]])
+            axis.set_xlabel(SWEEPS[title])
+            axis.grid(alpha=0.3)
+        axes[0].set_ylabel("solved, % (mean of tasks)")
+        axes[0].legend()
+        return figure
+
+
+def _means(scores: Scores) -> dict[str, Any]:
+    return {f"{who} | {what}": mean(each) for (who, what), each in scores.items()}
 
 
 def _cell(scores: Sequence[float] | None) -> str:
-    if scores is None:
-        return ""
-    score = Score(int(sum(scores)), len(scores))
-    low, high = score.interval()
-    return f"{100 * score.share:.1f} ({100 * low:.0f}-{100 * high:.0f})"
+    return "" if scores is None else str(Score(int(sum(scores)), len(scores)))
 
 
 def _marked(task: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 from choreo_bench.evaluation import Difference, Score
 from choreo_bench.evaluation.intervals import difference_interval, mean_interval, ratio_interval
 from choreo_bench.experiments.bench_workflows.measure import CHAT
-from choreo_bench.experiments.bench_workflows.plot import save_lengths, save_sweep
-from choreo_bench.experiments.bench_workflows.report import COLUMNS, WorkflowReport, as_markdown
-from choreo_bench.experiments.eval_untuned.measure import TRIALS, UntunedReport
-from choreo_bench.playing.outcome import PlayReport, paired, share_interval
+from choreo_bench.experiments.bench_workflows.report import COLUMNS, WorkflowReport
+from choreo_bench.experiments.eval_untuned import TRIALS, UntunedReport
+from choreo_bench.playing import PlayReport, paired, share_interval
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,7 +188,6 @@ RUNS = [
 
 def test_ratios_are_of_means_over_the_problems_that_both_ran() -> None:
     report, setting = WorkflowReport(SETTINGS, RUNS), ("MADpar", "1/2/4")
-    assert report.settings_found() == [setting]
     assert report.methods(setting) == ["choreo", "baseline", "naive", CHAT]
     first, end = report.ratio(setting, "baseline", "ttft"), report.ratio(setting, "baseline", "end_to_end_s")
     assert first is not None and end is not None
@@ -211,13 +208,13 @@ def test_the_table_has_a_row_for_each_method() -> None:
     assert baseline[1:8] == ["baseline", "2", "400", "5.00", "1,500", "50", "2.0"]
     assert baseline[8:] == ["2.67x (2.50 to 3.00)", "2.00x (2.00 to 2.00)"]
     assert naive[8:] == ["4.00x", "4.00x"] and chat[7:] == ["1.0", "10.00x", "10.00x"]
-    page = as_markdown(report, "choreo bench workflows")
+    page = report.report().as_markdown("choreo bench workflows")
     assert page.startswith("`choreo bench workflows`\n") and page.count("| MADpar, 1/2/4 |") == 4
     assert len({line.count("|") for line in page.splitlines() if line.startswith("|")}) == 1
 
 
 def test_the_object_has_all_ratios_and_runs() -> None:
-    found = WorkflowReport(SETTINGS, RUNS).as_object()
+    found = WorkflowReport(SETTINGS, RUNS).report().object
     assert found["runs"] == RUNS and found["settings"] == SETTINGS
     assert {(each["method"], each["figure"]) for each in found["ratios"]} == {
         (method, figure) for method in ("baseline", "naive", CHAT) for figure in ("ttft", "end_to_end_s")
@@ -245,8 +242,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, float]
     return lines
 
 
-def test_lengths_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
+def test_lengths_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = drawn(monkeypatch)
     runs = [
         timed(method, problem, [ttft * utterance], 1.0, scenario, utterance)
@@ -255,13 +251,11 @@ def test_lengths_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for problem in (0, 1)
         for method, ttft in (("choreo", 1.0), ("baseline", utterance))
     ]
-    save_lengths(WorkflowReport(SETTINGS, runs), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    WorkflowReport(SETTINGS, runs).lengths_figure()
     assert lines == {name: [(4, 4.0), (16, 16.0)] for name in ("MADpar", "MADiter")}
 
 
-def test_trees_are_drawn_by_who_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
+def test_trees_are_drawn_by_who_votes(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = drawn(monkeypatch)
     runs = [
         timed(method, 0, [ttft], 1.0, f"ToT {branches}x{voters}{behind}")
@@ -270,8 +264,7 @@ def test_trees_are_drawn_by_who_votes(tmp_path: Path, monkeypatch: pytest.Monkey
         for voters in (4, 16)
         for method, ttft in (("choreo", 1.0), ("baseline", float(branches * voters * factor)))
     ]
-    save_sweep(WorkflowReport(SETTINGS, [*RUNS, *runs]), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    WorkflowReport(SETTINGS, [*RUNS, *runs]).sweep_figure()
     assert lines == {
         "4 voters": [(2, 8.0), (4, 16.0)],
         "16 voters": [(2, 32.0), (4, 64.0)],

@@ -20,9 +20,9 @@ from choreo_bench.synthesizers.examples import (
     dialogue,
     distilled,
     draw_training_problems,
+    fan_of,
     tasks,
 )
-from choreo_bench.synthesizers.fans import fan_of
 from conftest import MakeEngine
 
 from choreo_agents.models import LoadedModel

@@ -12,7 +12,7 @@ from choreo_bench.evaluation import play
 from choreo_bench.evaluation.merging import _Play, play_synthesis
 from choreo_bench.language import Problem, ProblemMessage, draw_problem, draw_problems
 from choreo_bench.language.synthesis import SYNTHESIS_TASKS, Parts
-from choreo_bench.synthesizers.fans import fan_of
+from choreo_bench.synthesizers.examples import fan_of
 from conftest import MakeEngine
 from hypothesis import given
 from hypothesis import strategies as st

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from choreo_agents.engine.delegation import (
     CacheEntry,
     Computing,
@@ -123,10 +121,6 @@ class _WatchedCache(KVCache):
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
         """See `KVCache`: what its engines have."""
         return {"device": self._execution.kept(tenant), "host": 0, "disk": 0}
-
-    def looking_for(self, tenants: Iterable[str]) -> list[str]:
-        """See `KVCache`: all of them."""
-        return [*tenants]
 
     def is_elsewhere(self, message_id: str) -> bool:
         """See `KVCache`."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from choreo_agents import Engine, Memory, Quota, Scheduling
+from choreo_agents import Engine, Memory, Scheduling
 from choreo_agents.engine.delegation import EngineCore, EngineOwner, Settings, Tenants, load_weightless, read_loaded
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
@@ -51,7 +51,6 @@ def engine_over(
     model: str | Path | LoadedModel,
     *,
     salt: str = "",
-    quota: Quota | None = None,
     made: type[Made] = Engine,  # type: ignore[assignment]
     **options: Unpack[FrontOptions],
 ) -> Made:
@@ -60,7 +59,7 @@ def engine_over(
     Args:
         engines: Compute, each with a name of its own: by whatever reaches them (see `EngineServer`).
         model: Theirs, of which only small files are read here; or one loaded before.
-        salt: As for `Engine.load`, and `quota`.
+        salt: As for `Engine.load`.
         made: What is made.
         options: See `FrontOptions`.
 
@@ -68,7 +67,7 @@ def engine_over(
         EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
     """
     tenants = Tenants(_core(engines, model, options))
-    return made(tenants, salt, quota, EngineOwner(tenants))
+    return made(tenants, salt, EngineOwner(tenants))
 
 
 def _core(engines: Sequence[FarEngine], model: str | Path | LoadedModel, options: FrontOptions) -> EngineCore:

@@ -185,9 +185,7 @@ class _Unpacking:
 
     def _room(self, entry: CacheEntry, at: int) -> Segment | None:
         """A borrowed segment, if nothing has to leave for it that a call waits for, or that has come with it."""
-        core, beside = self._core, [each for each in self._came if each.segment is not None]
-        if not self._tenant.quotas.has_room(entry, beside):
-            return None
+        core = self._core
         if not core.cache.evict_unwanted(core.pool.rounded(entry.tokens)):
             return None
         segment = core.pool.allocate(entry.tokens, at, entry.tenant)

@@ -198,7 +198,7 @@ class EngineServer:
             await asyncio.shield(closing)
         known = self._serving.get((front, salt))
         if known is None or known.tenant.closed:
-            known = self._serving[front, salt] = Serving(self._tenants.open(salt, None))
+            known = self._serving[front, salt] = Serving(self._tenants.open(salt))
         return known
 
     def _was_left(self, sent: SentCall) -> bool:

@@ -15,7 +15,6 @@ from remote_support.parcels import (
     words,
 )
 
-from choreo_agents import Quota
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import HostKV
@@ -33,16 +32,11 @@ def test_what_no_call_waits_for_leaves_the_pool_for_it(make_engine: MakeEngine) 
     assert (there.stats().evicted, there.stats().lost) == (2, 0)
 
 
-@pytest.mark.parametrize("quota", [False, True])
 def test_what_has_no_room_goes_to_the_host_or_is_refused_and_pushes_nothing_out_that_came_with_it(
-    make_engine: MakeEngine, quota: bool
+    make_engine: MakeEngine,
 ) -> None:
     here = make_engine(salt="s")
-    there = make_engine(
-        salt="s",
-        host_bytes=70 * TOKEN,
-        **({"quota": Quota(pool_bytes=64 * TOKEN)} if quota else {"kv_budget_bytes": 64 * TOKEN}),
-    )
+    there = make_engine(salt="s", host_bytes=70 * TOKEN, kv_budget_bytes=64 * TOKEN)
     made = [here.prefill(words(number, 32)) for number in range(6)]
     known_by(there, here, made)
     refused = sent(here, there, made)

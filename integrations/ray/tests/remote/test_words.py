@@ -19,8 +19,8 @@ from choreo_agents.errors import EngineMismatchError, InvalidRequestError, KVBud
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import CallPlaced, EventList, KVCopied
 from choreo_agents.workflows import debate
-from choreo_agents.workflows.branch_solve_merge import branch_solve_merge
-from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
+from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge
+from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
 
 MEMORY = Memory(kv_budget_bytes=1 << 23)
 WARM = Sampling(temperature=1.0, max_tokens=12, stop_tokens=())

@@ -32,7 +32,7 @@ from choreo_agents.sampling import Chosen
 
 E = TypeVar("E", bound=Engine)
 Routing = Callable[[CallToPlace, Sequence[EngineAhead], Costs], Route]
-FRONTS = ("seed", "salt", "quota", "sink", "copied_bytes", "patience_s", "costs")
+FRONTS = ("seed", "salt", "sink", "copied_bytes", "patience_s", "costs")
 _LOADING = ("device", "dtype", "prepacked", "chat", "generation_config")
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from choreo_bench.experiments.bench_edges import measure as edges
-from choreo_bench.experiments.bench_edges.measure import EdgeInput, measure_edges, read_inputs, shared_edges
-from choreo_bench.experiments.bench_edges.probe import readable
+from choreo_bench.experiments import bench_edges as edges
+from choreo_bench.experiments.bench_edges import EdgeInput, measure_edges, read_inputs, readable, shared_edges
 from integration.engine.test_hostile_files import HOSTILE
 from support.graphs import agent
 

@@ -1,1 +1,0 @@
-"""`choreo bench edges`: what each shared edge of a graph saves and changes."""

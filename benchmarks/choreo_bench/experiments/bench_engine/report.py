@@ -1,0 +1,142 @@
+"""What a run of all engines is held against, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from choreo_bench.experiments.bench_engine.measure import (
+    ATTENTION,
+    MATMUL_RATE,
+    NO_ATTENTION,
+    PARTS,
+    SCENARIOS,
+    SpeedReport,
+    SpeedScenario,
+)
+from choreo_bench.harness import Report, Table
+from choreo_bench.timing import Bar, Spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REORDERED, _, LONE, EIGHT, MANY, SHORT, LONG, _ = (scenario.name for scenario in SCENARIOS)
+OURS, SUM = "choreo", "the sum"
+COLUMNS = ("", "ms", "spread", "time / choreo's", "time / sum")
+
+
+def bars(report: SpeedReport) -> list[Bar]:
+    """Compute every bar, those that nothing was measured for included."""
+    wanted = (
+        (REORDERED, "HF dynamic", OURS, 60, True),
+        (REORDERED, OURS, SUM, 0.9, False),
+        (LONE, OURS, "HF dynamic", 1.05, False),
+        (EIGHT, OURS, "HF static", 0.6, False),
+        (EIGHT, OURS, "vLLM", 1.2, False),
+        (EIGHT, OURS, "HF continuous", 1.0, False),
+        (MANY, OURS, "vLLM", 1.2, False),
+        (MANY, OURS, "HF continuous", 1.0, False),
+        (LONG, OURS, SUM, 1.3, False),
+    )
+    return [
+        Bar(f"{scenario}: {above} / {below}", bound, _ratio(report, scenario, above, below), at_least)
+        for scenario, above, below, bound, at_least in wanted
+    ]
+
+
+def losses(report: SpeedReport) -> dict[str, float]:
+    """Compute the share of its throughput that each engine loses when what branches share grows from 1k to 16k.
+
+    Last comes the bound, at the rate of this machine's products.
+    """
+    found: dict[str, float] = {}
+    for rival in report.results.get(LONG, {}):
+        short, long = report.seconds(SHORT, rival), report.seconds(LONG, rival)
+        if short and long and rival not in PARTS:
+            found[rival] = 1 - short / long
+    bound = [
+        (report.seconds(name, NO_ATTENTION) or 0) + (report.seconds(name, MATMUL_RATE) or 0) for name in (SHORT, LONG)
+    ]
+    if all(bound) and found:
+        found["no attention + attention at the matmul rate"] = 1 - bound[0] / bound[1]
+    return found
+
+
+def _ratio(report: SpeedReport, scenario: str, above: str, below: str) -> Spread | None:
+    times = [
+        report.sum_of_parts(scenario) if name == SUM and scenario in report.results else report.seconds(scenario, name)
+        for name in (above, below)
+    ]
+    return Spread.of([times[0] / times[1]]) if times[0] and times[1] else None
+
+
+def as_report(report: SpeedReport, scenarios: Sequence[SpeedScenario], *, whole: bool) -> Report:
+    """Report what was run so far.
+
+    Args:
+        report: What was found.
+        scenarios: In this order.
+        whole: Whether messages are as long as the bars are meant for.
+    """
+    lines = [str(bar) for bar in bars(report)] if whole else []
+    if whole and (lost := losses(report)):
+        each = ", ".join(f"{rival} {100 * share:.0f} %" for rival, share in lost.items())
+        lines.append(f"throughput lost from 1k to 16k shared, 32 branches: {each}")
+    return Report(
+        [_table(report, each) for each in scenarios if each.name in report.results],
+        asdict(report),
+        f"{report.model}, {report.dtype}, {report.threads} threads; torch {report.torch_version}, transformers "
+        f"{report.transformers_version}, medians of {report.repeats} runs that take turns.",
+        lines,
+    )
+
+
+def _table(report: SpeedReport, scenario: SpeedScenario) -> Table:
+    """Rival, milliseconds, spread, against choreo, against the sum of parts."""
+    found = report.results[scenario.name]
+    ours, floor = found["choreo"].spread.middle, report.sum_of_parts(scenario.name)
+    rows: list[tuple[str, ...]] = []
+    for name, measured in found.items():
+        if measured.absent:
+            rows.append((name, "-", measured.absent, "", ""))
+            continue
+        middle, least, most = measured.spread.middle, measured.spread.least, measured.spread.most
+        against = "" if name in ("choreo", *PARTS) else f"{middle / ours:.2f}x"
+        rows.append((name, _ms(middle), f"{_ms(least)} to {_ms(most)}", against, f"{middle / floor:.2f}x"))
+    rows.append(("the sum: no attention + calls alone", _ms(floor), "", "", "1.00x"))
+    what = "a decode step" if scenario.is_decode else "to the first token"
+    return Table(COLUMNS, rows, f"{scenario.name}: ms {what}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f}"
+
+
+def figure(report: SpeedReport) -> Figure:
+    """Draw for each scenario one bar for each engine, on a logarithmic scale."""
+    rivals = [name for name in next(iter(report.results.values())) if name not in PARTS]
+    greys = [str(0.3 + 0.5 * place / len(rivals)) for place in range(len(rivals))]
+    colours = {name: "#d1495b" if name == OURS else grey for name, grey in zip(rivals, greys, strict=True)}
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
+    drawn = Figure(figsize=(10, 2.1 * len(report.results) + 0.8), layout="constrained")
+    drawn.suptitle(f"{report.model}, {report.dtype}, {report.threads} threads: milliseconds, shorter is better")
+    panels = drawn.subplots(len(report.results), 1, squeeze=False)[:, 0]
+    for axes, (scenario, found) in zip(panels, report.results.items(), strict=True):
+        times = {name: found[name].spread for name in rivals if found[name].seconds}
+        middles = [1000 * each.middle for each in times.values()]
+        errors = [
+            [1000 * (each.middle - each.least) for each in times.values()],
+            [1000 * (each.most - each.middle) for each in times.values()],
+        ]
+        barred = axes.barh(list(times), middles, xerr=errors, color=[colours[name] for name in times], ecolor="#555555")
+        axes.bar_label(barred, [f"{middle:,.1f}" for middle in middles], padding=6, fontsize=8)
+        if found[NO_ATTENTION].seconds and found[ATTENTION].seconds:
+            axes.axvline(1000 * report.sum_of_parts(scenario), color="#222222", linestyle="--", linewidth=1)
+        axes.set_xscale("log")
+        axes.set_title(f"{scenario} (dashed: the sum of its parts)", loc="left", fontsize=9)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.tick_params(labelsize=8)
+    return drawn

@@ -1,1 +1,0 @@
-"""`choreo eval language`: how well a model speaks the embedded language."""

@@ -1,1 +1,0 @@
-"""`choreo eval WORKFLOW`."""

@@ -1,1 +1,0 @@
-"""`choreo train distill WORKFLOW`: an adapter that reads a workflow's caches."""

@@ -1,1 +1,0 @@
-"""`choreo train embedded`: the embedded model from nothing."""

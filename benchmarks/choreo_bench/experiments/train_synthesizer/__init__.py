@@ -1,1 +1,0 @@
-"""`choreo train synthesizer`: an adapter and a cache mapper for whoever merges branches."""

@@ -1,1 +1,0 @@
-"""Many items of a workflow, and what they are worth together."""

@@ -1,1 +1,0 @@
-"""What several experiments show alike: plots, and trainings as they go."""

@@ -1,0 +1,98 @@
+"""All that `choreo` does by itself; distributions add more (see `choreo_agents.terminal.commands`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from choreo_agents.terminal.commands import group
+
+
+def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
+    from choreo_agents.cli.audit import audit
+    from choreo_agents.cli.recordings import fork, replay
+
+    return {
+        "run": group("Run a workflow and watch it.", _workflows),
+        "audit": audit,
+        "replay": replay,
+        "fork": fork,
+        "models": group(
+            "See whether a model can be served, and how it is fed; or make one to measure with.\n\n"
+            "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json "
+            "and the tokenizer's files, and ends with 0 if the model can be served, with 2 if it cannot.",
+            _model_commands,
+        ),
+        "inspect": group("See what an engine holds, or has done.", _inspections),
+        "store": group(
+            "Keep in order what lets runs go on in another process: their lineage.\n\n"
+            "It stands in a file beside that of a SQLite checkpointer, [b]states.sqlite.lineage[/b], or in the store "
+            "that a graph was compiled with.",
+            _store_commands,
+        ),
+        "pml": group("Schemas whose modules are encoded once, and prompts of them.", _pml_commands),
+    }
+
+
+def _workflows() -> dict[str, Callable[..., None]]:
+    from choreo_agents.cli.run_debate import debate
+    from choreo_agents.cli.run_workflow import run_workflow
+    from choreo_agents.workflows.cases import CASES
+
+    # A debate is shown in a way of its own; all others are shown message by message.
+    return {name.replace("_", "-"): debate if name == "debate" else run_workflow(case) for name, case in CASES.items()}
+
+
+def _model_commands() -> dict[str, Callable[..., None]]:
+    from choreo_agents.cli.models import check, random
+
+    return {"random": random, "check": check}
+
+
+def _inspections() -> dict[str, Callable[..., None]]:
+    from choreo_agents.cli.inspect import memory
+    from choreo_agents.cli.recordings import record, run
+
+    return {"memory": memory, "record": record, "run": run}
+
+
+def _store_commands() -> dict[str, Callable[..., None]]:
+    from choreo_agents.cli.store import check, compact
+
+    return {"check": check, "compact": compact}
+
+
+def _pml_commands() -> dict[str, Callable[..., None]]:
+    from choreo_agents.cli.pml import check, layout, run_prompt
+
+    return {"check": check, "layout": layout, "run": run_prompt}
+
+
+app = group(
+    "LangGraph agents that hand each other [b]KV-cache handles[/b] instead of strings.\n\n"
+    "Start with [b]choreo run debate[/b]: three agents debate on the embedded model.",
+    _commands,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"choreo-agents {version('choreo-agents')}")
+        raise typer.Exit
+
+
+@app.callback()
+def choreo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Entry point of the `choreo` command."""
+    app()

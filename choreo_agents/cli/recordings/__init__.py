@@ -1,1 +1,0 @@
-"""Recordings on the command line: shown, played again, and forked."""

@@ -1,1 +1,0 @@
-"""`choreo run`: one instance of a workflow, live."""

@@ -1,0 +1,110 @@
+"""Groups of commands, and how other distributions add to them.
+
+An entry point of the group `choreo.commands` adds a function, which is a command, or a `typer.Typer`, which is a group:
+`name = module:object`, and `group.name` for a member of a group that `group()` has made. Nothing of ours can be
+replaced. To list commands is to import their modules: what takes long to import is imported in a command's body.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperGroup
+
+ENTRY_POINTS = "choreo.commands"
+ELSEWHERE = {
+    "eval": "choreo-bench",
+    "bench": "choreo-bench",
+    "train": "choreo-bench",
+    "pml.memory": "choreo-bench",
+    "serve": "choreo-server",
+}
+"""What to install for commands that other distributions add."""
+_OTHERS = ("torchao", "torch.utils._pytree")
+"""Loggers of what transformers imports if it is installed. They warn of libraries for other processors and of names
+that will change, in whatever one does; a command says what concerns its user. An error of theirs is seen."""
+
+
+class CommandGroup(TyperGroup):
+    """Commands that are imported when the group is listed, or one of them is called: by its name, with hyphens or with
+    underscores. What other distributions add stands behind ours."""
+
+    def members(self) -> Mapping[str, typer.Typer | Callable[..., Any]]:
+        """Import our commands and groups, and return them by name, in the order in which they are listed."""
+        return {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._add_own(ctx)
+        self._add_installed(ctx)
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for add in (self._add_own, self._add_installed):
+            add(ctx)
+            for name in (cmd_name, cmd_name.replace("_", "-")):
+                if name in self.commands:
+                    return self.commands[name]
+        words = (*_path(ctx), cmd_name)
+        if package := ELSEWHERE.get(".".join(words)):
+            ctx.fail(f"'{' '.join(words)}' is not installed: pip install {package}")
+        return None
+
+    def invoke(self, ctx: Any) -> Any:
+        for logger in _OTHERS:
+            logging.getLogger(logger).setLevel(logging.ERROR)
+        return super().invoke(ctx)
+
+    def _add_own(self, ctx: Any) -> None:
+        if not self.commands:
+            self.commands.update({name: _made(name, member) for name, member in self.members().items()})
+
+    def _add_installed(self, ctx: Any) -> None:
+        for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+            *group, name = entry.name.split(".")
+            if group == _path(ctx) and name not in self.commands:
+                self.commands[name] = _loaded(entry, name)
+
+
+def group(help_text: str, members: Callable[[], Mapping[str, typer.Typer | Callable[..., Any]]]) -> typer.Typer:
+    """Make a group of commands that other distributions can add to; `members` is called when they are needed."""
+    return typer.Typer(
+        cls=type("Group", (CommandGroup,), {"members": lambda self: members()}),
+        help=help_text,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_show_locals=False,
+    )
+
+
+def _path(ctx: Any) -> list[str]:
+    """The words that call a group, behind `choreo`."""
+    return [] if ctx.parent is None else [*_path(ctx.parent), ctx.command.name]
+
+
+def _made(name: str, member: typer.Typer | Callable[..., Any], **settings: Any) -> Any:
+    """Make a command of a function, or a group of a `typer.Typer`: typer does so for members of an app alone."""
+    holder = typer.Typer(rich_markup_mode="rich")
+    if isinstance(member, typer.Typer):
+        holder.add_typer(member, name=name)
+    else:
+        holder.command(name, **settings)(member)
+    return typer.main.get_group(holder).commands[name]
+
+
+def _loaded(entry: EntryPoint, name: str) -> Any:
+    """Load what an entry point adds; if it cannot be loaded, make a command that says why, in lists and when called."""
+    try:
+        return _made(name, entry.load())
+    except Exception as error:
+        reason = f"{entry.value} cannot be loaded: {type(error).__name__}: {error}"
+
+    def refuse(ctx: typer.Context) -> None:
+        ctx.fail(reason)
+
+    whatever = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return _made(name, refuse, help=escape(reason), context_settings=whatever)

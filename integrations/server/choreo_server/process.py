@@ -1,0 +1,54 @@
+"""The process of `choreo serve`: the engine that it loads, and how it ends."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+import torch
+import uvicorn
+
+from choreo_agents import Engine
+from choreo_agents.errors import InvalidRequestError
+from choreo_server.app import ServerApp
+
+_DTYPES = {"auto": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def load_engine(model: str, engines: int, threads: int | None, dtype: str, options: dict[str, Any]) -> Engine:
+    """Load a model in this process, or in several actors of Ray's."""
+    options["dtype"] = _DTYPES[dtype]
+    if engines == 1:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        return Engine.load(model, **options)
+    try:
+        from choreo_ray import RayEngine  # noqa: PLC0415 - a distribution of its own, which few need
+    except ModuleNotFoundError as missing:
+        raise InvalidRequestError(
+            f"several engines are actors of Ray's, and {missing.name!r} is not installed: pip install choreo-ray"
+        ) from None
+    each: dict[str, Any] = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
+    return RayEngine.load(model, engines=engines, **each, **options)
+
+
+def _gpus(device: str) -> int:
+    """That each of several engines has for itself."""
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and number not in ("", "0"):
+        raise InvalidRequestError(f"each of several engines has a GPU of its own: say --device cuda, not {device!r}")
+    return int(kind == "cuda" or (kind == "auto" and torch.cuda.is_available()))
+
+
+class StoppingServer(uvicorn.Server):
+    """Takes nothing new from the moment on that it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, app: ServerApp) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._app.stopping = True
+        super().handle_exit(sig, frame)
+        # Else it would be raised again when all has ended, and kill us before the engine is closed.
+        self._captured_signals.clear()
