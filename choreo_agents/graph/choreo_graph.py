@@ -88,7 +88,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self._visibility = VisibilityTable(default=None if visibility is None else rule_of(visibility))
         self._audited: AuditReport | None = None
         self.engine: Engine | None = None
-        """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
+        """Of a compiled graph's builder, the engine that signs what is said in it; None: it has no agents."""
         self.engines: tuple[Engine, ...] = ()
         """Of a compiled graph's builder, all that serve it, subgraphs included."""
         self._charted: Chart | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, Protocol, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -28,7 +29,7 @@ from choreo_agents.graph.langgraph_internals import (
     saved_state_of,
     saver_of,
 )
-from choreo_agents.graph.provenance import InputFilter, signer_of, with_signer
+from choreo_agents.graph.provenance import InputFilter, by_id, signer_of, with_signer
 from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantThreads
@@ -102,17 +103,20 @@ class CompiledChoreoGraph(TenantThreads):
                 yield part
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        return super().bulk_update_state(config, self._moved(config, supersteps))
+        standing = self.get_state(config).values
+        return super().bulk_update_state(config, self._moved(config, supersteps, standing))
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        return await super().abulk_update_state(config, self._moved(config, supersteps))
+        standing = (await self.aget_state(config)).values
+        return await super().abulk_update_state(config, self._moved(config, supersteps, standing))
 
-    def _moved(self, config: RunnableConfig, supersteps: Any) -> Any:
-        """Return an operator's updates: what they bring from another thread goes on in this one."""
+    def _moved(self, config: RunnableConfig, supersteps: Any, standing: Any) -> Any:
+        """Return an operator's updates: what they bring from another thread goes on in this one, where this stands."""
         signer = signer_of(self._opened(config)[1])
         if signer is None:
             return supersteps
-        return [[each._replace(values=signer.moved(each.values)) for each in updates] for updates in supersteps]
+        move = partial(signer.moved, standing=by_id(standing.get("messages")))
+        return [[each._replace(values=move(each.values)) for each in updates] for updates in supersteps]
 
     def _opened(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
         """Return the filter of a run's input, the config of the run, and who serves it."""
@@ -120,7 +124,7 @@ class CompiledChoreoGraph(TenantThreads):
         if engine is not None and (tenant := self.tenant_of(called)) is not None:
             engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
         seals, saved = None if engine is None else engine.lineage.seals, saved_state_of(self, called)
-        run = with_signer(config, called, seals, self.name, is_kept=saved is not None)
+        run = with_signer(config, called, seals, self.name)
         run = with_tasks_around(with_thread(with_engines(run, called, engines), called, self), called, self)
         run = with_lineage(run, called, self._built.lineage)
         return InputFilter(signer_of(run) or signer_of(called), called, saved), run, engines

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command, Overwrite, Send, StateSnapshot
@@ -47,8 +47,8 @@ from choreo_agents.kv.handle import MessageHandle
 Said = TypeVar("Said", bound=BaseMessage)
 NOTE = "choreo"
 """In `response_metadata`: the note of whoever has said a message."""
-MARK = "choreo_"
-"""In `additional_kwargs`, names that start so are ours."""
+_SENT = "choreo_"
+"""In what a `Send` hands over, names that start so are ours."""
 UNPROVEN = "unproven"
 """In a note: who a message says has said it, where no signature proves it."""
 _encode = json.JSONEncoder(sort_keys=True, default=str).encode
@@ -71,18 +71,13 @@ Change = Callable[[Any], Any]
 def note_of(message: BaseMessage) -> Mapping[str, Any]:
     """Return what a message says of who said it; empty, as input's is, if it says nothing."""
     note = message.response_metadata.get(NOTE)
-    if isinstance(note, Mapping) and isinstance(note.get("author", ""), str):
-        return note
-    source = message.additional_kwargs.get("choreo_source")  # so a function may name the agent that it speaks for
-    return {} if source is None else {"author": str(source)}
+    return note if isinstance(note, Mapping) and isinstance(note.get("author", ""), str) else {}
 
 
 def stripped(message: Said, note: Mapping[str, Any] | None = None) -> Said:
     """Return a message, with an id, that says nothing of who said it but what this note does."""
     metadata = {k: v for k, v in message.response_metadata.items() if k != NOTE} | ({NOTE: note} if note else {})
-    more = {name: value for name, value in message.additional_kwargs.items() if not name.startswith(MARK)}
-    named = message.id or str(uuid.uuid4())
-    return message.model_copy(update={"response_metadata": metadata, "additional_kwargs": more, "id": named})
+    return message.model_copy(update={"response_metadata": metadata, "id": message.id or str(uuid.uuid4())})
 
 
 def claimed_in(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +136,7 @@ def is_edited(message: BaseMessage) -> bool:
 def digest_of(message: BaseMessage) -> str:
     """Return a digest of a message's words, its calls and the thoughts beside them: it changes when they do."""
     said: list[Any] = [message.type, message.name, str(message.text)]
+    said += [message.role] if isinstance(message, ChatMessage) else []
     if isinstance(message, AIMessage):
         said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
         said += [[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls]
@@ -174,7 +170,7 @@ class Signer:
 
     seals: Seals
     place: list[str | None]
-    """The outermost graph, by name, where nothing keeps its state, else None; and the thread."""
+    """The outermost graph, by name, and the thread."""
     is_guarded: bool = True
     """Whether input was filtered: then words that differ from what was signed are an operator's edit."""
 
@@ -203,7 +199,7 @@ class Signer:
 
     def _is_encoding(self, entry: Mapping[str, Any], model: str, plain: Any) -> bool:
         """Tell whether a handle is signed as what another model than its speaker's has made of an entry's words."""
-        code = entry["signature"].get(plain.get("id")) if isinstance(plain, Mapping) else None
+        code = entry["signature"].get(str(plain.get("id"))) if isinstance(plain, Mapping) else None
         is_signed = self.seals.holds(code, "handle", _encoded(entry, plain))
         return is_signed and model == model_of(plain) != model_of(entry["handle"])
 
@@ -220,14 +216,21 @@ class Signer:
         said = [message.id, message.type, {**note, "signature": None}]
         return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", said)
 
-    def moved(self, update: Any) -> Any:
-        """Return an operator's update of a state with what was said in other threads signed for this one."""
+    def moved(self, update: Any, standing: Mapping[str, BaseMessage]) -> Any:
+        """Return an operator's update of a state, by id, with what was said in other threads signed for this one.
+
+        Other words in the place of a message are an edit of it: they bear its note.
+        """
 
         def entry(given: Any) -> Any:
             return self.signed(known) if (known := self.proven(given, anywhere=True)) is not None else given
 
         def message(given: BaseMessage) -> BaseMessage:
-            return self.noted(given, note_of(given)) if self.proves(given, anywhere=True) else given
+            if self.proves(given, anywhere=True):
+                return self.noted(given, note_of(given))
+            there = standing.get(str(given.id))
+            is_edit = there is not None and there.type == given.type and self.proves(there)
+            return self.noted(given, note_of(cast(BaseMessage, there))) if is_edit else given
 
         def each_of(value: Any, listed: Callable[[Any], Sequence[Any]], move: Change) -> Any:
             is_overwrite, given = overwritten(value)
@@ -242,7 +245,7 @@ class Signer:
         if self.seals not in _warned:
             _warned.add(self.seals)
             warnings.warn(
-                "a message or handle that no seal proves to be of its thread counts as input: it was said in another "
+                "a message or handle that no signature proves to be of its thread counts as input: it was said in another "
                 "thread or under another salt, or somebody has made it up (engines of all processes need one salt=...)",
                 ProvenanceWarning,
                 stacklevel=3,
@@ -256,7 +259,7 @@ def _encoded(entry: Mapping[str, Any], plain: Any) -> list[Any]:
 
 
 def with_signer(
-    config: RunnableConfig | None, called: RunnableConfig, seals: Seals | None, name: str, *, is_kept: bool
+    config: RunnableConfig | None, called: RunnableConfig, seals: Seals | None, name: str
 ) -> RunnableConfig | None:
     """Return the config of a run with the signer of all its nodes: that of the graph around, in the same thread.
 
@@ -264,9 +267,8 @@ def with_signer(
         config: As its graph was given it, and `called` as it runs with it.
         seals: Of the graph's own engine; None: it has none, and signs as the graph around it.
         name: The graph's.
-        is_kept: Whether its state is, in the thread that `called` names.
     """
-    outer, place = signer_of(called), [None if is_kept else name, thread_of(called)]
+    outer, place = signer_of(called), [name, thread_of(called)]
     if outer is None:
         if seals is None:
             return config
@@ -299,6 +301,9 @@ def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
     Args:
         update: Of the state.
         changes: By channel; channels that it does not write stay out.
+
+    Raises:
+        InvalidRequestError: It has these channels in a form that is not known.
     """
     if isinstance(update, Command):
         return dataclasses.replace(update, update=rewritten(update.update, changes))
@@ -312,6 +317,9 @@ def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
         if isinstance(update, BaseModel):
             return update.model_copy(update=written)
         return dataclasses.replace(update, **written)
+    if found := [name for name in changes if hasattr(update, name)]:
+        kind = type(update).__name__
+        raise InvalidRequestError(f"{found} of a {kind}: update a state with a mapping, a dataclass or a pydantic model")
     return update
 
 
@@ -386,7 +394,7 @@ class InputFilter:
             brought = {"handles": self._handles}  # words may come before the entries that are of them
             _everywhere(given, brought, partial(rewritten, changes=brought))
         elif snapshot is not None:
-            self._standing = _by_id(snapshot.values.get("messages"))
+            self._standing = by_id(snapshot.values.get("messages"))
             self._entries = {entry["message_id"]: entry for entry in snapshot.values.get("handles") or []}
         return _everywhere(given, {"messages": self._messages, "handles": self._handles}, self._sent)
 
@@ -442,7 +450,7 @@ class InputFilter:
         """Return what input's own `Send` may hand to a node in place of the state."""
         if isinstance(payload, Mapping):
             # What a `Send` of ours tells its target under these names no client has to say.
-            payload = {name: value for name, value in payload.items() if not name.startswith(MARK)}
+            payload = {name: value for name, value in payload.items() if not name.startswith(_SENT)}
         changes = {"messages": partial(self._messages, is_sent=True), "handles": partial(self._handles, is_sent=True)}
         return rewritten(payload, changes)
 
@@ -460,7 +468,8 @@ def _forwarded(sends: Any, change: Change) -> list[Any]:
     return [Send(each.node, change(each.arg)) if isinstance(each, Send) else each for each in listed]
 
 
-def _by_id(held: Any) -> dict[str, BaseMessage]:
+def by_id(held: Any) -> dict[str, BaseMessage]:
+    """Return the messages that a channel holds, by id."""
     return {str(message.id): message for message in held or [] if isinstance(message, BaseMessage)}
 
 
@@ -488,6 +497,8 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
         """Tell whether a message is the node's: its own, of agents inside of it, or of whom it is declared to be."""
         note = note_of(message)
         names = [str(note[name]) for name in ("author", "persona") if note.get(name) is not None]
+        if signer is not None and not signer.proves(message):
+            return False  # a client may have written that, and the node hands it on
         inside = all(name == author or name.startswith(f"{author}|") for name in names)
         return "author" in note and (inside or speaks_for in names)
 
@@ -517,7 +528,7 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
         except (NotImplementedError, ValueError) as error:
             # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
             raise InvalidRequestError(f"node {author!r} wrote to messages what is no message: {error}") from error
-        standing = _by_id(channel_values(config, ("messages",)).get("messages"))
+        standing = by_id(channel_values(config, ("messages",)).get("messages"))
         messages = [m if m.type == "remove" else signed(m, standing.get(str(m.id))) for m in messages]
         return Overwrite(messages) if is_overwrite else messages
 
@@ -541,31 +552,40 @@ class ProvenState:
 
     def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
         messages, self.signer = with_ids(_channel(state, "messages")), signer_of(config) or _unguarded(seals, config)
-        said = {} if self.signer.is_guarded else {message.id: digest_of(message) for message in messages}
+        said = {str(message.id): message for message in messages}
+        writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}
         self.entries: list[HandleEntry] = []
         self._claims: dict[str, dict[str, Any]] = {}
         for given in _channel(state, "handles"):
             entry = self.signer.proven(given)
             is_input = isinstance(given, Mapping) and given.get("author") == START_SOURCE
-            # Where nobody has filtered input, other words under a name that was signed may be a client's.
-            if entry is not None and (is_input or said.get(entry["message_id"]) in (None, entry["digest"])):
+            if entry is not None and (is_input or _is_of(entry, said, writers)):
                 self.entries.append(entry)
             elif isinstance(given, Mapping) and not is_input:
                 self._claims[str(given.get("message_id"))] = claimed_in(given)
-        self.messages = [self._as_proven(message) for message in messages]
+        self.messages = [each if str(each.id) in writers else self._unproven(each) for each in messages]
         self.superstep = 1 + max((entry["superstep"] for entry in self.entries), default=-1)
         """The earliest that something can be said in now. What was removed since was said all the same: who speaks
         behind it does not stand in its place."""
         if self._claims or any(UNPROVEN in note_of(message) for message in self.messages):
             self.signer.warn()
 
-    def _as_proven(self, message: BaseMessage) -> BaseMessage:
-        """Return a message whose note is true; whose it says that it is, and is not proven to be, is kept apart."""
-        if self.signer.proves(message) and (self.signer.is_guarded or not is_edited(message)):
-            return message
+    def _is_true(self, message: BaseMessage) -> bool:
+        """Tell whether a message's note holds: where nobody has filtered input, of its very words."""
+        return self.signer.proves(message) and (self.signer.is_guarded or not is_edited(message))
+
+    def _unproven(self, message: BaseMessage) -> BaseMessage:
+        """Return a message without a note; whose it says that it is, and is not proven to be, is kept apart."""
         note = note_of(message)
         claimed = claimed_in(note) if "author" in note else self._claims.get(str(message.id))
         return stripped(message, None if claimed is None else {UNPROVEN: claimed}) if note or claimed else message
+
+
+def _is_of(entry: HandleEntry, said: Mapping[str, BaseMessage], writers: Mapping[str, str]) -> bool:
+    """Tell whether an entry is of the message of its name: in these words, or in others by the same author."""
+    message = said.get(entry["message_id"])
+    is_same = message is None or entry["author"] == writers.get(entry["message_id"])
+    return is_same or digest_of(cast(BaseMessage, message)) == entry["digest"]
 
 
 def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:

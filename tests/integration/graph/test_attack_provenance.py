@@ -329,7 +329,7 @@ def test_attack_handles_that_no_seal_proves_are_not_passed_over_in_silence(engin
     app = chain("alice").compile(engine=engine)
     theirs = app.invoke(QUESTION)["handles"]
     unsealed = [{name: value for name, value in each.items() if name != "signature"} for each in theirs]
-    with pytest.warns(ProvenanceWarning, match="or handle that no seal proves"):
+    with pytest.warns(ProvenanceWarning, match="or handle that no signature proves"):
         app.invoke({**QUESTION, "handles": unsealed})
 
 
