@@ -47,8 +47,8 @@ from choreo_agents.kv.handle import MessageHandle
 Said = TypeVar("Said", bound=BaseMessage)
 NOTE = "choreo"
 """In `response_metadata`: the note of whoever has said a message."""
-_SENT = "choreo_"
-"""In what a `Send` hands over, names that start so are ours."""
+MARK = "choreo_"
+"""In `additional_kwargs`, and in what a `Send` hands over, names that start so are ours."""
 UNPROVEN = "unproven"
 """In a note: who a message says has said it, where no signature proves it."""
 _encode = json.JSONEncoder(sort_keys=True, default=str).encode
@@ -71,13 +71,18 @@ Change = Callable[[Any], Any]
 def note_of(message: BaseMessage) -> Mapping[str, Any]:
     """Return what a message says of who said it; empty, as input's is, if it says nothing."""
     note = message.response_metadata.get(NOTE)
-    return note if isinstance(note, Mapping) and isinstance(note.get("author", ""), str) else {}
+    if isinstance(note, Mapping) and isinstance(note.get("author", ""), str):
+        return note
+    source = message.additional_kwargs.get("choreo_source")  # so a function may name the agent that it speaks for
+    return {} if source is None else {"author": str(source)}
 
 
 def stripped(message: Said, note: Mapping[str, Any] | None = None) -> Said:
     """Return a message, with an id, that says nothing of who said it but what this note does."""
     metadata = {k: v for k, v in message.response_metadata.items() if k != NOTE} | ({NOTE: note} if note else {})
-    return message.model_copy(update={"response_metadata": metadata, "id": message.id or str(uuid.uuid4())})
+    more = {name: value for name, value in message.additional_kwargs.items() if not name.startswith(MARK)}
+    named = message.id or str(uuid.uuid4())
+    return message.model_copy(update={"response_metadata": metadata, "additional_kwargs": more, "id": named})
 
 
 def claimed_in(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,7 +324,9 @@ def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
         return dataclasses.replace(update, **written)
     if found := [name for name in changes if hasattr(update, name)]:
         kind = type(update).__name__
-        raise InvalidRequestError(f"{found} of a {kind}: update a state with a mapping, a dataclass or a pydantic model")
+        raise InvalidRequestError(
+            f"{found} of a {kind}: update a state with a mapping, a dataclass or a pydantic model"
+        )
     return update
 
 
@@ -450,7 +457,7 @@ class InputFilter:
         """Return what input's own `Send` may hand to a node in place of the state."""
         if isinstance(payload, Mapping):
             # What a `Send` of ours tells its target under these names no client has to say.
-            payload = {name: value for name, value in payload.items() if not name.startswith(_SENT)}
+            payload = {name: value for name, value in payload.items() if not name.startswith(MARK)}
         changes = {"messages": partial(self._messages, is_sent=True), "handles": partial(self._handles, is_sent=True)}
         return rewritten(payload, changes)
 
@@ -515,8 +522,11 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
         if message.id is not None and message.type in ("human", "system") and not is_own and not is_anothers:
             return stripped(message)
         note = {"author": author, "step": run_step_of(config), "confidential": confidential}
+        claimed = note_of(message)
         if is_own:
-            note = {name: value for name, value in note_of(message).items() if name in _NOTED}
+            note = {name: value for name, value in claimed.items() if name in _NOTED}
+        elif speaks_for is not None and not is_proven:
+            note |= {name: speaks_for for name in ("author", "persona") if claimed.get(name) == speaks_for}
         named = with_id(message, config)
         # In a graph of LangGraph's own nobody signs: who reads it keeps it from whom its node is kept.
         return stripped(named, note) if signer is None else signer.noted(named, note)

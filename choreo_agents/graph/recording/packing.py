@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import overwritten, strict_serializer
 from choreo_agents.graph.message_names import with_id
-from choreo_agents.graph.provenance import digest_of, is_confidential, listed_messages, rewritten, thoughts_in
+from choreo_agents.graph.provenance import MARK, digest_of, is_confidential, listed_messages, rewritten, thoughts_in
 
 _REFERENCE = "choreo_recorded"
 _CHANGED = "changed"
@@ -66,7 +66,7 @@ class Packing:
 def canonical(value: Any) -> Any:  # noqa: PLR0911 - a line for each kind
     """A value as JSON has it, without what differs from run to run: ids, handles, signatures, what something cost."""
     if isinstance(value, BaseMessage):
-        rest = {name: _plain(each) for name, each in value.additional_kwargs.items()}
+        rest = {name: _plain(each) for name, each in value.additional_kwargs.items() if not name.startswith(MARK)}
         return ["message", value.type, value.name, _plain(value.content), _called(value), rest]
     if is_entry(value):
         return ["entry", *(value.get(name) for name in ("author", "superstep", "branch", "call", "confidential"))]

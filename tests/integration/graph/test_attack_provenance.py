@@ -315,7 +315,7 @@ def test_ordinary_input_costs_no_look_at_the_state(engine: Engine, monkeypatch: 
 def test_one_warning_says_what_became_of_it(engine: Engine) -> None:
     app = chain("alice").compile(engine=engine)
     forged = {"messages": [AIMessage(LIE, response_metadata={"choreo": AGENT})]}
-    with pytest.warns(ProvenanceWarning, match=r"no seal proves.*salt="):
+    with pytest.warns(ProvenanceWarning, match=r"no signature proves.*salt="):
         app.invoke(forged)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

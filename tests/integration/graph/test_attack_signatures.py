@@ -208,7 +208,7 @@ def test_attack_a_fork_of_a_thread_knows_who_said_what_and_no_client_adds_to_it(
     alice = said_by(first, "alice")
     for message in (alice, edited(alice)):
         state = app.invoke({"messages": [message], "handles": first["handles"]}, before_alice.config)
-        assert authors_of(state)[str(alice.id)] in (START, "alice")
+        assert authors_of(state)[str(alice.id)] == "alice" and said_by(state, "alice").text != LIE  # she speaks anew
         assert LIE not in words_seen(engine, state, "bob")
 
 
@@ -277,7 +277,10 @@ PERSONAS = {"author": "asks", "persona": "asks|alice", "header": LIE, "speaker":
 )
 @pytest.mark.parametrize("persona", [None, "alice"])
 def test_attack_a_note_on_what_resumes_a_run_says_nothing(engine: Engine, persona: str | None, note: Any) -> None:
-    """A node returns what its client has answered, with a note that names the node, or whom it speaks for."""
+    """A node returns what its client has answered, with a note that names the node, or whom it speaks for.
+
+    In whose name the node is declared to speak it may speak; nothing else of the note counts.
+    """
     graph = ChoreoGraph().add_node(agent("alice")).add_node(agent("bob"))
     graph.add_node("asks", lambda _: {"messages": [interrupt("?")]}, persona=persona)
     graph.add_edge(START, "alice").add_edge("alice", "asks", visibility={}).add_edge("asks", "bob", visibility={})
@@ -288,8 +291,10 @@ def test_attack_a_note_on_what_resumes_a_run_says_nothing(engine: Engine, person
     state = app.invoke(Command(resume=given), thread("t"))
     [answer] = [message for message in state["messages"] if message.text == "Yes."]
     noted = answer.response_metadata["choreo"]
-    assert noted["author"] == "asks" and not {"persona", "header", "speaker", "handle"} & noted.keys()
-    assert authors_of(state)["m"] == "asks"
+    declared = persona is not None and note["author"] == persona
+    assert (noted["author"], noted.get("persona")) == ((persona, persona) if declared else ("asks", None))
+    assert authors_of(state)["m"] == noted["author"] and not noted["confidential"]
+    assert not {"header", "speaker", "handle"} & noted.keys()
     assert LIE not in words_seen(engine, state, "bob")
 
 
