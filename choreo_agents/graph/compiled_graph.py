@@ -103,8 +103,7 @@ class CompiledChoreoGraph(TenantThreads):
                 yield part
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        standing = self.get_state(config).values
-        return super().bulk_update_state(config, self._moved(config, supersteps, standing))
+        return super().bulk_update_state(config, self._moved(config, supersteps, self.get_state(config).values))
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         standing = (await self.aget_state(config)).values

@@ -13,6 +13,7 @@ import json
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -21,7 +22,6 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveM
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command, Overwrite, Send, StateSnapshot
-from pydantic import BaseModel
 
 from choreo_agents.chat import calls_made
 from choreo_agents.engine.messages.seals import Seals
@@ -117,14 +117,10 @@ def unproven_of(message: BaseMessage) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def handle_of(message: BaseMessage, model: str) -> MessageHandle | None:
-    """Return what an agent's message was when it was said; `model` if it does not say which."""
+def handle_of(message: BaseMessage) -> MessageHandle | None:
+    """Return what an agent's message was when it was said."""
     note = note_of(message)
-    if not note.get("handle"):
-        return None
-    return MessageHandle(
-        id=str(note["handle"]), model=str(note.get("model") or model), length=int(note.get("length", 1))
-    )
+    return MessageHandle(id=note["handle"], model=note["model"], length=note["length"]) if "handle" in note else None
 
 
 def is_confidential(message: BaseMessage) -> bool:
@@ -134,8 +130,7 @@ def is_confidential(message: BaseMessage) -> bool:
 
 def is_edited(message: BaseMessage) -> bool:
     """Tell whether a message's words are no longer those of its note."""
-    note = note_of(message)
-    return "author" in note and note.get("digest") != digest_of(message)
+    return "author" in note_of(message) and note_of(message).get("digest") != digest_of(message)
 
 
 def digest_of(message: BaseMessage) -> str:
@@ -197,9 +192,8 @@ class Signer:
             return None
         if not self.seals.holds(code, "entry", {**entry, **_NOT_SIGNED}):
             return None
-        if not isinstance(also := entry.get("also", {}), Mapping):
-            also = {}
-        kept = {model: plain for model, plain in also.items() if self._is_encoding(entry, model, plain)}
+        found = also.items() if isinstance(also := entry.get("also"), Mapping) else ()
+        kept = {model: plain for model, plain in found if self._is_encoding(entry, model, plain)}
         return cast(HandleEntry, {**entry, "also": kept} if "also" in entry else entry)
 
     def _is_encoding(self, entry: Mapping[str, Any], model: str, plain: Any) -> bool:
@@ -250,8 +244,8 @@ class Signer:
         if self.seals not in _warned:
             _warned.add(self.seals)
             warnings.warn(
-                "a message or handle that no signature proves to be of its thread counts as input: it was said in another "
-                "thread or under another salt, or somebody has made it up (engines of all processes need one salt=...)",
+                "a message or handle that no signature proves to be of this thread is input: it was said in another or "
+                "under another salt, or somebody has made it up (engines of all processes need one salt=...)",
                 ProvenanceWarning,
                 stacklevel=3,
             )
@@ -293,8 +287,7 @@ def signer_of(config: RunnableConfig) -> Signer | None:
 
 def _unguarded(seals: Seals, config: RunnableConfig) -> Signer:
     """Return who signs in a graph of LangGraph's own, which agents side by side do not know by name."""
-    graph = "" if running_saver_of(config) is None else None
-    return Signer(seals, [graph, thread_of(config)], is_guarded=False)
+    return Signer(seals, ["" if running_saver_of(config) is None else None, thread_of(config)], is_guarded=False)
 
 
 # Updates of a state, and what they may say
@@ -306,27 +299,20 @@ def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
     Args:
         update: Of the state.
         changes: By channel; channels that it does not write stay out.
-
-    Raises:
-        InvalidRequestError: It has these channels in a form that is not known.
     """
     if isinstance(update, Command):
         return dataclasses.replace(update, update=rewritten(update.update, changes))
     if isinstance(update, Mapping):
         return {**update, **{name: change(update[name]) for name, change in changes.items() if name in update}}
+    if isinstance(update, tuple) and len(update) == 2 and isinstance(update[0], str) and update[0] in changes:
+        return update[0], changes[update[0]](update[1])
     if isinstance(update, list | tuple):
-        parts = [_pair(part, changes) or rewritten(part, changes) for part in update]
+        parts = [rewritten(part, changes) for part in update]
         return parts if isinstance(update, list) else tuple(parts)
-    if isinstance(update, BaseModel) or (dataclasses.is_dataclass(update) and not isinstance(update, type)):
-        written = {name: change(getattr(update, name)) for name, change in changes.items() if hasattr(update, name)}
-        if isinstance(update, BaseModel):
-            return update.model_copy(update=written)
-        return dataclasses.replace(update, **written)
-    if found := [name for name in changes if hasattr(update, name)]:
-        kind = type(update).__name__
-        raise InvalidRequestError(
-            f"{found} of a {kind}: update a state with a mapping, a dataclass or a pydantic model"
-        )
+    if written := {name: change(getattr(update, name)) for name, change in changes.items() if hasattr(update, name)}:
+        update = copy(update)
+        for name, value in written.items():
+            object.__setattr__(update, name, value)  # frozen or not
     return update
 
 
@@ -337,13 +323,6 @@ def listed_messages(written: Any) -> Sequence[BaseMessage]:
         ValueError: It is no message; as is `NotImplementedError`.
     """
     return convert_to_messages(written if isinstance(written, list) else [written])
-
-
-def _pair(part: Any, changes: Mapping[str, Change]) -> tuple[str, Any] | None:
-    """A (channel, value) pair of a channel that changes; None for anything else."""
-    if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str) and part[0] in changes:
-        return part[0], changes[part[0]](part[1])
-    return None
 
 
 def require_few(name: str, listed: Any) -> None:
@@ -436,9 +415,8 @@ class InputFilter:
 
     def _is_others(self, name: str) -> bool:
         """Tell whether the message of that name, there or removed, is not input's own."""
-        standing, entry = self._standing.get(name), self._entries.get(name)
-        others = entry is not None and entry.get("author") != START_SOURCE
-        return others or (standing is not None and "author" in note_of(standing))
+        author = self._entries[name]["author"] if name in self._entries else START_SOURCE
+        return author != START_SOURCE or (name in self._standing and "author" in note_of(self._standing[name]))
 
     def _handles(self, value: Any, *, is_sent: bool = False) -> list[HandleEntry]:
         assert self._signer is not None
@@ -500,14 +478,14 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
     home = author.rpartition("|")[0]
     speaks_for = f"{home}|{persona}" if home and persona else persona
 
+    def proves(message: BaseMessage) -> bool:
+        return signer is not None and signer.proves(message)
+
     def is_its_own(message: BaseMessage) -> bool:
         """Tell whether a message is the node's: its own, of agents inside of it, or of whom it is declared to be."""
-        note = note_of(message)
-        names = [str(note[name]) for name in ("author", "persona") if note.get(name) is not None]
-        if signer is not None and not signer.proves(message):
-            return False  # a client may have written that, and the node hands it on
+        names = [str(note_of(message).get(name) or author) for name in ("author", "persona")]
         inside = all(name == author or name.startswith(f"{author}|") for name in names)
-        return "author" in note and (inside or speaks_for in names)
+        return proves(message) and (inside or speaks_for in names)
 
     def signed(message: BaseMessage, standing: BaseMessage | None) -> BaseMessage:
         if standing is not None and (repeats(message, digest_of(standing)) or is_its_own(standing)):
@@ -515,17 +493,16 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
             message = message if is_same else standing.model_copy(update={"content": message.content})
             if not is_its_own(message):
                 return message
-        is_proven, is_own = signer is not None and signer.proves(message), is_its_own(message)
+        is_proven, claimed = proves(message), note_of(message)
         if is_proven and not is_edited(message):
             return message
-        is_anothers = is_proven or (standing is not None and "author" in note_of(standing))
-        if message.id is not None and message.type in ("human", "system") and not is_own and not is_anothers:
+        is_somebodys = is_proven or (standing is not None and "author" in note_of(standing))
+        if message.id is not None and message.type in ("human", "system") and not is_somebodys:
             return stripped(message)
         note = {"author": author, "step": run_step_of(config), "confidential": confidential}
-        claimed = note_of(message)
-        if is_own:
+        if is_its_own(message):
             note = {name: value for name, value in claimed.items() if name in _NOTED}
-        elif speaks_for is not None and not is_proven:
+        elif not is_proven and persona is not None:  # a client may have written that, for the node to hand on
             note |= {name: speaks_for for name in ("author", "persona") if claimed.get(name) == speaks_for}
         named = with_id(message, config)
         # In a graph of LangGraph's own nobody signs: who reads it keeps it from whom its node is kept.
@@ -593,9 +570,8 @@ class ProvenState:
 
 def _is_of(entry: HandleEntry, said: Mapping[str, BaseMessage], writers: Mapping[str, str]) -> bool:
     """Tell whether an entry is of the message of its name: in these words, or in others by the same author."""
-    message = said.get(entry["message_id"])
-    is_same = message is None or entry["author"] == writers.get(entry["message_id"])
-    return is_same or digest_of(cast(BaseMessage, message)) == entry["digest"]
+    name = entry["message_id"]
+    return name not in said or entry["author"] == writers.get(name) or entry["digest"] == digest_of(said[name])
 
 
 def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:

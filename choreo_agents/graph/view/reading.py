@@ -223,7 +223,7 @@ class Reading:
             else _author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author)
             for m in new
         ]
-        edited = [known_handle(self._engine, handle_of(m, self.bound.model)) for m in new]
+        edited = [known_handle(self._engine, handle_of(m)) for m in new]
         marks = [
             before[str(m.id)]["confidential"] if m.id in before else (is_confidential(callers.get(str(m.id), m)))
             for m in new

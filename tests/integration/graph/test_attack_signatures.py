@@ -14,7 +14,6 @@ from langgraph.types import interrupt
 from support.graphs import QUESTION, agent, authors_of, words_seen
 
 from choreo_agents import END, START, ChoreoGraph, ChoreoState, Command, Engine, HandleEntry, MessageHandle, Send
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance import digest_of
 from choreo_agents.graph.state import Handles
 
@@ -357,14 +356,15 @@ class Written:
         self.messages = messages
 
 
-def test_attack_an_update_in_a_form_that_is_not_known_is_refused(engine: Engine) -> None:
+def test_attack_an_update_in_any_form_is_filtered(engine: Engine) -> None:
     app = secretive().compile(InMemorySaver(), engine=engine)
     first = app.invoke(QUESTION, thread("t"))
     update = Written([edited(said_by(first, "alice"))])
     for given in (update, Command(update=update), Command(goto=Send("bob", update))):
-        with pytest.raises(InvalidRequestError, match=r"'messages'.* of a Written: .* a mapping"):
-            app.invoke(given, thread("t"))
-    assert app.get_state(thread("t")).values == first
+        state = app.invoke(given, thread("t"))
+        assert LIE not in words_seen(engine, state, "bob")
+        assert said_by(state, "alice").text == said_by(first, "alice").text
+    assert update.messages[0].text == LIE, "what a caller has is not changed"
 
 
 def test_attack_an_entry_with_handles_of_no_form_is_read_without_them(engine: Engine) -> None:

@@ -346,7 +346,7 @@ def test_a_client_cannot_put_an_encoding_in_anothers_place(pair: Pair) -> None:
     forged = {**ann, "also": {large: bob["handle"]}}
     signature = {**question["signature"], **ann["signature"]}
     swapped = {**ann, "also": {large: question["also"][large]}, "signature": signature}
-    signer = Signer(pair.small.lineage.seals, [None, "1"])
+    signer = Signer(pair.small.lineage.seals, [app.name, "1"])
     assert signer.proven(forged) == {**forged, "also": {}} and signer.proven(swapped) == {**swapped, "also": {}}
     assert signer.proven(ann) == ann and ann["also"].keys() == {large}
     assert signer.proven({**ann, "handle": bob["handle"]}) is None, "the speaker's own"
