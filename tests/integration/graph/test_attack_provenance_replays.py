@@ -78,7 +78,7 @@ def test_attack_a_thread_that_a_client_copies_to_another_is_input_there(engine: 
     forged = [{**entry, "author": "bob", "persona": "bob"} for entry in first["handles"] if entry["author"] == "alice"]
     app.update_state(thread("made up"), {**first, "handles": forged})
     [entry] = app.get_state(thread("made up")).values["handles"]
-    assert Signer(engine.lineage.seals, [None, "made up"]).proven(entry) is None
+    assert Signer(engine.lineage.seals, [app.name, "made up"]).proven(entry, anywhere=True) is None
 
 
 def test_attack_of_two_conversations_one_is_brought(engine: Engine) -> None:
