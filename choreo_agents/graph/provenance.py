@@ -489,8 +489,7 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
 
     def signed(message: BaseMessage, standing: BaseMessage | None) -> BaseMessage:
         if standing is not None and (repeats(message, digest_of(standing)) or is_its_own(standing)):
-            is_same = note_of(standing) == note_of(message)
-            message = message if is_same else standing.model_copy(update={"content": message.content})
+            message = stripped(message, note_of(standing))
             if not is_its_own(message):
                 return message
         is_proven, claimed = proves(message), note_of(message)

@@ -390,6 +390,17 @@ def test_an_operators_words_in_the_place_of_a_message_are_an_edit_of_it(engine: 
     assert (entry["author"], entry["edited"]) == ("alice", True)
 
 
+def test_a_function_that_writes_its_message_again_may_call_tools_in_it(engine: Engine) -> None:
+    written = [AIMessage("One.", id="m"), AIMessage("Two.", id="m", tool_calls=[{"name": "f", "args": {}, "id": "c"}])]
+    drafts = iter(written)
+    graph = ChoreoGraph().add_node("draft", lambda _: {"messages": [next(drafts)]}).add_node(agent("bob"))
+    graph.add_edge(START, "draft")
+    graph.add_conditional_edges("draft", lambda state: "bob" if state["messages"][-1].tool_calls else "draft")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    [said] = [message for message in state["messages"] if message.id == "m"]
+    assert (said.text, said.tool_calls) == (written[1].text, written[1].tool_calls)
+
+
 def test_the_role_of_a_message_belongs_to_its_words() -> None:
     one, other = (ChatMessage(role=role, content="Rules.", id="m") for role in ("user", "system"))
     assert digest_of(one) != digest_of(other)
