@@ -26,6 +26,7 @@ from choreo_agents.graph.langgraph_internals import (
     at_thread,
     called_with,
     delete_thread,
+    require_outermost,
     saved_state_of,
     saver_of,
 )
@@ -103,23 +104,17 @@ class CompiledChoreoGraph(TenantThreads):
                 yield part
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        return super().bulk_update_state(config, self._moved(config, supersteps, self.get_state(config).values))
+        run, standing = self._opened(config)[1], self.get_state(config).values
+        return super().bulk_update_state(run, _moved(run, supersteps, standing))
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        standing = (await self.aget_state(config)).values
-        return await super().abulk_update_state(config, self._moved(config, supersteps, standing))
-
-    def _moved(self, config: RunnableConfig, supersteps: Any, standing: Any) -> Any:
-        """Return an operator's updates: what they bring from another thread goes on in this one, where this stands."""
-        signer = signer_of(self._opened(config)[1])
-        if signer is None:
-            return supersteps
-        move = partial(signer.moved, standing=by_id(standing.get("messages")))
-        return [[each._replace(values=move(each.values)) for each in updates] for updates in supersteps]
+        run, standing = self._opened(config)[1], (await self.aget_state(config)).values
+        return await super().abulk_update_state(run, _moved(run, supersteps, standing))
 
     def _opened(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
         """Return the filter of a run's input, the config of the run, and who serves it."""
         called, engine, engines = called_with(self, config), self._built.engine, self._built.engines
+        require_outermost(called)
         if engine is not None and (tenant := self.tenant_of(called)) is not None:
             engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
         seals, saved = None if engine is None else engine.lineage.seals, saved_state_of(self, called)
@@ -203,3 +198,11 @@ class CompiledChoreoGraph(TenantThreads):
 
     def _labelled(self, graph: Graph) -> Graph:
         return labelled(graph, self._built.visibility_table())
+
+
+def _moved(run: RunnableConfig, supersteps: Any, standing: Any) -> Any:
+    """Return an operator's updates: what they bring from another thread goes on in this one, where this stands."""
+    if (signer := signer_of(run)) is None:
+        return supersteps
+    move = partial(signer.moved, standing=by_id(standing.get("messages")))
+    return [[each._replace(values=move(each.values)) for each in updates] for updates in supersteps]

@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command, Overwrite, Send, StateSnapshot
 
-from choreo_agents.chat import calls_made
+from choreo_agents.chat import calls_made, thoughts_said
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.errors import InvalidRequestError, ProvenanceWarning
 from choreo_agents.graph.by_model import handles_of, model_of
@@ -33,6 +33,7 @@ from choreo_agents.graph.langgraph_internals import (
     channel_values,
     hidden_in,
     is_nested,
+    nodes_of,
     overwritten,
     run_step_of,
     running_saver_of,
@@ -141,20 +142,13 @@ def digest_of(message: BaseMessage) -> str:
         said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
         said += [[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls]
     said += [message.tool_call_id] if isinstance(message, ToolMessage) else []
-    words, thoughts = _digest(said), thoughts_in(message)
+    words, thoughts = _digest(said), thoughts_said(message)
     return f"{words}.{_digest(thoughts)}" if thoughts else words
 
 
 def repeats(message: BaseMessage, digest: str) -> bool:
     """Tell whether a message has the words that a digest was made of, with the thoughts that there were or without."""
     return digest_of(message) in (digest, digest.partition(".")[0])
-
-
-def thoughts_in(message: BaseMessage) -> str:
-    """Return what was thought before a message was said, as far as that stands in it."""
-    blocks = message.content if isinstance(message.content, list) else []
-    found = [block for block in blocks if isinstance(block, dict) and block.get("type") == "reasoning"]
-    return "".join(str(block.get("reasoning", "")) for block in found)
 
 
 def _digest(said: Any) -> str:
@@ -171,8 +165,12 @@ class Signer:
     seals: Seals
     place: list[str | None]
     """The outermost graph, by name, and the thread."""
-    is_guarded: bool = True
-    """Whether input was filtered: then words that differ from what was signed are an operator's edit."""
+    graph: tuple[str, ...] | None = ()
+    """The nodes around the graph whose nodes sign; None: nobody has filtered what comes into it."""
+
+    def guards(self, config: RunnableConfig) -> bool:
+        """Tell whether all that a node reads was filtered, or signed: other words than these are an operator's edit."""
+        return self.graph == nodes_of(config)[:-1]
 
     def signed(self, entry: HandleEntry) -> HandleEntry:
         """Return an entry with its signature, in place of what it had."""
@@ -215,21 +213,25 @@ class Signer:
         said = [message.id, message.type, {**note, "signature": None}]
         return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", said)
 
-    def moved(self, update: Any, standing: Mapping[str, BaseMessage]) -> Any:
-        """Return an operator's update of a state, by id, with what was said in other threads signed for this one.
+    def moved(self, update: Any, standing: dict[str, BaseMessage]) -> Any:
+        """Return an operator's update of a state with what was said in other threads signed for this one.
 
         Other words in the place of a message are an edit of it: they bear its note.
+
+        Args:
+            update: In any form.
+            standing: The messages that it comes to, by id; its own are put in.
         """
 
         def entry(given: Any) -> Any:
             return self.signed(known) if (known := self.proven(given, anywhere=True)) is not None else given
 
         def message(given: BaseMessage) -> BaseMessage:
-            if self.proves(given, anywhere=True):
-                return self.noted(given, note_of(given))
-            there = standing.get(str(given.id))
-            is_edit = there is not None and there.type == given.type and self.proves(there)
-            return self.noted(given, note_of(cast(BaseMessage, there))) if is_edit else given
+            there = given if self.proves(given, anywhere=True) else standing.get(str(given.id))
+            if there is not None and self.proves(there, anywhere=True) and given.type != "remove":
+                given = self.noted(given, note_of(there))
+            standing[str(given.id)] = given
+            return given
 
         def each_of(value: Any, listed: Callable[[Any], Sequence[Any]], move: Change) -> Any:
             is_overwrite, given = overwritten(value)
@@ -267,7 +269,7 @@ def with_signer(
         seals: Of the graph's own engine; None: it has none, and signs as the graph around it.
         name: The graph's.
     """
-    outer, place = signer_of(called), [name, thread_of(called)]
+    outer, place, around = signer_of(called), [name, thread_of(called)], nodes_of(called) if is_nested(called) else ()
     if outer is None:
         if seals is None:
             return config
@@ -275,7 +277,8 @@ def with_signer(
     else:
         # A key that no salt gives again is an engine's own: what is said in one thread goes out under one.
         own = outer.seals if seals is None or not seals.salted else seals
-        signer = Signer(own, outer.place if outer.place[1] == place[1] else place, outer.is_guarded)
+        graph = around if not around or outer.guards(called) else None
+        signer = Signer(own, outer.place if outer.place[1] == place[1] else place, graph)
     return with_hidden(config, _SIGNER, signer)
 
 
@@ -287,7 +290,7 @@ def signer_of(config: RunnableConfig) -> Signer | None:
 
 def _unguarded(seals: Seals, config: RunnableConfig) -> Signer:
     """Return who signs in a graph of LangGraph's own, which agents side by side do not know by name."""
-    return Signer(seals, ["" if running_saver_of(config) is None else None, thread_of(config)], is_guarded=False)
+    return Signer(seals, ["" if running_saver_of(config) is None else None, thread_of(config)], graph=None)
 
 
 # Updates of a state, and what they may say
@@ -304,8 +307,8 @@ def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
         return dataclasses.replace(update, update=rewritten(update.update, changes))
     if isinstance(update, Mapping):
         return {**update, **{name: change(update[name]) for name, change in changes.items() if name in update}}
-    if isinstance(update, tuple) and len(update) == 2 and isinstance(update[0], str) and update[0] in changes:
-        return update[0], changes[update[0]](update[1])
+    if isinstance(update, tuple) and len(update) == 2 and isinstance(update[0], str):
+        return update[0], changes.get(update[0], lambda value: value)(update[1])
     if isinstance(update, list | tuple):
         parts = [rewritten(part, changes) for part in update]
         return parts if isinstance(update, list) else tuple(parts)
@@ -428,8 +431,8 @@ class InputFilter:
         if self._saved is None:
             self._entries |= {entry["message_id"]: entry for entry in signed}
             return signed
-        digests = {name: digest_of(message) for name, message in self._standing.items() if is_sent}
-        return [entry for entry in signed if entry["digest"] == digests.get(entry["message_id"])]
+        held = [(entry, self._standing.get(entry["message_id"])) for entry in signed if is_sent]
+        return [entry for entry, there in held if there is not None and entry["digest"] == digest_of(there)]
 
     def _sent(self, payload: Any) -> Any:
         """Return what input's own `Send` may hand to a node in place of the state."""
@@ -444,7 +447,8 @@ def _everywhere(given: Any, changes: Mapping[str, Change], sent: Change) -> Any:
     """Return input in any form with other values for some channels, and for what it sends."""
     if isinstance(given, Command) and given.goto:
         given = dataclasses.replace(given, goto=_forwarded(given.goto, sent))
-    return rewritten(given, {**changes, SENDS: partial(_forwarded, change=sent)})
+    changes = {**changes, SENDS: partial(_forwarded, change=sent)}
+    return rewritten(given, {**changes, START_SOURCE: partial(rewritten, changes=changes)})  # LangGraph's own channel
 
 
 def _forwarded(sends: Any, change: Change) -> list[Any]:
@@ -475,8 +479,7 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
         InvalidRequestError: It wrote to the messages what is none.
     """
     signer, author = signer_of(config), author_of(config, "")
-    home = author.rpartition("|")[0]
-    speaks_for = f"{home}|{persona}" if home and persona else persona
+    speaks_for = persona and "|".join([*author.split("|")[:-1], persona])
 
     def proves(message: BaseMessage) -> bool:
         return signer is not None and signer.proves(message)
@@ -538,6 +541,7 @@ class ProvenState:
 
     def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
         messages, self.signer = with_ids(_channel(state, "messages")), signer_of(config) or _unguarded(seals, config)
+        self._is_guarded = self.signer.guards(config)
         said = {str(message.id): message for message in messages}
         writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}
         self.entries: list[HandleEntry] = []
@@ -558,7 +562,7 @@ class ProvenState:
 
     def _is_true(self, message: BaseMessage) -> bool:
         """Tell whether a message's note holds: where nobody has filtered input, of its very words."""
-        return self.signer.proves(message) and (self.signer.is_guarded or not is_edited(message))
+        return self.signer.proves(message) and (self._is_guarded or not is_edited(message))
 
     def _unproven(self, message: BaseMessage) -> BaseMessage:
         """Return a message without a note; whose it says that it is, and is not proven to be, is kept apart."""

@@ -72,7 +72,7 @@ class HandleEntry(TypedDict):
     """Of input that says to be somebody's (`author`, `persona`), which no signature proves: it is shown to nobody from
     whom that source, or input, is kept."""
     thread: NotRequired[list[str | None]]
-    """Where it was signed: the outermost graph, by name, if nothing keeps its state, else None; and the thread."""
+    """Where it was signed: the outermost graph, by name, and the thread; a stock graph has no name."""
     signature: NotRequired[dict[str, str]]
     """By which the `entry` is known to be of its thread: without it it does not count. Each handle has one as well, by
     its id: what models have encoded side by side is put together."""
@@ -111,8 +111,9 @@ def _with_handles(entry: HandleEntry, other: HandleEntry) -> HandleEntry:
     if not added:
         return entry
     kept = HandleEntry(**{**entry, "also": {**(entry.get("also") or {}), **added}})
-    if "signature" in entry:
-        kept["signature"] = {**other.get("signature", {}), **entry["signature"]}
+    own, others = entry.get("signature"), other.get("signature")
+    if isinstance(own, dict) and isinstance(others, dict):
+        kept["signature"] = {**others, **own}
     return kept
 
 

@@ -32,6 +32,12 @@ def author_of(config: RunnableConfig, default: str) -> str:
     return names or str(_metadata(config).get("langgraph_node", default))
 
 
+def nodes_of(config: RunnableConfig) -> tuple[str, ...]:
+    """The node that runs with this config, behind those around its graph; empty outside LangGraph."""
+    path = task_path_of(config).split("|")
+    return tuple(part.split(":")[0] for part in path if part and not part.isdigit())
+
+
 def branch_of(config: RunnableConfig) -> int:
     """Which of several `Send` branches a node is; 0 if it was not sent."""
     path: Sequence[Any] = _metadata(config).get("langgraph_path") or ()
@@ -64,6 +70,12 @@ def called_with(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
 def is_nested(config: RunnableConfig) -> bool:
     """Whether a graph that is called with this config runs in a node of another."""
     return callable(task_token_of(config))
+
+
+def require_outermost(config: RunnableConfig) -> None:
+    """Raise `InvalidRequestError` if a run that no node has called says that it is a task's: it would be kept there."""
+    if not is_nested(config) and "__pregel_task_id" in _configurable(config):
+        raise InvalidRequestError("a run is no task of another's: leave '__pregel_task_id' out of its configurable")
 
 
 def task_path_of(config: RunnableConfig) -> str:

@@ -19,10 +19,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 
+from choreo_agents.chat import thoughts_said
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import overwritten, strict_serializer
 from choreo_agents.graph.message_names import with_id
-from choreo_agents.graph.provenance import MARK, digest_of, is_confidential, listed_messages, rewritten, thoughts_in
+from choreo_agents.graph.provenance import MARK, digest_of, is_confidential, listed_messages, rewritten
 
 _REFERENCE = "choreo_recorded"
 _CHANGED = "changed"
@@ -96,7 +97,7 @@ def is_entry(value: Any) -> bool:
 def hides(value: Any) -> bool:
     """Whether a value holds a message that is confidential, or thoughts; or tells that there was one."""
     for each in parts(value):
-        if isinstance(each, BaseMessage) and (is_confidential(each) or thoughts_in(each)):
+        if isinstance(each, BaseMessage) and (is_confidential(each) or thoughts_said(each)):
             return True
         if is_entry(each) and each.get("confidential"):
             return True  # its message may have been removed, and its words stand somewhere else

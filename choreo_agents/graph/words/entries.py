@@ -8,6 +8,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
+from choreo_agents.chat import thoughts_said
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
 from choreo_agents.graph.by_model import handle_for, put_in, reworded
@@ -16,7 +17,6 @@ from choreo_agents.graph.provenance import (
     digest_of,
     is_edited,
     persona_of,
-    thoughts_in,
     unproven_of,
     writer_of,
 )
@@ -82,7 +82,7 @@ def entries_of(
         if persona is not None and author != START_SOURCE:
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
-            if thoughts_in(message):
+            if thoughts_said(message):
                 entry["thoughts"] = None
         if (caller := callers.get(str(message.id))) is not None:
             entry["via"] = writer_of(message)

@@ -237,7 +237,7 @@ def test_a_graph_in_a_graph_knows_who_said_what(engine: Engine) -> None:
 
 
 def test_attack_a_graph_in_a_graph_of_langgraphs_believes_no_client(engine: Engine) -> None:
-    """There is no door: seals alone say who said what."""
+    """Nobody filters input: signatures alone say who said what."""
     outer = StateGraph(ChoreoState)
     outer.add_node("team", team(engine).compile(engine=engine))
     outer.add_node("dan", agent("dan", engine=engine, reads={"team": "reencoded", START: "private"}))
