@@ -359,13 +359,11 @@ class Written:
 
 
 def test_attack_an_update_in_any_form_is_filtered(engine: Engine) -> None:
-    app = secretive().compile(InMemorySaver(), engine=engine)
-    first = app.invoke(QUESTION, thread("t"))
-    update = Written([edited(said_by(first, "alice"))])
+    """This one no checkpointer keeps."""
+    app = secretive().compile(engine=engine)
+    update = Written([edited(said_by(app.invoke(QUESTION, thread("t")), "alice"))])
     for given in (update, Command(update=update), Command(goto=Send("bob", update))):
-        state = app.invoke(given, thread("t"))
-        assert LIE not in words_seen(engine, state, "bob")
-        assert said_by(state, "alice").text == said_by(first, "alice").text
+        assert LIE not in words_seen(engine, app.invoke(given, thread("t")), "bob")
     assert update.messages[0].text == LIE, "what a caller has is not changed"
 
 
