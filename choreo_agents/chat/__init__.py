@@ -15,7 +15,7 @@ from choreo_agents.chat.required import must_call
 from choreo_agents.chat.speaking import Speaking, Spoken
 from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
-from choreo_agents.chat.turns import turn_said
+from choreo_agents.chat.turns import thoughts_said, turn_said
 
 __all__ = [
     "THOUGHT_BLOCKS",
@@ -47,6 +47,7 @@ __all__ = [
     "streamed",
     "thinking_before",
     "thought_text",
+    "thoughts_said",
     "tools_called",
     "turn_said",
 ]

@@ -35,7 +35,7 @@ from choreo_agents.graph.compiling.unseen import note_unseen
 from choreo_agents.graph.durable.finding import LineageChoice, require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
-from choreo_agents.graph.provenance.signing import sign
+from choreo_agents.graph.provenance import sign
 from choreo_agents.graph.recording.around import around, around_routes
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant
@@ -88,7 +88,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self._visibility = VisibilityTable(default=None if visibility is None else rule_of(visibility))
         self._audited: AuditReport | None = None
         self.engine: Engine | None = None
-        """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
+        """Of a compiled graph's builder, the engine that signs what is said in it; None: it has no agents."""
         self.engines: tuple[Engine, ...] = ()
         """Of a compiled graph's builder, all that serve it, subgraphs included."""
         self._charted: Chart | None = None

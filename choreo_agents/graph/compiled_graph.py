@@ -1,9 +1,10 @@
-"""What runs: a compiled graph through whose door input comes, and that can be drawn and audited."""
+"""A compiled graph that filters its input, and can be drawn and audited."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, Protocol, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -25,11 +26,11 @@ from choreo_agents.graph.langgraph_internals import (
     at_thread,
     called_with,
     delete_thread,
+    require_outermost,
     saved_state_of,
     saver_of,
 )
-from choreo_agents.graph.provenance.door import Door
-from choreo_agents.graph.provenance.notary import notary_of, with_notary
+from choreo_agents.graph.provenance import InputFilter, by_id, signer_of, with_signer
 from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantThreads
@@ -66,10 +67,9 @@ class CompiledChoreoGraph(TenantThreads):
         return self._labelled(await super().aget_graph(config, xray=xray))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run, engines = self._opened(config)
-        saved = door.asks(input)
-        held = None if saved is None else self.get_state(saved)
-        given = door.admitted(input, held)
+        filtering, run, engines = self._opened(config)
+        saved = filtering.compares(input)
+        given = filtering.admitted(input, None if saved is None else self.get_state(saved))
         recorded = recorded_run(self, called_with(self, run), engines, options)
         if recorded is None:
             return kept(super().stream(given, run, **options), engines, run)
@@ -77,12 +77,12 @@ class CompiledChoreoGraph(TenantThreads):
         return kept(recorded.stream(parts, given, lambda: self.get_state(recorded.saved)), engines, run)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run, engines = self._opened(config)
-        saved, recorded = door.asks(input), recorded_run(self, called_with(self, run), engines, options)
+        filtering, run, engines = self._opened(config)
+        saved, recorded = filtering.compares(input), recorded_run(self, called_with(self, run), engines, options)
         parts = (
-            super().astream(door.admitted(input), run, **options)
+            super().astream(filtering.admitted(input), run, **options)
             if saved is None and recorded is None
-            else self._astream_after(saved, recorded, door, input, run, options)
+            else self._astream_after(saved, recorded, filtering, input, run, options)
         )
         return akept(parts, engines, run)
 
@@ -90,12 +90,12 @@ class CompiledChoreoGraph(TenantThreads):
         self,
         saved: RunnableConfig | None,
         recorded: RecordedRun | None,
-        door: Door,
+        filtering: InputFilter,
         given: Any,
         run: RunnableConfig,
         options: Mapping[str, Any],
     ) -> AsyncGenerator[Any]:
-        given = door.admitted(given, None if saved is None else await self.aget_state(saved))
+        given = filtering.admitted(given, None if saved is None else await self.aget_state(saved))
         parts: Any = super().astream(given, run if recorded is None else recorded.heard(run), **options)
         if recorded is not None:
             parts = recorded.astream(parts, given, lambda: self.aget_state(recorded.saved))
@@ -103,15 +103,25 @@ class CompiledChoreoGraph(TenantThreads):
             async for part in parts:
                 yield part
 
-    def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig, Sequence[Engine]]:
-        """The door through which input comes, the config of the run behind it, and who serves that."""
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        run, standing = self._opened(config)[1], self.get_state(config).values
+        return super().bulk_update_state(run, _moved(run, supersteps, standing))
+
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        run, standing = self._opened(config)[1], (await self.aget_state(config)).values
+        return await super().abulk_update_state(run, _moved(run, supersteps, standing))
+
+    def _opened(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
+        """Return the filter of a run's input, the config of the run, and who serves it."""
         called, engine, engines = called_with(self, config), self._built.engine, self._built.engines
+        require_outermost(called)
         if engine is not None and (tenant := self.tenant_of(called)) is not None:
             engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
-        run = with_notary(config, called, None if engine is None else engine.lineage.seals, self.name)
+        seals, saved = None if engine is None else engine.lineage.seals, saved_state_of(self, called)
+        run = with_signer(config, called, seals, self.name)
         run = with_tasks_around(with_thread(with_engines(run, called, engines), called, self), called, self)
         run = with_lineage(run, called, self._built.lineage)
-        return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run, engines
+        return InputFilter(signer_of(run) or signer_of(called), called, saved), run, engines
 
     def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Drop all that there is of a thread: checkpoints, lineage, and its leases on every engine of the graph.
@@ -188,3 +198,11 @@ class CompiledChoreoGraph(TenantThreads):
 
     def _labelled(self, graph: Graph) -> Graph:
         return labelled(graph, self._built.visibility_table())
+
+
+def _moved(run: RunnableConfig, supersteps: Any, standing: Any) -> Any:
+    """Return an operator's updates: what they bring from another thread goes on in this one, where this stands."""
+    if (signer := signer_of(run)) is None:
+        return supersteps
+    move = partial(signer.moved, standing=by_id(standing.get("messages")))
+    return [[each._replace(values=move(each.values)) for each in updates] for updates in supersteps]

@@ -105,7 +105,7 @@ def serving_together(engines: Iterable[Engine]) -> tuple[Engine, ...]:
 
 
 def sealing_of(engines: Sequence[Engine]) -> Engine | None:
-    """The engine whose tenant's key seals what is said in a graph: all of its nodes seal and check with this one.
+    """The engine whose tenant's key signs what is said in a graph: all of its nodes sign and check with this one.
 
     A key comes of a salt, whatever the model: engines of one salt have the same. Without a salt it is random, so that
     one with a salt goes before those without; among these, the first.

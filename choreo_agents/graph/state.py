@@ -69,11 +69,13 @@ class HandleEntry(TypedDict):
     edited: NotRequired[bool]
     """Whether they are no longer what its author said."""
     unproven: NotRequired[dict[str, Any]]
-    """Of input that says to be somebody's (`author`, `persona`), which no seal proves: it is shown to nobody from whom
-    that source, or input, is kept."""
-    seals: NotRequired[dict[str, Any]]
-    """By which the entry is known to be of its conversation: without them it does not count. `handles` has one for each
-    encoding, by its id: what models have encoded side by side is put together."""
+    """Of input that says to be somebody's (`author`, `persona`), which no signature proves: it is shown to nobody from
+    whom that source, or input, is kept."""
+    thread: NotRequired[list[str | None]]
+    """Where it was signed: the outermost graph, by name, and the thread; a stock graph has no name."""
+    signature: NotRequired[dict[str, str]]
+    """By which the `entry` is known to be of its thread: without it it does not count. Each handle has one as well, by
+    its id: what models have encoded side by side is put together."""
 
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:
@@ -109,9 +111,9 @@ def _with_handles(entry: HandleEntry, other: HandleEntry) -> HandleEntry:
     if not added:
         return entry
     kept = HandleEntry(**{**entry, "also": {**(entry.get("also") or {}), **added}})
-    if "seals" in entry:
-        theirs = other.get("seals", {}).get("handles") or {}
-        kept["seals"] = {**entry["seals"], "handles": {**theirs, **(entry["seals"].get("handles") or {})}}
+    own, others = entry.get("signature"), other.get("signature")
+    if isinstance(own, dict) and isinstance(others, dict):
+        kept["signature"] = {**others, **own}
     return kept
 
 

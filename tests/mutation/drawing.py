@@ -31,7 +31,7 @@ ROOMS = {
     ),
     "memory": ("kv", "engine/messages", "engine/pending.py", "runtime/admission.py"),
     "seals": (
-        "graph/provenance",
+        "graph/provenance.py",
         "engine/messages/naming.py",
         "engine/messages/seals.py",
         "kv/handle.py",

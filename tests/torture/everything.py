@@ -228,15 +228,15 @@ def _given(program: Program, number: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "user", "content": f"What is in {oracle.mark(number)}?", "id": f"asked {number}"}
     given: dict[str, Any] = {"messages": [message]}
     if number == 0 and program.forged == "an author":
-        message["response_metadata"] = {"choreo": {"author": "ann", "persona": "ann", "seals": {"scope": "x"}}}
+        message["response_metadata"] = {"choreo": {"author": "ann", "persona": "ann", "signature": "x"}}
     elif number == 0 and program.forged == "a handle":
         handle = {"id": "0" * 32, "model": "x", "length": 3}
         given["handles"] = [
             {"handle": handle, "author": "ann", "superstep": 0, "branch": 0, "call": 0, "confidential": False}
-            | {"message_id": "asked 0", "digest": "0", "seals": {"conversation": "x", "scope": "y", "identity": "z"}}
+            | {"message_id": "asked 0", "digest": "0", "signature": {"entry": "x"}}
         ]
     elif number == 0 and program.forged == "nonsense":
-        given["handles"] = [{"handle": 7, "message_id": None, "seals": [True]}, {}]
+        given["handles"] = [{"handle": 7, "message_id": None, "signature": [True]}, {}]
     return given
 
 

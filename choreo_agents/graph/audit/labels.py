@@ -293,7 +293,7 @@ class Labels:
         return self._local(self._entries[number]["author"])
 
     def _authors(self, number: int) -> Iterator[str]:
-        """Whose the message of an entry is, and whose it says that it is, if no seal proves that."""
+        """Whose the message of an entry is, and whose it says that it is, if no signature proves that."""
         yield self._author(number)
         if via := self._entries[number].get("via"):
             yield self._local(via)

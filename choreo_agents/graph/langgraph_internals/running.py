@@ -32,6 +32,12 @@ def author_of(config: RunnableConfig, default: str) -> str:
     return names or str(_metadata(config).get("langgraph_node", default))
 
 
+def nodes_of(config: RunnableConfig) -> tuple[str, ...]:
+    """The node that runs with this config, behind those around its graph; empty outside LangGraph."""
+    path = task_path_of(config).split("|")
+    return tuple(part.split(":")[0] for part in path if part and not part.isdigit())
+
+
 def branch_of(config: RunnableConfig) -> int:
     """Which of several `Send` branches a node is; 0 if it was not sent."""
     path: Sequence[Any] = _metadata(config).get("langgraph_path") or ()
@@ -56,14 +62,6 @@ def run_step_of(config: RunnableConfig) -> str:
     return f"{checkpoint} {_metadata(config).get('langgraph_step', '')}" if checkpoint else ""
 
 
-def run_start_of(config: RunnableConfig) -> tuple[str, ...]:
-    """Which superstep of the outermost graph, of which thread, a node runs in: the same for all that run in it, and
-    again when it goes on after an interrupt; empty outside LangGraph."""
-    configurable = _configurable(config)
-    root = (configurable.get("checkpoint_map") or {}).get("") or getattr(_execution(config), "checkpoint_id", None)
-    return (str(configurable.get("thread_id", "")), str(root)) if root else ()
-
-
 def called_with(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
     """The config that a graph of LangGraph's runs with, if it is called with this one, here."""
     return ensure_config(graph.config, config)
@@ -72,6 +70,12 @@ def called_with(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
 def is_nested(config: RunnableConfig) -> bool:
     """Whether a graph that is called with this config runs in a node of another."""
     return callable(task_token_of(config))
+
+
+def require_outermost(config: RunnableConfig) -> None:
+    """Raise `InvalidRequestError` if a run that no node has called says that it is a task's: it would be kept there."""
+    if not is_nested(config) and "__pregel_task_id" in _configurable(config):
+        raise InvalidRequestError("a run is no task of another's: leave '__pregel_task_id' out of its configurable")
 
 
 def task_path_of(config: RunnableConfig) -> str:

@@ -19,11 +19,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 
+from choreo_agents.chat import thoughts_said
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import overwritten, strict_serializer
 from choreo_agents.graph.message_names import with_id
-from choreo_agents.graph.provenance.notes import SIGNED, digest_of, is_confidential, thoughts_in
-from choreo_agents.graph.provenance.updates import listed_messages, rewritten
+from choreo_agents.graph.provenance import MARK, digest_of, is_confidential, listed_messages, rewritten
 
 _REFERENCE = "choreo_recorded"
 _CHANGED = "changed"
@@ -65,9 +65,9 @@ class Packing:
 
 
 def canonical(value: Any) -> Any:  # noqa: PLR0911 - a line for each kind
-    """A value as JSON has it, without what differs from run to run: ids, handles, seals, what something cost."""
+    """A value as JSON has it, without what differs from run to run: ids, handles, signatures, what something cost."""
     if isinstance(value, BaseMessage):
-        rest = {name: _plain(each) for name, each in value.additional_kwargs.items() if name not in SIGNED}
+        rest = {name: _plain(each) for name, each in value.additional_kwargs.items() if not name.startswith(MARK)}
         return ["message", value.type, value.name, _plain(value.content), _called(value), rest]
     if is_entry(value):
         return ["entry", *(value.get(name) for name in ("author", "superstep", "branch", "call", "confidential"))]
@@ -97,7 +97,7 @@ def is_entry(value: Any) -> bool:
 def hides(value: Any) -> bool:
     """Whether a value holds a message that is confidential, or thoughts; or tells that there was one."""
     for each in parts(value):
-        if isinstance(each, BaseMessage) and (is_confidential(each) or thoughts_in(each)):
+        if isinstance(each, BaseMessage) and (is_confidential(each) or thoughts_said(each)):
             return True
         if is_entry(each) and each.get("confidential"):
             return True  # its message may have been removed, and its words stand somewhere else

@@ -55,7 +55,7 @@ class RecordedRun:
 
         Args:
             parts: What it gives.
-            given: Its input, as the door has let it in.
+            given: Its input, as it was let in.
             state: Asks for the state of its thread.
         """
         self._begin(given, state() if self._is_kept else None)

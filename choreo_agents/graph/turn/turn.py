@@ -30,7 +30,7 @@ from choreo_agents.graph.durable.run_lineage import RunLineage
 from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.outputs import Writer, sampling_of, written
-from choreo_agents.graph.provenance.proven import ProvenState
+from choreo_agents.graph.provenance import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.cueing import CuedCall
@@ -42,7 +42,7 @@ from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.view.reading import Reading
 from choreo_agents.graph.view.run_place import RunPlace
-from choreo_agents.graph.words.entries import entry_of
+from choreo_agents.graph.words.entries import entry_of, still_said
 from choreo_agents.graph.words.thoughts import Thinks, header_of, opening_of, thinking_of
 from choreo_agents.graph.words.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
@@ -112,7 +112,7 @@ class AgentTurn:
         home = self.place.author.rpartition("|")[0]
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         proven = ProvenState(state, config, engine.lineage.seals)
-        self.sealing = proven.conversation
+        self.signer = proven.signer
         reader = CallReader(
             place=self.place,
             persona=self.persona,
@@ -124,8 +124,9 @@ class AgentTurn:
             confidential=agent.confidential,
             keep=agent.history,
         )
+        entries = still_said(proven.entries, proven.messages, state)
         earliest = max(proven.superstep, sent_at(state))
-        self.reading = Reading(engine, reader, proven.messages, proven.entries, earliest)
+        self.reading = Reading(engine, reader, proven.messages, entries, earliest)
         self._lineage: RunLineage | None = None
 
     async def speak(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class AgentTurn:
             )
             for place, message, handle, thought in told
         ]
-        entries = [self.sealing.sealed_entry(entry) for entry in (*reading.inputs, *entries)]
+        entries = [self.signer.signed(entry) for entry in (*reading.inputs, *entries)]
         messages = [said.message for said in told]
         return {"handles": entries, "messages": messages, **written(self.agent, messages)}
 
@@ -307,7 +308,7 @@ def _message(
     header: int,
     beside: dict[str, Any],
 ) -> AIMessage:
-    """What was said, as it stands in the graph's state, sealed."""
+    """What was said, as it stands in the graph's state, signed."""
     noted = {
         "handle": handle.id,
         "model": handle.model,
@@ -325,9 +326,8 @@ def _message(
         reasoned,
         read=seen,
         header=header,
-        metadata={"choreo": noted},
         name=turn.place.node,
         id=message_id,
         additional_kwargs=beside,
     )
-    return turn.sealing.sealed(said)
+    return turn.signer.noted(said, noted)

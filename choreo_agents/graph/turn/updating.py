@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.provenance.signing import sign
+from choreo_agents.graph.provenance import sign
 from choreo_agents.graph.state import with_said
 from choreo_agents.graph.words.told import called
 

@@ -14,8 +14,7 @@ from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.by_model import is_of_agent
-from choreo_agents.graph.provenance.callers import callers_of
-from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
+from choreo_agents.graph.provenance import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
 from choreo_agents.graph.view.context_overflow import advised
@@ -29,6 +28,7 @@ from choreo_agents.graph.view.showing import ShownMessages
 from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.view.view import SeenEntry, call_of, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
+from choreo_agents.graph.words.callers import callers_of
 from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
@@ -218,16 +218,14 @@ class Reading:
         calls: list[Prefill] = []
         callers, called = callers_of(self._messages), tools_called(self._messages)
         authors = [
-            callers[str(m.id)].author
+            writer_of(callers[str(m.id)])
             if str(m.id) in callers
             else _author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author)
             for m in new
         ]
-        edited = [known_handle(self._engine, handle_of(m, self.bound.model)) for m in new]
+        edited = [known_handle(self._engine, handle_of(m)) for m in new]
         marks = [
-            before[str(m.id)]["confidential"]
-            if m.id in before
-            else (callers[str(m.id)].confidential if str(m.id) in callers else is_confidential(m))
+            before[str(m.id)]["confidential"] if m.id in before else (is_confidential(callers.get(str(m.id), m)))
             for m in new
         ]
         for m, author, mark, source in zip(new, authors, marks, edited, strict=True):

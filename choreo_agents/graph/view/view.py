@@ -81,7 +81,7 @@ def _rule_of(node: str | None, reader: str, rules: Mapping[str, Rule]) -> Rule |
 
 
 def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
-    """Whether a reader's own persona said it, or, where no seal proves who did, says that it has."""
+    """Whether a reader's own persona said it, or, where no signature proves who did, says that it has."""
     says = entry.get("unproven") or entry
     return says["author"] == reader or says.get("persona") == persona
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from langchain_core.messages import BaseMessage
 
+from choreo_agents.chat import thoughts_said
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
 from choreo_agents.graph.by_model import handle_for, put_in, reworded
-from choreo_agents.graph.provenance.callers import ToolCaller
-from choreo_agents.graph.provenance.notes import (
+from choreo_agents.graph.provenance import (
     are_siblings,
     digest_of,
     is_edited,
     persona_of,
-    thoughts_in,
     unproven_of,
+    writer_of,
 )
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
@@ -70,7 +72,7 @@ def entries_of(
     marks: Sequence[bool],
     before: Mapping[str, HandleEntry],
     superstep: int,
-    callers: Mapping[str, ToolCaller],
+    callers: Mapping[str, BaseMessage],
 ) -> list[HandleEntry]:
     """Entries of messages that were encoded just now; of what `callers` have called, by message."""
     made: list[HandleEntry] = []
@@ -80,11 +82,11 @@ def entries_of(
         if persona is not None and author != START_SOURCE:
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
-            if thoughts_in(message):
+            if thoughts_said(message):
                 entry["thoughts"] = None
         if (caller := callers.get(str(message.id))) is not None:
-            entry["via"] = caller.node
-            entry |= {} if caller.persona is None else {"persona": caller.persona}
+            entry["via"] = writer_of(message)
+            entry |= {} if (owner := persona_of(caller)) is None else {"persona": owner}
         if is_edited(message):
             entry["edited"] = True
         claimed = unproven_of(message)
@@ -144,3 +146,33 @@ def is_forgotten(engine: Engine, handle: MessageHandle) -> bool:
     except HandleError:
         return False  # released on purpose: who reads it is told so
     return False
+
+
+def still_said(entries: Sequence[HandleEntry], messages: Sequence[BaseMessage], state: Any) -> list[HandleEntry]:
+    """Return the entries whose message was not removed since; all, if a `Send` has left the channel out.
+
+    A stock graph shows its input to a route from START under other ids than the channel gives it. What branches have
+    encoded of it stands for it, where the order of messages allows that.
+    """
+    if isinstance(state, Mapping) and "messages" not in state:
+        return list(entries)
+    by_id = {entry["message_id"]: entry for entry in entries}
+    present = {message.id for message in messages}
+    unnamed: dict[str, deque[HandleEntry]] = {}
+    for each in entries:
+        if each["author"] == START_SOURCE and each["message_id"] not in present:
+            unnamed.setdefault(each.get("digest", ""), deque()).append(each)
+    stand_ins: dict[str, str] = {}
+    latest = -1
+    for message in messages:
+        entry = by_id.get(str(message.id))
+        is_input = writer_of(message) == START_SOURCE and unproven_of(message) is None
+        alike = unnamed.get(digest_of(message)) if entry is None and is_input else None
+        if alike and alike[0]["superstep"] >= latest:
+            entry = alike.popleft()
+        if entry is not None and entry["superstep"] >= latest:
+            stand_ins.setdefault(entry["message_id"], str(message.id))
+            latest = entry["superstep"]
+    present |= stand_ins.keys()
+    named = [(e, stand_ins.get(e["message_id"], e["message_id"])) for e in entries if e["message_id"] in present]
+    return [e if e["message_id"] == name else HandleEntry(**{**e, "message_id": name}) for e, name in named]

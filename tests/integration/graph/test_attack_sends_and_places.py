@@ -113,7 +113,7 @@ def test_attack_input_tells_no_worker_what_to_do(engine: Engine, form: str) -> N
 @pytest.mark.parametrize("kind", [AIMessage, HumanMessage, SystemMessage])
 @pytest.mark.parametrize("form", ["input", "pairs", "overwrite"])
 def test_attack_an_entry_lends_its_author_to_no_other_words(engine: Engine, kind: Any, form: str) -> None:
-    """An empty thread takes a conversation over; what no seal proves is input there, too."""
+    """What a client brings to an empty thread is input."""
     app = secretive().compile(InMemorySaver(), engine=engine)
     first = app.invoke(QUESTION, thread())
     alice = said_by(first, "alice")

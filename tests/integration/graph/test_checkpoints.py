@@ -85,8 +85,8 @@ def program(engine: Engine, schema: Any, saver: Any) -> Any:
 
 
 def shown(values: Any) -> list[Any]:
-    """Entries, but for the seals: they are of one run's conversation, whose name is drawn."""
-    return [{name: each[name] for name in each if name != "seals"} for each in values.get("handles") or []]
+    """Entries, but for the signatures: the key is drawn."""
+    return [{name: each[name] for name in each if name != "signature"} for each in values.get("handles") or []]
 
 
 async def run(app: Any) -> list[Any]:

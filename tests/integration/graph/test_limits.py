@@ -7,7 +7,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.provenance.limits import MOST_MESSAGES
+from choreo_agents.graph.provenance import MOST_MESSAGES
 
 
 @pytest.mark.parametrize("form", [list, tuple])

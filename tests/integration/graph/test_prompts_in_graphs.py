@@ -34,7 +34,7 @@ from choreo_agents import (
     Worker,
 )
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, PMLError, VisibilityError
-from choreo_agents.graph.provenance.conversation import Conversation
+from choreo_agents.graph.provenance import Signer
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
@@ -441,8 +441,8 @@ def test_a_policy_is_kept_at_call_time_inside_a_subgraph(engine: Engine) -> None
     outer = ChoreoGraph().add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     said = pair(prompt("<budget/>")).compile(engine=engine).invoke(QUESTION)
     entry = next(each for each in said["handles"] if each["author"] == "bob")
-    here = Conversation(engine.lineage.seals, entry["seals"]["conversation"], "LangGraph")
-    moved = here.sealed_entry(HandleEntry(**{**entry, "author": "team|bob", "persona": "team|bob"}))
+    signer = Signer(engine.lineage.seals, ["LangGraph", None])
+    moved = signer.signed(HandleEntry(**{**entry, "author": "team|bob", "persona": "team|bob"}))
     given = {**said, "handles": [moved]}
     with pytest.raises(VisibilityError, match="keeps 'trip/budget' from 'cleo'"):
         outer.compile(engine=engine).invoke(given)

@@ -317,8 +317,9 @@ def test_thoughts_that_an_engine_has_forgotten_are_read_from_the_words(
     app, thread, ann = halfway(recalling)
     state = app.get_state(thread).values
     with Engine.load(recalling_model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as other:
-        there = longer().compile(engine=other)
-        state = there.invoke({**state, "messages": [*state["messages"], ("user", "And now?")]})
+        there = longer().compile(InMemorySaver(), engine=other)
+        there.update_state(thread, state)
+        state = there.invoke({"messages": [("user", "And now?")]}, thread)
         entry = entry_of(state, ann)
         assert "edited" not in entry and entry["thoughts"]
         again = next(e for e in reversed(state["handles"]) if e["author"] == "ann")

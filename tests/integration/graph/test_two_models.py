@@ -25,7 +25,7 @@ from choreo_agents.errors import (
     VisibilityWarning,
 )
 from choreo_agents.graph.by_model import handles_of
-from choreo_agents.graph.provenance.conversation import Conversation
+from choreo_agents.graph.provenance import Signer
 from choreo_agents.models import LoadedModel, load_model
 
 
@@ -96,7 +96,8 @@ def test_an_entry_keeps_what_each_model_has_of_it(pair: Pair) -> None:
     assert len(state["handles"]) == 4
     question, *said = state["handles"]
     assert models_of([question]) == [set(models.values())], "both encoded it side by side"
-    assert question["seals"]["handles"].keys() == {
+    assert question["signature"].keys() == {
+        "entry",
         question["handle"]["id"],
         *(h["id"] for h in question["also"].values()),
     }
@@ -343,13 +344,12 @@ def test_a_client_cannot_put_an_encoding_in_anothers_place(pair: Pair) -> None:
     small, large = (engine.model.adapter.fingerprint for engine in pair)
     question, ann, bob = state["handles"]
     forged = {**ann, "also": {large: bob["handle"]}}
-    swapped = {**ann, "also": {large: question["also"][large]}, "seals": {**ann["seals"], **question["seals"]}}
-    here = Conversation(pair.small.lineage.seals, ann["seals"]["conversation"], ann["seals"]["scope"])
-    assert here.holds(forged) and here.as_encoded(forged)["also"] == {}
-    borrowed = {**ann["seals"], "handles": {**question["seals"]["handles"], **ann["seals"]["handles"]}}
-    assert here.as_encoded({**swapped, "seals": borrowed})["also"] == {}
-    assert here.as_encoded(ann) is ann and ann["also"].keys() == {large}
-    assert not here.holds({**ann, "handle": bob["handle"]}), "the speaker's own"
+    signature = {**question["signature"], **ann["signature"]}
+    swapped = {**ann, "also": {large: question["also"][large]}, "signature": signature}
+    signer = Signer(pair.small.lineage.seals, [app.name, "1"])
+    assert signer.proven(forged) == {**forged, "also": {}} and signer.proven(swapped) == {**swapped, "also": {}}
+    assert signer.proven(ann) == ann and ann["also"].keys() == {large}
+    assert signer.proven({**ann, "handle": bob["handle"]}) is None, "the speaker's own"
     app.update_state(config, {"handles": [forged]}, as_node="bob")
     state = app.invoke({"messages": [("user", "And now?")]}, config)
     assert "kites" in seen_by(pair.large, state, "bob")

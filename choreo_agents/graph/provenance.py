@@ -1,0 +1,593 @@
+"""Who said what, as far as signatures prove it.
+
+Chat messages bear notes of who said them, and entries in `handles` name their authors: anybody can write both. What a
+`Signer` has made of them is true, of the thread that it was made in. It is asked in three places: where input comes
+(`InputFilter`), where plain nodes write (`sign`), and where an agent reads (`ProvenState`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
+
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage, convert_to_messages
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.types import Command, Overwrite, Send, StateSnapshot
+
+from choreo_agents.chat import calls_made, thoughts_said
+from choreo_agents.engine.messages.seals import Seals
+from choreo_agents.errors import InvalidRequestError, ProvenanceWarning
+from choreo_agents.graph.by_model import handles_of, model_of
+from choreo_agents.graph.langgraph_internals import (
+    SENDS,
+    author_of,
+    channel_values,
+    hidden_in,
+    is_nested,
+    nodes_of,
+    overwritten,
+    run_step_of,
+    running_saver_of,
+    thread_of,
+    with_hidden,
+)
+from choreo_agents.graph.message_names import with_id
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.visibility import START_SOURCE
+from choreo_agents.kv.handle import MessageHandle
+
+Said = TypeVar("Said", bound=BaseMessage)
+NOTE = "choreo"
+"""In `response_metadata`: the note of whoever has said a message."""
+MARK = "choreo_"
+"""In `additional_kwargs`, and in what a `Send` hands over, names that start so are ours."""
+UNPROVEN = "unproven"
+"""In a note: who a message says has said it, where no signature proves it."""
+_encode = json.JSONEncoder(sort_keys=True, default=str).encode
+MOST_MESSAGES = 100_000
+"""That come as input, or that an agent reads: each call goes over all of them."""
+_NOTED = ("author", "persona", "confidential", "handle", "model", "length", "speaker", "header")
+"""What an agent notes on its message, or what speaks for it."""
+_SIGNER = "signer"
+_NOT_SIGNED = dict.fromkeys(("also", "signature", "select", "behind", "borrowed"))
+"""What models add to an entry side by side, and what it says to one reader."""
+_warned: WeakSet[Seals] = WeakSet()
+"""Who was told already."""
+Change = Callable[[Any], Any]
+"""Makes of what is written to a channel what is to be written."""
+
+
+# Notes: what a message says of who said it
+
+
+def note_of(message: BaseMessage) -> Mapping[str, Any]:
+    """Return what a message says of who said it; empty, as input's is, if it says nothing."""
+    note = message.response_metadata.get(NOTE)
+    if isinstance(note, Mapping) and isinstance(note.get("author", ""), str):
+        return note
+    source = message.additional_kwargs.get("choreo_source")  # so a function may name the agent that it speaks for
+    return {} if source is None else {"author": str(source)}
+
+
+def stripped(message: Said, note: Mapping[str, Any] | None = None) -> Said:
+    """Return a message, with an id, that says nothing of who said it but what this note does."""
+    metadata = {k: v for k, v in message.response_metadata.items() if k != NOTE} | ({NOTE: note} if note else {})
+    more = {name: value for name, value in message.additional_kwargs.items() if not name.startswith(MARK)}
+    named = message.id or str(uuid.uuid4())
+    return message.model_copy(update={"response_metadata": metadata, "additional_kwargs": more, "id": named})
+
+
+def claimed_in(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whose a message is that a note, or an entry, says so of."""
+    names = {"author": str(said.get("author")), "persona": said.get("persona")}
+    return {**names, "confidential": bool(said.get("confidential"))}
+
+
+def opening_of(message: BaseMessage) -> Mapping[str, Any]:
+    """Return how a message's turn starts, as its speaker noted: with a `speaker`'s name, or a `header`."""
+    return {name: value for name, value in note_of(message).items() if name in ("speaker", "header")}
+
+
+def writer_of(message: BaseMessage) -> str:
+    """Return the node that wrote a message, behind its subgraphs; of input, LangGraph's START."""
+    return str(note_of(message).get("author", START_SOURCE))
+
+
+def are_siblings(one: BaseMessage, other: BaseMessage) -> bool:
+    """Tell whether plain nodes of one superstep wrote both: neither has seen the other."""
+    return bool(note_of(one).get("step")) and note_of(one)["step"] == note_of(other).get("step")
+
+
+def persona_of(message: BaseMessage) -> str | None:
+    """Return whose node said a message, if an agent did."""
+    return note_of(message).get("persona")
+
+
+def unproven_of(message: BaseMessage) -> Mapping[str, Any] | None:
+    """Return who a message says has said it, where no signature proves it."""
+    found = note_of(message).get(UNPROVEN)
+    return found if isinstance(found, Mapping) else None
+
+
+def handle_of(message: BaseMessage) -> MessageHandle | None:
+    """Return what an agent's message was when it was said."""
+    note = note_of(message)
+    return MessageHandle(id=note["handle"], model=note["model"], length=note["length"]) if "handle" in note else None
+
+
+def is_confidential(message: BaseMessage) -> bool:
+    """Tell whether the agent that said a message keeps its messages to itself."""
+    return bool((unproven_of(message) or note_of(message)).get("confidential"))
+
+
+def is_edited(message: BaseMessage) -> bool:
+    """Tell whether a message's words are no longer those of its note."""
+    return "author" in note_of(message) and note_of(message).get("digest") != digest_of(message)
+
+
+def digest_of(message: BaseMessage) -> str:
+    """Return a digest of a message's words, its calls and the thoughts beside them: it changes when they do."""
+    said: list[Any] = [message.type, message.name, str(message.text)]
+    said += [message.role] if isinstance(message, ChatMessage) else []
+    if isinstance(message, AIMessage):
+        said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
+        said += [[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls]
+    said += [message.tool_call_id] if isinstance(message, ToolMessage) else []
+    words, thoughts = _digest(said), thoughts_said(message)
+    return f"{words}.{_digest(thoughts)}" if thoughts else words
+
+
+def repeats(message: BaseMessage, digest: str) -> bool:
+    """Tell whether a message has the words that a digest was made of, with the thoughts that there were or without."""
+    return digest_of(message) in (digest, digest.partition(".")[0])
+
+
+def _digest(said: Any) -> str:
+    return hashlib.sha256(_encode(said).encode()).hexdigest()[:32]
+
+
+# The signature
+
+
+@dataclasses.dataclass(frozen=True)
+class Signer:
+    """Signs and checks what is said in one run, in all of its nodes and the graphs in them."""
+
+    seals: Seals
+    place: list[str | None]
+    """The outermost graph, by name, and the thread."""
+    graph: tuple[str, ...] | None = ()
+    """The nodes around the graph whose nodes sign; None: nobody has filtered what comes into it."""
+
+    def guards(self, config: RunnableConfig) -> bool:
+        """Tell whether all that a node reads was filtered, or signed: other words than these are an operator's edit."""
+        return self.graph == nodes_of(config)[:-1]
+
+    def signed(self, entry: HandleEntry) -> HandleEntry:
+        """Return an entry with its signature, in place of what it had."""
+        entry = HandleEntry(**{**entry, "thread": self.place})
+        # Models that encode the same words side by side make an entry each, and a reducer, which has no key, merges
+        # them: each handle is signed for the words by itself as well.
+        made = {each.id: self.seals.seal("handle", _encoded(entry, each.plain())) for each in handles_of(entry)}
+        made["entry"] = self.seals.seal("entry", {**entry, **_NOT_SIGNED})
+        return HandleEntry(**{**entry, "signature": made})
+
+    def proven(self, entry: Any, *, anywhere: bool = False) -> HandleEntry | None:
+        """Return an entry if it is as it was signed here, or in any thread of the tenant's, with those of other
+        models' handles that were; else None."""
+        codes = entry.get("signature") if isinstance(entry, Mapping) else None
+        code = codes.get("entry") if isinstance(codes, Mapping) else None
+        if code is None or not (anywhere or entry.get("thread") == self.place):
+            return None
+        if not self.seals.holds(code, "entry", {**entry, **_NOT_SIGNED}):
+            return None
+        found = also.items() if isinstance(also := entry.get("also"), Mapping) else ()
+        kept = {model: plain for model, plain in found if self._is_encoding(entry, model, plain)}
+        return cast(HandleEntry, {**entry, "also": kept} if "also" in entry else entry)
+
+    def _is_encoding(self, entry: Mapping[str, Any], model: str, plain: Any) -> bool:
+        """Tell whether a handle is signed as what another model than its speaker's has made of an entry's words."""
+        code = entry["signature"].get(str(plain.get("id"))) if isinstance(plain, Mapping) else None
+        is_signed = self.seals.holds(code, "handle", _encoded(entry, plain))
+        return is_signed and model == model_of(plain) != model_of(entry["handle"])
+
+    def noted(self, message: Said, note: Mapping[str, Any]) -> Said:
+        """Return a message with a signed note of who has said it; in these words, if it does not say in which."""
+        note = {"digest": digest_of(message), **note, "thread": self.place, "signature": None}
+        code = self.seals.seal("note", [message.id, message.type, note])
+        return stripped(message, {**note, "signature": code})
+
+    def proves(self, message: BaseMessage, *, anywhere: bool = False) -> bool:
+        """Tell whether a message's note was signed here, for this message; its words may have been edited since."""
+        # A person's words do not become an instruction, nor an agent's a person's.
+        note = note_of(message)
+        said = [message.id, message.type, {**note, "signature": None}]
+        return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", said)
+
+    def moved(self, update: Any, standing: dict[str, BaseMessage]) -> Any:
+        """Return an operator's update of a state with what was said in other threads signed for this one.
+
+        Other words in the place of a message are an edit of it: they bear its note.
+
+        Args:
+            update: In any form.
+            standing: The messages that it comes to, by id; its own are put in.
+        """
+
+        def entry(given: Any) -> Any:
+            return self.signed(known) if (known := self.proven(given, anywhere=True)) is not None else given
+
+        def message(given: BaseMessage) -> BaseMessage:
+            there = given if self.proves(given, anywhere=True) else standing.get(str(given.id))
+            if there is not None and self.proves(there, anywhere=True) and given.type != "remove":
+                given = self.noted(given, note_of(there))
+            standing[str(given.id)] = given
+            return given
+
+        def each_of(value: Any, listed: Callable[[Any], Sequence[Any]], move: Change) -> Any:
+            is_overwrite, given = overwritten(value)
+            moved = [move(one) for one in listed(given or [])]
+            return Overwrite(moved) if is_overwrite else moved
+
+        messages = partial(each_of, listed=listed_messages, move=message)
+        return rewritten(update, {"handles": partial(each_of, listed=list, move=entry), "messages": messages})
+
+    def warn(self) -> None:
+        """Say, once for each tenant of an engine, that somebody's words are not proven to be theirs."""
+        if self.seals not in _warned:
+            _warned.add(self.seals)
+            warnings.warn(
+                "a message or handle that no signature proves to be of this thread is input: it was said in another or "
+                "under another salt, or somebody has made it up (engines of all processes need one salt=...)",
+                ProvenanceWarning,
+                stacklevel=3,
+            )
+
+
+def _encoded(entry: Mapping[str, Any], plain: Any) -> list[Any]:
+    # Not the superstep: models that encode input side by side may count otherwise.
+    said = ("thread", "message_id", "author", "persona", "confidential", "digest")
+    return [*map(entry.get, said), plain]
+
+
+def with_signer(
+    config: RunnableConfig | None, called: RunnableConfig, seals: Seals | None, name: str
+) -> RunnableConfig | None:
+    """Return the config of a run with the signer of all its nodes: that of the graph around, in the same thread.
+
+    Args:
+        config: As its graph was given it, and `called` as it runs with it.
+        seals: Of the graph's own engine; None: it has none, and signs as the graph around it.
+        name: The graph's.
+    """
+    outer, place, around = signer_of(called), [name, thread_of(called)], nodes_of(called) if is_nested(called) else ()
+    if outer is None:
+        if seals is None:
+            return config
+        signer = _unguarded(seals, called) if is_nested(called) else Signer(seals, place)
+    else:
+        # A key that no salt gives again is an engine's own: what is said in one thread goes out under one.
+        own = outer.seals if seals is None or not seals.salted else seals
+        graph = around if not around or outer.guards(called) else None
+        signer = Signer(own, outer.place if outer.place[1] == place[1] else place, graph)
+    return with_hidden(config, _SIGNER, signer)
+
+
+def signer_of(config: RunnableConfig) -> Signer | None:
+    """Return who signs in the run that a node stands in; None: a graph of LangGraph's own, or none."""
+    found = hidden_in(config, _SIGNER)
+    return found if isinstance(found, Signer) else None
+
+
+def _unguarded(seals: Seals, config: RunnableConfig) -> Signer:
+    """Return who signs in a graph of LangGraph's own, which agents side by side do not know by name."""
+    return Signer(seals, ["" if running_saver_of(config) is None else None, thread_of(config)], graph=None)
+
+
+# Updates of a state, and what they may say
+
+
+def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
+    """An update in the form that it has, with other values for some channels.
+
+    Args:
+        update: Of the state.
+        changes: By channel; channels that it does not write stay out.
+    """
+    if isinstance(update, Command):
+        return dataclasses.replace(update, update=rewritten(update.update, changes))
+    if isinstance(update, Mapping):
+        return {**update, **{name: change(update[name]) for name, change in changes.items() if name in update}}
+    if isinstance(update, tuple) and len(update) == 2 and isinstance(update[0], str):
+        return update[0], changes.get(update[0], lambda value: value)(update[1])
+    if isinstance(update, list | tuple):
+        parts = [rewritten(part, changes) for part in update]
+        return parts if isinstance(update, list) else tuple(parts)
+    if written := {name: change(getattr(update, name)) for name, change in changes.items() if hasattr(update, name)}:
+        update = copy(update)
+        for name, value in written.items():
+            object.__setattr__(update, name, value)  # frozen or not
+    return update
+
+
+def listed_messages(written: Any) -> Sequence[BaseMessage]:
+    """What was written to a messages channel, as messages.
+
+    Raises:
+        ValueError: It is no message; as is `NotImplementedError`.
+    """
+    return convert_to_messages(written if isinstance(written, list) else [written])
+
+
+def require_few(name: str, listed: Any) -> None:
+    """Raise `InvalidRequestError` if what a channel holds, or is given, is more than `MOST_MESSAGES`."""
+    if isinstance(listed, list | tuple) and len(listed) > MOST_MESSAGES:
+        raise InvalidRequestError(
+            f"{name!r} of the state would hold {len(listed):,} messages, at most {MOST_MESSAGES:,}: remove those that "
+            "nobody is to see any more (RemoveMessage), or begin another thread with a summary"
+        )
+
+
+class InputFilter:
+    """Filter of one run's input.
+
+    Where the thread's state is kept, that says who said what, and nothing that input brings; else what is signed does,
+    of a message in its very words. All other words are input's own. They neither replace nor remove what others said:
+    in the place of another's message stands a message of its own.
+
+    Args:
+        signer: Of the run; None: it has no agents, and nobody reads.
+        called: The config of the run.
+        saved: Of the state that the thread is in; None: none is kept.
+    """
+
+    def __init__(self, signer: Signer | None, called: RunnableConfig, saved: RunnableConfig | None) -> None:
+        # What a graph around this one hands on has passed that one's filter.
+        self._signer = None if is_nested(called) else signer
+        self._saved = saved
+        self._standing: dict[str, BaseMessage] = {}
+        self._entries: dict[str, HandleEntry] = {}
+
+    def compares(self, given: Any) -> RunnableConfig | None:
+        """Return what to ask for the state that input is compared with; None: there is none, or no need."""
+        named: list[bool] = []
+
+        def messages(value: Any) -> Any:
+            is_overwrite, written = overwritten(value)
+            require_few("messages", written)
+            named.append(is_overwrite or any(each.id is not None for each in listed_messages(written or [])))
+            return value
+
+        _everywhere(given if self._signer else None, {"messages": messages}, lambda payload: named.append(True))
+        return self._saved if any(named) else None
+
+    def admitted(self, given: Any, snapshot: StateSnapshot | None = None) -> Any:
+        """Return input as it may come into the state.
+
+        Args:
+            given: As the graph was called with it.
+            snapshot: The state, if `compares` asks for it.
+        """
+        if given is None or self._signer is None:
+            return given
+        if self._saved is None:
+            brought = {"handles": self._handles}  # words may come before the entries that are of them
+            _everywhere(given, brought, partial(rewritten, changes=brought))
+        elif snapshot is not None:
+            self._standing = by_id(snapshot.values.get("messages"))
+            self._entries = {entry["message_id"]: entry for entry in snapshot.values.get("handles") or []}
+        return _everywhere(given, {"messages": self._messages, "handles": self._handles}, self._sent)
+
+    def _messages(self, value: Any, *, is_sent: bool = False) -> Any:
+        is_overwrite, written = overwritten(value)
+        given = listed_messages(written or [])
+        last = max((at for at, each in enumerate(given) if each.id == REMOVE_ALL_MESSAGES), default=None)
+        if is_sent:
+            given = [each for each in given if not isinstance(each, RemoveMessage)]
+        elif is_overwrite or last is not None:
+            own = [RemoveMessage(id=name) for name in self._standing if not self._is_others(name)]
+            given = [*own, *given[0 if last is None else last + 1 :]]
+        return [kept for message in given if (kept := self._message(message, is_sent=is_sent)) is not None]
+
+    def _message(self, message: BaseMessage, *, is_sent: bool) -> BaseMessage | None:
+        """Return a message as it may come in; None: it has nothing to say."""
+        assert self._signer is not None
+        name = str(message.id)
+        if self._saved is None and self._signer.proves(message) and not is_edited(message):
+            return self._standing.setdefault(name, message)
+        if not self._is_others(name):
+            if "author" in note_of(message):
+                self._signer.warn()
+            return stripped(message)
+        standing, entry = self._standing.get(name), self._entries.get(name)
+        if standing is not None and repeats(message, digest_of(standing)):
+            return standing if is_sent else None  # many clients give back words alone
+        if self._saved is None and entry is not None and repeats(message, entry["digest"]):
+            return stripped(message)
+        self._signer.warn()
+        return None if isinstance(message, RemoveMessage) else stripped(message.model_copy(update={"id": None}))
+
+    def _is_others(self, name: str) -> bool:
+        """Tell whether the message of that name, there or removed, is not input's own."""
+        author = self._entries[name]["author"] if name in self._entries else START_SOURCE
+        return author != START_SOURCE or (name in self._standing and "author" in note_of(self._standing[name]))
+
+    def _handles(self, value: Any, *, is_sent: bool = False) -> list[HandleEntry]:
+        assert self._signer is not None
+        _, written = overwritten(value)
+        given: list[Any] = written if isinstance(written, list) else []
+        signed = [entry for each in given if (entry := self._signer.proven(each)) is not None]
+        if len(signed) < len(given):
+            self._signer.warn()
+        if self._saved is None:
+            self._entries |= {entry["message_id"]: entry for entry in signed}
+            return signed
+        held = [(entry, self._standing.get(entry["message_id"])) for entry in signed if is_sent]
+        return [entry for entry, there in held if there is not None and entry["digest"] == digest_of(there)]
+
+    def _sent(self, payload: Any) -> Any:
+        """Return what input's own `Send` may hand to a node in place of the state."""
+        if isinstance(payload, Mapping):
+            # What a `Send` of ours tells its target under these names no client has to say.
+            payload = {name: value for name, value in payload.items() if not name.startswith(MARK)}
+        changes = {"messages": partial(self._messages, is_sent=True), "handles": partial(self._handles, is_sent=True)}
+        return rewritten(payload, changes)
+
+
+def _everywhere(given: Any, changes: Mapping[str, Change], sent: Change) -> Any:
+    """Return input in any form with other values for some channels, and for what it sends."""
+    if isinstance(given, Command) and given.goto:
+        given = dataclasses.replace(given, goto=_forwarded(given.goto, sent))
+    changes = {**changes, SENDS: partial(_forwarded, change=sent)}
+    return rewritten(given, {**changes, START_SOURCE: partial(rewritten, changes=changes)})  # LangGraph's own channel
+
+
+def _forwarded(sends: Any, change: Change) -> list[Any]:
+    """Return sends, and names of nodes, with other states for their targets."""
+    listed = sends if isinstance(sends, list | tuple) else [sends]
+    return [Send(each.node, change(each.arg)) if isinstance(each, Send) else each for each in listed]
+
+
+def by_id(held: Any) -> dict[str, BaseMessage]:
+    """Return the messages that a channel holds, by id."""
+    return {str(message.id): message for message in held or [] if isinstance(message, BaseMessage)}
+
+
+def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, confidential: bool = False) -> Any:
+    """Sign the messages that a plain node adds, in any form of output that LangGraph takes, with the node's name.
+
+    What it only hands on stays as it is: what stands in the state, people's and instructions with an id, what was said
+    inside of it, and what others said in their own words. What an agent said in other words is the node's own, unless
+    it is one of that agent's.
+
+    Args:
+        output: What the node returned.
+        config: The node's.
+        persona: Whose node it is declared to be; None: its own.
+        confidential: Whether what it adds of its own is a private context.
+
+    Raises:
+        InvalidRequestError: It wrote to the messages what is none.
+    """
+    signer, author = signer_of(config), author_of(config, "")
+    speaks_for = persona and "|".join([*author.split("|")[:-1], persona])
+
+    def proves(message: BaseMessage) -> bool:
+        return signer is not None and signer.proves(message)
+
+    def is_its_own(message: BaseMessage) -> bool:
+        """Tell whether a message is the node's: its own, of agents inside of it, or of whom it is declared to be."""
+        names = [str(note_of(message).get(name) or author) for name in ("author", "persona")]
+        inside = all(name == author or name.startswith(f"{author}|") for name in names)
+        return proves(message) and (inside or speaks_for in names)
+
+    def signed(message: BaseMessage, standing: BaseMessage | None) -> BaseMessage:
+        if standing is not None and (repeats(message, digest_of(standing)) or is_its_own(standing)):
+            message = stripped(message, note_of(standing))
+            if not is_its_own(message):
+                return message
+        is_proven, claimed = proves(message), note_of(message)
+        if is_proven and not is_edited(message):
+            return message
+        is_somebodys = is_proven or (standing is not None and "author" in note_of(standing))
+        if message.id is not None and message.type in ("human", "system") and not is_somebodys:
+            return stripped(message)
+        note = {"author": author, "step": run_step_of(config), "confidential": confidential}
+        if is_its_own(message):
+            note = {name: value for name, value in claimed.items() if name in _NOTED}
+        elif not is_proven and persona is not None:  # a client may have written that, for the node to hand on
+            note |= {name: speaks_for for name in ("author", "persona") if claimed.get(name) == speaks_for}
+        named = with_id(message, config)
+        # In a graph of LangGraph's own nobody signs: who reads it keeps it from whom its node is kept.
+        return stripped(named, note) if signer is None else signer.noted(named, note)
+
+    def put_on(added: Any) -> Any:
+        is_overwrite, given = overwritten(added)
+        try:
+            messages = listed_messages([] if given is None else given)
+        except (NotImplementedError, ValueError) as error:
+            # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
+            raise InvalidRequestError(f"node {author!r} wrote to messages what is no message: {error}") from error
+        standing = by_id(channel_values(config, ("messages",)).get("messages"))
+        messages = [m if m.type == "remove" else signed(m, standing.get(str(m.id))) for m in messages]
+        return Overwrite(messages) if is_overwrite else messages
+
+    return rewritten(output, {"messages": put_on})
+
+
+# What an agent may believe
+
+
+class ProvenState:
+    """Words and entries of a graph's state, as far as it is proven to one agent who said them.
+
+    Args:
+        state: Of the graph, as the agent gets it.
+        config: The agent's.
+        seals: Of its engine, for graphs of LangGraph's own.
+
+    Raises:
+        InvalidRequestError: The state holds more than `MOST_MESSAGES`.
+    """
+
+    def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
+        messages, self.signer = with_ids(_channel(state, "messages")), signer_of(config) or _unguarded(seals, config)
+        self._is_guarded = self.signer.guards(config)
+        said = {str(message.id): message for message in messages}
+        writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}
+        self.entries: list[HandleEntry] = []
+        self._claims: dict[str, dict[str, Any]] = {}
+        for given in _channel(state, "handles"):
+            entry = self.signer.proven(given)
+            is_input = isinstance(given, Mapping) and given.get("author") == START_SOURCE
+            if entry is not None and (is_input or _is_of(entry, said, writers)):
+                self.entries.append(entry)
+            elif isinstance(given, Mapping) and not is_input:
+                self._claims[str(given.get("message_id"))] = claimed_in(given)
+        self.messages = [each if str(each.id) in writers else self._unproven(each) for each in messages]
+        self.superstep = 1 + max((entry["superstep"] for entry in self.entries), default=-1)
+        """The earliest that something can be said in now. What was removed since was said all the same: who speaks
+        behind it does not stand in its place."""
+        if self._claims or any(UNPROVEN in note_of(message) for message in self.messages):
+            self.signer.warn()
+
+    def _is_true(self, message: BaseMessage) -> bool:
+        """Tell whether a message's note holds: where nobody has filtered input, of its very words."""
+        return self.signer.proves(message) and (self._is_guarded or not is_edited(message))
+
+    def _unproven(self, message: BaseMessage) -> BaseMessage:
+        """Return a message without a note; whose it says that it is, and is not proven to be, is kept apart."""
+        note = note_of(message)
+        claimed = claimed_in(note) if "author" in note else self._claims.get(str(message.id))
+        return stripped(message, None if claimed is None else {UNPROVEN: claimed}) if note or claimed else message
+
+
+def _is_of(entry: HandleEntry, said: Mapping[str, BaseMessage], writers: Mapping[str, str]) -> bool:
+    """Tell whether an entry is of the message of its name: in these words, or in others by the same author."""
+    name = entry["message_id"]
+    return name not in said or entry["author"] == writers.get(name) or entry["digest"] == digest_of(said[name])
+
+
+def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
+    """Return messages in any form that LangChain takes. Those without an id, which LangGraph would have given, get one
+    that is the same for every reader."""
+    found = convert_to_messages(messages)
+    for place, message in enumerate(found):
+        if message.id is None:
+            message.id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{place} {message.type} {message.text}"))
+    return found
+
+
+def _channel(state: Any, name: str) -> list[Any]:
+    listed = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+    require_few(name, listed)
+    return listed or []
