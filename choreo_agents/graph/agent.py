@@ -218,7 +218,7 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
             f"agent {agent.name!r} serves several tenants, and runs outside of the graph that says which: run what "
             "compile(tenant=...) has made"
         )
-    served, engine = copy.copy(agent), tenant.engine(agent.engine)
+    served, engine = copy.copy(agent), agent.engine.tenant(tenant.salt)
     served.engine = engine
     if (prompt := agent.schema_prompt) is not None:
         prompts = engine.kv.keeper(TenantPrompts)

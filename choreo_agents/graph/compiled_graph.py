@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, Protocol, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -32,7 +33,7 @@ from choreo_agents.graph.provenance.door import Door
 from choreo_agents.graph.provenance.notary import notary_of, with_notary
 from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.tenancy import TenantThreads
+from choreo_agents.graph.tenancy import RunTenant, TenantThreads
 from choreo_agents.graph.view.tasks_around import with_tasks_around
 from choreo_agents.graph.visibility import Rule
 
@@ -66,23 +67,24 @@ class CompiledChoreoGraph(TenantThreads):
         return self._labelled(await super().aget_graph(config, xray=xray))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run, engines = self._opened(config)
+        door, run, engines, tenant = self._opened(config)
         saved = door.asks(input)
-        held = None if saved is None else self.get_state(saved)
+        held = None if saved is None else self.get_state(saved, tenant=tenant)
         given = door.admitted(input, held)
         recorded = recorded_run(self, called_with(self, run), engines, options)
         if recorded is None:
-            return kept(super().stream(given, run, **options), engines, run)
-        parts = super().stream(given, recorded.heard(run), **options)
-        return kept(recorded.stream(parts, given, lambda: self.get_state(recorded.saved)), engines, run)
+            return kept(super().stream(given, run, tenant=tenant, **options), engines, run)
+        parts = super().stream(given, recorded.heard(run), tenant=tenant, **options)
+        ended = partial(self.get_state, recorded.saved, tenant=tenant)
+        return kept(recorded.stream(parts, given, ended), engines, run)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run, engines = self._opened(config)
+        door, run, engines, tenant = self._opened(config)
         saved, recorded = door.asks(input), recorded_run(self, called_with(self, run), engines, options)
         parts = (
-            super().astream(door.admitted(input), run, **options)
+            super().astream(door.admitted(input), run, tenant=tenant, **options)
             if saved is None and recorded is None
-            else self._astream_after(saved, recorded, door, input, run, options)
+            else self._astream_after(saved, recorded, door, input, run, options | {"tenant": tenant})
         )
         return akept(parts, engines, run)
 
@@ -95,23 +97,24 @@ class CompiledChoreoGraph(TenantThreads):
         run: RunnableConfig,
         options: Mapping[str, Any],
     ) -> AsyncGenerator[Any]:
-        given = door.admitted(given, None if saved is None else await self.aget_state(saved))
+        aget_state = partial(self.aget_state, tenant=options["tenant"])
+        given = door.admitted(given, None if saved is None else await aget_state(saved))
         parts: Any = super().astream(given, run if recorded is None else recorded.heard(run), **options)
         if recorded is not None:
-            parts = recorded.astream(parts, given, lambda: self.aget_state(recorded.saved))
+            parts = recorded.astream(parts, given, partial(aget_state, recorded.saved))
         async with aclosing(parts):
             async for part in parts:
                 yield part
 
-    def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig, Sequence[Engine]]:
-        """The door through which input comes, the config of the run behind it, and who serves that."""
+    def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig, Sequence[Engine], RunTenant | None]:
+        """The door through which input comes, the config of the run behind it, who serves that, and for whom."""
         called, engine, engines = called_with(self, config), self._built.engine, self._built.engines
-        if engine is not None and (tenant := self.tenant_of(called)) is not None:
-            engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
+        if (tenant := self.tenant_of(called)) is not None and engine is not None:
+            engine, engines = engine.tenant(tenant.salt), [each.tenant(tenant.salt) for each in engines]
         run = with_notary(config, called, None if engine is None else engine.lineage.seals, self.name)
         run = with_tasks_around(with_thread(with_engines(run, called, engines), called, self), called, self)
         run = with_lineage(run, called, self._built.lineage)
-        return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run, engines
+        return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run, engines, tenant
 
     def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Drop all that there is of a thread: checkpoints, lineage, and its leases on every engine of the graph.
@@ -130,36 +133,36 @@ class CompiledChoreoGraph(TenantThreads):
             StoreError: The store of its lineage has failed: forget it again when that works.
             OSError: A file of its KV cannot be removed.
         """
-        with self._leaving(thread_id, config) as called:
-            self._own(called)
+        with self._leaving(thread_id, config) as (called, engines, tenant), self._owned(called, tenant):
             if (saver := saver_of(self, called)) is not None:
                 delete_thread(saver, thread_id)
-            run_coroutine(self._forget_lineage(thread_id, called))
+            run_coroutine(self._forget_lineage(thread_id, called, engines))
 
     async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `forget`."""
-        with self._leaving(thread_id, config) as called:
-            await self._aown(called)
-            if (saver := saver_of(self, called)) is not None:
-                await adelete_thread(saver, thread_id)
-            await self._forget_lineage(thread_id, called)
+        with self._leaving(thread_id, config) as (called, engines, tenant):
+            async with self._aowned(called, tenant):
+                if (saver := saver_of(self, called)) is not None:
+                    await adelete_thread(saver, thread_id)
+                await self._forget_lineage(thread_id, called, engines)
 
-    async def _forget_lineage(self, thread_id: str, called: RunnableConfig) -> None:
-        engines, store = self._opened(called)[2], await lineage_store_for(self, called, self._built.lineage)
-        engine = sealing_of(engines)
+    async def _forget_lineage(self, thread_id: str, called: RunnableConfig, engines: Sequence[Engine]) -> None:
+        engine, store = sealing_of(engines), await lineage_store_for(self, called, self._built.lineage)
         if store is not None and engine is not None:
             gone = await forget_thread(store, engine.lineage.name, engine.lineage.sealed.thread(thread_id))
             for each in engines:
                 each.kv.discard(gone)
 
     @contextmanager
-    def _leaving(self, thread_id: str, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
-        """The config for a thread that nobody can use meanwhile, and that is forgotten then."""
+    def _leaving(
+        self, thread_id: str, config: RunnableConfig | None
+    ) -> Iterator[tuple[RunnableConfig, Sequence[Engine], RunTenant | None]]:
+        """The config for a thread that nobody can use meanwhile, and that is forgotten then; who serves it, and for
+        whom."""
         called = called_with(self, at_thread(config, thread_id))
-        with self._claimed(called):
-            *_, engines = self._opened(called)
-            with forgetting(engines, str(thread_id)):
-                yield called
+        _, _, engines, tenant = self._opened(called)
+        with forgetting(engines, str(thread_id)):
+            yield called, engines, tenant
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""
