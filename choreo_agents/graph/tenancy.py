@@ -27,7 +27,6 @@ from choreo_agents.graph.langgraph_internals import (
     thread_of,
     with_hidden,
 )
-from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 
 Resolver = Callable[[RunnableConfig], str]
 """The salt of the tenant that a run is for: of what the service has authenticated, and never of a `configurable` value
@@ -63,9 +62,9 @@ class RunTenant:
 
 
 def tenant_in(config: RunnableConfig) -> RunTenant | None:
-    """Return who the run that a config is of is for; None if nobody was named."""
+    """Return who the run is for in whose node this is the config; None: it is no node's, or nobody was named."""
     found = hidden_in(config, _TENANT)
-    return found if isinstance(found, RunTenant) else None
+    return found if isinstance(found, RunTenant) and is_nested(config) else None
 
 
 def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str], agents: Iterable[Any]) -> None:
@@ -84,13 +83,8 @@ def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str
     for node in nodes:
         if is_cached(graph, node):
             raise InvalidRequestError(
-                f"what agent {node!r} says is cached for all runs, whoever they are for: leave cache_policy out, or "
-                "compile the graph for each tenant"
+                f"what agent {node!r} says is cached for all runs: leave cache_policy out, or compile for each tenant"
             )
-
-
-class TenantPrompts(WeakKeyDictionary[Any, ImportedPrompt]):
-    """The prompts of schemas that one tenant has, by agent."""
 
 
 class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
@@ -111,19 +105,17 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         resolver: Resolver | None = getattr(self.builder, "resolver", None)
         if resolver is None:
             return None
-        thread, known = thread_of(called), _around(called)
+        thread, known = thread_of(called), tenant_in(called)
         if known is None:
             salt = resolver(called)
             if not isinstance(salt, str) or not salt:
                 raise InvalidRequestError(
-                    "compile(tenant=...) must name the tenant of a run by its salt, a text that is not empty, "
-                    f"not {salt!r}"
+                    f"compile(tenant=...) must name the tenant of a run by its salt, not {salt!r}"
                 )
             return RunTenant(salt, thread)
         if thread != known.thread:
             raise InvalidRequestError(
-                f"thread {thread!r} is not the thread of the run around this node, {known.thread!r}, whose config it "
-                'was put into: call with a config of its own, {"configurable": {"thread_id": ...}}'
+                f"{thread!r} is not the thread of the run around: call with a config of its own, not with a node's"
             )
         return known
 
@@ -186,7 +178,7 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         called = called_with(self, config)
         tenant = tenant or self.tenant_of(called)
         saver, thread, use = saver_of(self, called), thread_of(called), object()
-        if tenant is None or saver is None or _around(called) is not None:  # else the graph around has seen to it
+        if tenant is None or saver is None or tenant_in(called) is not None:  # else the graph around has seen to it
             yield None, None, lambda _: config if tenant is None else tenant.marked(config)
             return
         if thread is None:
@@ -213,8 +205,3 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
                 del uses[use]
                 if not uses:
                     del _USES[saver][thread]
-
-
-def _around(called: RunnableConfig) -> RunTenant | None:
-    """Return the tenant of the run in whose node a graph is called; None: it is called in none."""
-    return tenant_in(called) if is_nested(called) else None
