@@ -47,9 +47,12 @@ class Threads:
             with inside(self._tenant.scopes, scope):
                 yield scope
 
-    def hold(self, handles: Iterable[MessageHandle], scope: Scope) -> None:
-        """Have a thread lease those of these messages that are still there, if it does not."""
-        table, tenant = self._core.table, self._tenant.name
+    def hold(self, handles: Iterable[MessageHandle], scope: Scope | None = None) -> None:
+        """Have a thread lease those of these messages that are still there, if it does not; or the caller's scope, if
+        one is open."""
+        table, tenant, scope = self._core.table, self._tenant.name, scope or self._caller.scope()
+        if scope is None:
+            return
         with self._core.lock:
             for message in [table.get(handle.id) for handle in handles if not scope.closed]:
                 if message is not None and message.tenant == tenant and not message.scoped[scope]:
