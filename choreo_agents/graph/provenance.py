@@ -136,7 +136,7 @@ def is_edited(message: BaseMessage) -> bool:
 
 def digest_of(message: BaseMessage) -> str:
     """Return a digest of a message's words, its calls and the thoughts beside them: it changes when they do."""
-    said: list[Any] = [message.type, message.name, str(message.text)]
+    said: list[Any] = [_kind(message), message.name, str(message.text)]
     said += [message.role] if isinstance(message, ChatMessage) else []
     if isinstance(message, AIMessage):
         said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
@@ -149,6 +149,11 @@ def digest_of(message: BaseMessage) -> str:
 def repeats(message: BaseMessage, digest: str) -> bool:
     """Tell whether a message has the words that a digest was made of, with the thoughts that there were or without."""
     return digest_of(message) in (digest, digest.partition(".")[0])
+
+
+def _kind(message: BaseMessage) -> str:
+    """Return a message's type; of one that was put together of streamed chunks, as LangGraph's state will have it."""
+    return message.type.removesuffix("MessageChunk").lower()
 
 
 def _digest(said: Any) -> str:
@@ -203,14 +208,14 @@ class Signer:
     def noted(self, message: Said, note: Mapping[str, Any]) -> Said:
         """Return a message with a signed note of who has said it; in these words, if it does not say in which."""
         note = {"digest": digest_of(message), **note, "thread": self.place, "signature": None}
-        code = self.seals.seal("note", [message.id, message.type, note])
+        code = self.seals.seal("note", [message.id, _kind(message), note])
         return stripped(message, {**note, "signature": code})
 
     def proves(self, message: BaseMessage, *, anywhere: bool = False) -> bool:
         """Tell whether a message's note was signed here, for this message; its words may have been edited since."""
         # A person's words do not become an instruction, nor an agent's a person's.
         note = note_of(message)
-        said = [message.id, message.type, {**note, "signature": None}]
+        said = [message.id, _kind(message), {**note, "signature": None}]
         return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", said)
 
     def moved(self, update: Any, standing: dict[str, BaseMessage]) -> Any:
@@ -286,6 +291,11 @@ def signer_of(config: RunnableConfig) -> Signer | None:
     """Return who signs in the run that a node stands in; None: a graph of LangGraph's own, or none."""
     found = hidden_in(config, _SIGNER)
     return found if isinstance(found, Signer) else None
+
+
+def signing(config: RunnableConfig, seals: Seals) -> Signer:
+    """Return who signs in a node's run; in a graph of LangGraph's own, who signs under these seals."""
+    return signer_of(config) or _unguarded(seals, config)
 
 
 def _unguarded(seals: Seals, config: RunnableConfig) -> Signer:
@@ -540,7 +550,7 @@ class ProvenState:
     """
 
     def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
-        messages, self.signer = with_ids(_channel(state, "messages")), signer_of(config) or _unguarded(seals, config)
+        messages, self.signer = with_ids(_channel(state, "messages")), signing(config, seals)
         self._is_guarded = self.signer.guards(config)
         said = {str(message.id): message for message in messages}
         writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}

@@ -68,6 +68,9 @@ class HandleEntry(TypedDict):
     """The ids of handles that it had before that: others may have attended to those."""
     edited: NotRequired[bool]
     """Whether they are no longer what its author said."""
+    answered: NotRequired[bool]
+    """A chat model's answer in a function, as it was encoded there: it may have attended to all that was said before.
+    """
     unproven: NotRequired[dict[str, Any]]
     """Of input that says to be somebody's (`author`, `persona`), which no signature proves: it is shown to nobody from
     whom that source, or input, is kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from choreo_agents.graph.audit.blockage import blocked
@@ -140,6 +141,22 @@ def _masks(chart: Chart, joint: JointReach) -> Mapping[tuple[str, Channel], int]
                 mask |= joint.at(node.name, channel)
             found[persona, channel] = mask & every & ~own.get(persona, 0)
     return found
+
+
+def without_answers(chart: Chart) -> Chart:
+    """Have words alone read of what chat models answer in functions, wherever their encodings could break a promise.
+
+    What they attended to is anything that their function can read.
+    """
+    while any(node.is_function for node in chart.nodes):
+        broken = [finding for finding in audit_chart(chart).violations if finding.channel == "encoding"]
+        hops = {(hop.source, hop.reader) for finding in broken for hop in finding.path}
+        handed = {(edge.source, edge.reader) for edge in chart.edges() if edge.hands_on_encodings and not edge.is_alone}
+        functions = {node.name for node in chart.nodes if node.is_function}
+        if not (carrying := {hop for hop in hops & handed if hop[0] in functions}):
+            break
+        chart = replace(chart, words_of=chart.words_of | carrying)
+    return chart
 
 
 def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:

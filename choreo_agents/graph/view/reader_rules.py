@@ -61,11 +61,18 @@ class CallReader:
     """Whether what it says is a private context."""
     keep: Keep | None = None
     """How much it sees of what it may."""
+    words_of: frozenset[tuple[str, str]] = frozenset()
+    """Functions, and readers that get the words alone of chat models' answers in these."""
 
     @property
     def system(self) -> str:
         """The name of the private context that it is told, and asked."""
         return f"{self.persona}.system"
+
+    def gets_words_of(self, entry: HandleEntry) -> bool:
+        """Tell whether a message is a chat model's answer that may have attended to what is kept from the reader."""
+        is_kept = bool(self.rules.guard.hidden) or (entry["author"], self.place.author) in self.words_of
+        return is_kept and bool(entry.get("answered"))
 
     def has_said(self, entry: HandleEntry) -> bool:
         """Whether a message is its own."""

@@ -1,0 +1,145 @@
+"""Chat models in functions between secrets and readers: what is kept from a reader changes no bit of what it says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import langchain_choreo.chat_model
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from langchain_choreo import ChatChoreo
+from langchain_core.messages import SystemMessage
+from support import visible_graphs
+from support.interference import WARN, changed, contexts_of, models, run, unreached
+from support.tiny import save_tiny_llama
+from support.visible_graphs import ECHO, LETTERS, Forced, Speaker, Spec, specs
+
+from choreo_agents import Engine, Rule
+from choreo_agents.errors import LineageWarning
+from choreo_agents.models import load_model
+from choreo_agents.runtime.timetable import Timetable
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning"),
+    pytest.mark.filterwarnings("ignore::choreo_agents.errors.LineageWarning"),
+]
+Load = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    models["tiny"] = load_model(save_tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
+    """Loads the engine of a run, whose function asks it: all words of the state are in its prompt, and its words are
+    always the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        request_of = langchain_choreo.chat_model.request_of
+
+        def forced(*args: Any, **more: Any) -> Any:
+            request = request_of(*args, **more)
+            tokens = tuple(LETTERS[(3 * request.sampling.seed + at) % len(LETTERS)] for at in range(3))
+            sampling = request.sampling.model_copy(update={"forced": tokens, "stop_tokens": ()})
+            return replace(request, sampling=sampling)
+
+        patch.setattr(langchain_choreo.chat_model, "request_of", forced)
+
+        def loaded(*args: Any, **more: Any) -> Engine:
+            engine = Engine.load(*args, **more)
+            chat = ChatChoreo(engine=engine, seed=0)
+
+            def asking(state: Any) -> Any:
+                told = [SystemMessage("Tell."), *state["messages"]]
+                return {"messages": [chat.invoke(told, seed=state.get("rounds", 0))]}
+
+            patch.setattr(visible_graphs, "mutter", asking)
+            return engine
+
+        yield loaded
+
+
+def between(**rules: str) -> Spec:
+    """ann has a secret and keeps her words to herself; a function says what it makes of all; bob reads that, then cleo
+    may read bob."""
+    speakers = (
+        Speaker("ann", "ann", True, False, True),
+        Speaker("bob", "bob", True, False, False),
+        Speaker("cleo", "cleo", False, False, False),
+    )
+    table = {(source, reader): Rule(mode) for pair, mode in rules.items() for source, reader in [pair.split("_")]}
+    return Spec(speakers, table, (("ann",), (ECHO,), ("bob",), ("cleo",)), 1)
+
+
+def bits(spec: Spec, load: Load, name: str) -> tuple[bool, Any]:
+    """Whether a reader's distributions change with ann's words, and the audit of the run."""
+    timetable = Timetable()
+    one, _, report = run(spec, Forced(1), timetable, echoing=False, load=load)
+    two, _, _ = run(spec, Forced(1, frozenset({"ann"})), timetable.again(), echoing=False, load=load)
+    [key] = [key for key in one if key[0] == name]
+    return one[key] != two[key], report
+
+
+def test_what_a_function_has_asked_of_carries_a_secret_and_the_audit_says_so(load: Load) -> None:
+    """The comparison can fail: where nothing forbids it, bits go through the function's answer."""
+    spec = between(echo_bob="shared", bob_cleo="shared")
+    assert "ann" in spec.graph(WARN).audit().reached("bob", "encoding")
+    for reader in ("bob", "cleo"):
+        reaches, report = bits(spec, load, reader)
+        assert reaches and "ann" in report.reached(reader, "encoding")
+
+
+def test_attack_a_private_source_does_not_come_through_a_functions_answer(load: Load) -> None:
+    for rules in (
+        {"ann_bob": "private", "echo_bob": "shared"},
+        {"ann_cleo": "private", "echo_bob": "shared", "bob_cleo": "shared"},
+        {"echo_bob": "reencoded"},
+    ):
+        spec, reader = between(**rules), "cleo" if "ann_cleo" in rules else "bob"
+        assert "ann" not in spec.graph(WARN).audit().reached(reader, "encoding")
+        spec.graph().audit()
+        assert bits(spec, load, reader)[0] is False, f"ann reached {reader}, with {rules}"
+
+
+def test_attack_nor_does_what_a_policy_keeps_to_itself(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = between(echo_bob="shared")
+    policy = WARN.model_copy(update={"confidential": {"ann": frozenset()}})
+    graph = Spec.graph
+    monkeypatch.setattr(Spec, "graph", lambda self, _=None, **more: graph(self, policy, **more))
+    assert bits(spec, load, "bob")[0] is False
+
+
+def test_the_reader_is_told_by_name(load: Load) -> None:
+    spec = between(ann_bob="private", echo_bob="shared")
+    with pytest.warns(LineageWarning, match="'bob' reads the words, and not the encodings, of 'echo'"):
+        run(spec, Forced(1), echoing=False, load=load)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LineageWarning)
+        run(between(echo_bob="shared"), Forced(1), echoing=False, load=load)
+
+
+@given(specs(), st.integers(0, 99), st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_visibility_non_interference_of_encodings_through_functions(
+    load: Load, spec: Spec, seed: int, data: st.DataObject
+) -> None:
+    """What cannot reach a reader as an encoding changes no bit of its distributions, if all words stay."""
+    assume(any(ECHO in layer for layer in spec.layers))
+    report = spec.graph(WARN).audit()
+    context = data.draw(st.sampled_from(contexts_of(spec, report)))
+    readers = unreached(spec, report, context, "encoding")
+    assume(readers)
+    other, authors = changed(spec, context)
+    timetable = Timetable()
+    one, _, found = run(spec, Forced(seed), timetable, echoing=False, load=load)
+    two, _, _ = run(other, Forced(seed, authors), timetable.again(), echoing=False, load=load)
+    known = {(each.context, each.reader, each.channel) for each in report.findings}
+    assert {(each.context, each.reader, each.channel) for each in found.findings} <= known, "not foreseen"
+    for key in one:
+        if key[0] in readers:
+            assert one[key] == two[key], f"{context} reached {key}"
