@@ -144,18 +144,21 @@ def _masks(chart: Chart, joint: JointReach) -> Mapping[tuple[str, Channel], int]
 
 
 def without_answers(chart: Chart) -> Chart:
-    """Have words alone read of what chat models answer in functions, wherever their encodings could break a promise.
+    """Have words alone read of what chat models answer in functions, wherever their encodings could break a promise, or
+    carry a confidential message.
 
     What they attended to is anything that their function can read.
     """
-    while any(node.is_function for node in chart.nodes):
-        broken = [finding for finding in audit_chart(chart).violations if finding.channel == "encoding"]
-        hops = {(hop.source, hop.reader) for finding in broken for hop in finding.path}
+    functions = {node.name for node in chart.nodes if node.is_function}
+    kept = {context.name for context in chart.contexts if context.kind == "message"}
+    while functions:
+        found = (finding for finding in audit_chart(chart).findings if finding.channel == "encoding")
+        paths = [finding.path for finding in found if finding.violation or finding.context in kept]
+        hops = {(hop.source, hop.reader) for path in paths for hop in path if hop.source in functions}
         handed = {(edge.source, edge.reader) for edge in chart.edges() if edge.hands_on_encodings and not edge.is_alone}
-        functions = {node.name for node in chart.nodes if node.is_function}
-        if not (carrying := {hop for hop in hops & handed if hop[0] in functions}):
+        if not hops & handed:
             break
-        chart = replace(chart, words_of=chart.words_of | carrying)
+        chart = replace(chart, words_of=chart.words_of | (hops & handed))
     return chart
 
 

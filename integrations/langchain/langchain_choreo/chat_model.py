@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from choreo_agents import Engine, FramedText
 from choreo_agents.chat import ChatCall, Reuse, astreamed, count_tokens, required_tools, streamed
+from choreo_agents.errors import InvalidRequestError
 from langchain_choreo.asking import CALL, SAMPLING, request_of
 from langchain_choreo.engines import KeptEngines
 from langchain_choreo.merging import ChatBinding, Merging
@@ -253,7 +254,11 @@ class ChatChoreo(Merging, BaseChatModel):
         # Where LangChain streams, it tells no run; and what is signed has its id already.
         message_id = f"{LC_ID_PREFIX}-{uuid.uuid4() if run is None else run.run_id}"
         engine, answers = place.engine(engine), place.answers
-        parents = answers.merged(engine, said.get("merges") or ())
+        if (merges := said.get("merges")) and engine.branches.maps(said.get("adapter") or self.adapter):
+            raise InvalidRequestError(
+                "the adapter has a cache mapper, which a Synthesizer and engine.branches.merge use"
+            )
+        parents = answers.merged(engine, merges or ())
         request = request_of(self, stop, said, message_id, parents)
         return ChatCall(engine, messages, request, place.thread or answers.thread, partial(answers.signed, engine))
 
