@@ -16,6 +16,7 @@ from choreo_agents.engine.answering import answer_of, join, thinks, thought_out,
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.engine.messages.scope import Scope, current, entered
+from choreo_agents.engine.request_builder import require_urgency
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tokenizing import tokens_to_come
 from choreo_agents.engine.turns import LoopTurns
@@ -176,7 +177,10 @@ class Caller:
         made = time.perf_counter()
         self.tenant.core.lock.require_own()
         if self.tenant.limiter.period:
-            patience = min((call.timeout_s for call in calls if isinstance(call.timeout_s, int | float)), default=None)
+            self.tenant.require_open()
+            for call in calls:
+                require_urgency(call)
+            patience = min((call.timeout_s for call in calls if call.timeout_s is not None), default=None)
             yield Until([self.tenant.limiter.enter(sum(map(_answers, calls)), patience)])
         return made
 

@@ -105,7 +105,7 @@ class RequestBuilder:
 
         Needs no lock: long texts take long.
         """
-        _require_urgency(call)
+        require_urgency(call)
         _require_labels(call)
         if isinstance(call, Prefill):
             return [
@@ -316,7 +316,7 @@ class RequestBuilder:
         return int.from_bytes(digest[:7], "big")
 
 
-def _require_urgency(call: Prefill | Decode) -> None:
+def require_urgency(call: Prefill | Decode) -> None:
     """Raise unless priority and timeout are numbers that can be compared."""
     if not isinstance(call.priority, int):
         raise InvalidRequestError(f"priority must be an integer, not {call.priority!r}")

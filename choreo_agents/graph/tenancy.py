@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
@@ -37,9 +35,9 @@ _MARK = "choreo_tenant"
 """Under this name each checkpoint says whose its thread is."""
 
 
-_USES: WeakKeyDictionary[Any, dict[str, dict[object, RunTenant]]] = WeakKeyDictionary()
-"""Whose calls use which thread now, the first one first, by what keeps its state; under `_LOCK`."""
-_LOCK = threading.Lock()
+_USES: dict[object, tuple[Any, str, RunTenant]] = {}
+"""Of each call that uses a thread now, the first one first: what keeps the thread's state, the thread, and whose it is.
+No lock guards it: a generator that is collected leaves it wherever that happens, and each change is one step."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,8 @@ class RunTenant:
     salt: str = field(repr=False)
     thread: str | None = field(default=None, compare=False)
     """Of the outermost graph's run."""
+    saver: Any = field(default=None, compare=False, repr=False)
+    """What keeps its state, where the thread is known to be the tenant's."""
 
     @property
     def mark(self) -> str:
@@ -90,8 +90,7 @@ def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str
 class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
     """A compiled graph whose threads are their tenants', if it was compiled for several.
 
-    Args:
-        tenant: Of runs and state methods: who they are for, where that has been asked already.
+    To runs and state methods `tenant` says who they are for, where that has been asked already.
     """
 
     def tenant_of(self, called: RunnableConfig) -> RunTenant | None:
@@ -177,18 +176,19 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         """Yield what keeps a thread's state, the thread, and the config, by what its last checkpoint says of itself."""
         called = called_with(self, config)
         tenant = tenant or self.tenant_of(called)
-        saver, thread, use = saver_of(self, called), thread_of(called), object()
-        if tenant is None or saver is None or tenant_in(called) is not None:  # else the graph around has seen to it
+        saver, thread, around = saver_of(self, called), thread_of(called), tenant_in(called)
+        # The graph around has seen to what it keeps itself; and without a thread a node's own keeps nothing.
+        is_seen_to = around is not None and (around.saver is saver or thread is None)
+        if tenant is None or saver is None or is_seen_to:
             yield None, None, lambda _: config if tenant is None else tenant.marked(config)
             return
-        if thread is None:
-            raise InvalidRequestError('name the thread: {"configurable": {"thread_id": ...}}')
-        with _LOCK:
-            uses = _USES.setdefault(saver, {}).setdefault(thread, {})
-            uses[use] = tenant
-            # Until there is a checkpoint, whoever came first has begun it. Who came later may still own it, and has
-            # a checkpoint then: one who is about to be refused keeps nobody from his own.
-            first = next(iter(uses.values()))
+        if thread is None or not called["configurable"]["thread_id"]:  # LangGraph calls 0 otherwise at every turn
+            raise InvalidRequestError('name the thread: {"configurable": {"thread_id": "..."}}')
+        use = object()
+        _USES[use] = saver, thread, tenant
+        # Until there is a checkpoint, whoever came first has begun it. Who came later may still own it, and has
+        # a checkpoint then: one who is about to be refused keeps nobody from his own.
+        first = next(whose for kept, name, whose in list(_USES.values()) if kept is saver and name == thread)
 
         def owned(metadata: dict[str, Any] | None) -> RunnableConfig:
             if (first.mark if metadata is None else metadata.get(_MARK)) != tenant.mark:
@@ -196,12 +196,9 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
                     f"thread {thread!r} is not this tenant's: a thread belongs to the tenant that began it, and one "
                     "that was begun without compile(tenant=...) to none. Begin another"
                 )
-            return tenant.marked(config)
+            return replace(tenant, saver=saver).marked(config)
 
         try:
             yield saver, thread, owned
         finally:
-            with _LOCK:
-                del uses[use]
-                if not uses:
-                    del _USES[saver][thread]
+            del _USES[use]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,47 @@ def test_attack_a_nodes_config_is_no_right_to_another_thread(make_engine: MakeEn
         as_tenant("initech", lambda: calling(engine, kept, steal).invoke(QUESTION, config("own")))
     assert [each.config for each in kept.list(config())] == before
     assert as_tenant("acme", lambda: app.invoke(QUESTION, config()))["messages"]
+
+
+@pytest.mark.parametrize("attack", STOLEN)
+def test_attack_a_run_that_keeps_nothing_has_a_thread_of_that_name(make_engine: MakeEngine, attack: str) -> None:
+    """So it is not known to be the tenant's, in what another graph keeps."""
+    engine, kept = make_engine(), InMemorySaver()
+    inner = team().compile(kept, engine=engine, tenant=of_the_service)
+    as_tenant("acme", lambda: inner.invoke(QUESTION, config()))
+    before = [each.config for each in kept.list(config())]
+
+    def steal(_: Any, config: RunnableConfig) -> None:
+        STOLEN[attack](inner, config)
+
+    outer = ChoreoGraph().add_node("steal", steal).add_edge(START, "steal")
+    app = outer.compile(engine=engine, tenant=of_the_service)
+    with pytest.raises(ForeignThreadError):
+        as_tenant("initech", lambda: app.invoke(QUESTION, config()))
+    assert [each.config for each in kept.list(config())] == before
+
+
+@pytest.mark.parametrize("thread", [0, False, "", None])
+def test_attack_a_thread_without_a_name_is_none(make_engine: MakeEngine, thread: Any) -> None:
+    """LangGraph keeps some of them under two names, and none of these says whose it is."""
+    app = team().compile(InMemorySaver(), engine=make_engine(), tenant=of_the_service)
+    for use in (lambda: app.invoke(QUESTION, config(thread)), lambda: app.get_state(config(thread))):
+        with pytest.raises(InvalidRequestError, match="name the thread"):
+            as_tenant("acme", use)
+
+
+def test_threads_are_kept_apart_whatever_keeps_them(make_engine: MakeEngine) -> None:
+    @dataclass
+    class Saver(InMemorySaver):
+        """Has no hash, as it has fields."""
+
+        def __post_init__(self) -> None:
+            super().__init__()
+
+    app = team().compile(Saver(), engine=make_engine(), tenant=of_the_service)
+    as_tenant("acme", lambda: app.invoke(QUESTION, config()))
+    with pytest.raises(ForeignThreadError):
+        as_tenant("initech", lambda: app.invoke(QUESTION, config()))
 
 
 def test_a_node_calls_a_graph_in_its_own_thread_or_in_another_of_its_tenants(make_engine: MakeEngine) -> None:
