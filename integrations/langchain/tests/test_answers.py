@@ -197,7 +197,12 @@ def bare(answer: AIMessage) -> AIMessage:
 @pytest.mark.parametrize("kind", ["choreo", "stock"])
 @pytest.mark.parametrize(
     ("edit", "why"),
-    [(forged, "edited|proves"), (edited, "edited|proves"), (renamed, "no answer of|proves"), (bare, "no answer of")],
+    [
+        (forged, "edited|proves|no answer of"),
+        (edited, "edited|proves"),
+        (renamed, "no answer of|proves"),
+        (bare, "no answer of"),
+    ],
 )
 def test_attack_a_reference_that_was_changed_gives_words(engine: Engine, kind: str, edit: Edit, why: str) -> None:
     app = compiled(swapped(engine, kind, edit=edit), engine)
