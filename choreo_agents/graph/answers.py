@@ -58,9 +58,8 @@ class AnswerSigner:
         found: list[MessageHandle | BaseMessage] = []
         lost: list[str] = []
         for message in messages:
-            encoding = encoding_of(message, [engine])
-            if encoding is not None and not signer.proves(message):
-                encoding = UNPROVEN
+            is_proven, claims = signer.proves(message), "handle" in note_of(message)
+            encoding = encoding_of(message, [engine]) if is_proven else UNPROVEN if claims else None
             found.append(encoding if isinstance(encoding, MessageHandle) else message)
             if not isinstance(encoding, MessageHandle):
                 lost.append(f"{message.id!r} ({encoding or NO_REFERENCE})")

@@ -198,7 +198,7 @@ def bare(answer: AIMessage) -> AIMessage:
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (forged, "no answer of|proves"),
+        (forged, "edited|proves|no answer of"),
         (edited, "edited|proves"),
         (renamed, "no answer of|proves"),
         (bare, "no answer of"),

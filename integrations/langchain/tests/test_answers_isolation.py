@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from langchain_choreo import ChatChoreo
 from langchain_core.messages import SystemMessage
+from langgraph.graph import StateGraph
 from support import visible_graphs
 from support.interference import WARN, changed, contexts_of, models, run, unreached
 from support.tiny import save_tiny_llama
-from support.visible_graphs import ECHO, LETTERS, Forced, Speaker, Spec, specs
+from support.visible_graphs import ECHO, LETTERS, SPEAKING, Forced, Speaker, Spec, specs
 
-from choreo_agents import Engine, Rule
-from choreo_agents.errors import LineageWarning
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, Rule
+from choreo_agents.errors import LineageWarning, VisibilityError
 from choreo_agents.models import load_model
 from choreo_agents.runtime.timetable import Timetable
 
@@ -28,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::choreo_agents.errors.LineageWarning"),
 ]
 Load = Callable[..., Engine]
+READS: dict[str, Any] = {"ann": {}, "cleo": {"ann": "private", "team": "shared"}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,3 +145,28 @@ def test_visibility_non_interference_of_encodings_through_functions(
     for key in one:
         if key[0] in readers:
             assert one[key] == two[key], f"{context} reached {key}"
+
+
+@pytest.mark.parametrize("around", ["ours", "LangGraph's"])
+def test_attack_what_a_graph_around_keeps_from_its_readers_is_kept_inside(around: str) -> None:
+    """A team's function reads what was said outside, and its agent that function: who reads the team gets words of it,
+    or, where nobody knows beforehand, the call fails."""
+    with Engine.load(models["tiny"]) as engine:
+        chat = ChatChoreo(engine=engine, max_tokens=3)
+        team = ChoreoGraph()
+        team.add_node("asks", lambda state: {"messages": [chat.invoke(state["messages"])]}).add_edge(START, "asks")
+        team.add_node(Agent("bob", sampling=SPEAKING)).add_edge("asks", "bob", visibility="shared")
+        ann, cleo = (Agent(name, sampling=SPEAKING, engine=engine, reads=reads) for name, reads in READS.items())
+        graph: Any = ChoreoGraph() if around == "ours" else StateGraph(ChoreoState)
+        graph.add_node("ann", ann).add_node("team", team.compile(engine=engine)).add_node("cleo", cleo)
+        graph.add_edge(START, "ann").add_edge("ann", "team").add_edge("team", "cleo")
+        app = graph.compile(engine=engine) if around == "ours" else graph.compile()
+        asked: Any = {"messages": [("user", "Where are the kites?")]}
+        if around == "ours":
+            with pytest.warns(
+                LineageWarning, match=r"'team\|bob' reads the words, and not the encodings, of 'team\|asks'"
+            ):
+                app.invoke(asked)
+        else:
+            with pytest.raises(VisibilityError, match="'ann' is declared private to 'cleo'"):
+                app.invoke(asked)
