@@ -201,7 +201,8 @@ class Chart:
                 # What it said itself reaches a node again as other than KV only by a Send.
                 if node is not reader or reader.may_be_sent:
                     mode, label = _between(node, reader, SHARED, "own")
-                    yield Edge(node.name, reader.name, mode, None, label, reader.may_be_sent)
+                    alone = (node.name, reader.name) in self.words_of
+                    yield Edge(node.name, reader.name, mode, None, label, reader.may_be_sent, alone)
 
     def _results(self, reader: ChartNode) -> Iterator[Edge]:
         """How what tools return reaches a reader: as what their callers say does."""

@@ -156,9 +156,9 @@ def without_answers(chart: Chart) -> Chart:
         paths = [finding.path for finding in found if finding.violation or finding.context in kept]
         hops = {(hop.source, hop.reader) for path in paths for hop in path if hop.source in functions}
         handed = {(edge.source, edge.reader) for edge in chart.edges() if edge.hands_on_encodings and not edge.is_alone}
-        if (hops & handed) <= chart.words_of:
+        if not (carrying := (hops & handed) - chart.words_of):
             break
-        chart = replace(chart, words_of=chart.words_of | (hops & handed))
+        chart = replace(chart, words_of=chart.words_of | carrying)
     return chart
 
 

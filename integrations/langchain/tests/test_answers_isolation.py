@@ -152,7 +152,7 @@ def test_attack_what_a_graph_around_keeps_from_its_readers_is_kept_inside(around
     """A team's function reads what was said outside, and its agent that function: who reads the team gets words of it,
     or, where nobody knows beforehand, the call fails."""
     with Engine.load(models["tiny"]) as engine:
-        chat = ChatChoreo(engine=engine, max_tokens=3)
+        chat = ChatChoreo(engine=engine, max_tokens=3, seed=0)
         team = ChoreoGraph()
         team.add_node("asks", lambda state: {"messages": [chat.invoke(state["messages"])]}).add_edge(START, "asks")
         team.add_node(Agent("bob", sampling=SPEAKING)).add_edge("asks", "bob", visibility="shared")
