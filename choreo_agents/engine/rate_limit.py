@@ -62,10 +62,9 @@ class RateLimiter(Throttler):  # type: ignore[misc]
         try:
             # The throttler lets in whoever looks first: only whose turn it is may look.
             async with asyncio.timeout(timeout_s), self._turn:
-                for number in range(calls):
+                for _ in range(calls):
                     await self.acquire()
-                    if not number % 256:
-                        await asyncio.sleep(0)  # where there is room nothing else lets others have a turn
+                    await asyncio.sleep(0)  # where there is room nothing else lets others have a turn
         except TimeoutError as error:
             raise RequestTimeoutError("no start in time: see calls_per_second, and the call's timeout_s") from error
         if self._closed:

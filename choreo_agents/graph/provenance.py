@@ -72,7 +72,7 @@ Change = Callable[[Any], Any]
 def note_of(message: BaseMessage) -> Mapping[str, Any]:
     """Return what a message says of who said it; empty, as input's is, if it says nothing."""
     note = message.response_metadata.get(NOTE)
-    if isinstance(note, Mapping) and isinstance(note.get("author", ""), str):
+    if isinstance(note, dict) and isinstance(note.get("author", ""), str):
         return note
     source = message.additional_kwargs.get("choreo_source")  # so a function may name the agent that it speaks for
     return {} if source is None else {"author": str(source)}
@@ -86,10 +86,9 @@ def stripped(message: Said, note: Mapping[str, Any] | None = None) -> Said:
     return message.model_copy(update={"response_metadata": metadata, "additional_kwargs": more, "id": named})
 
 
-def claimed_in(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whose a message is that a note, or an entry, says so of."""
-    names = {"author": str(said.get("author")), "persona": said.get("persona")}
-    return {**names, "confidential": bool(said.get("confidential"))}
+def claimed_in(by: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whose a message is by a note, or an entry, that is not proven."""
+    return {"author": str(by.get("author")), "persona": by.get("persona"), "confidential": bool(by.get("confidential"))}
 
 
 def opening_of(message: BaseMessage) -> Mapping[str, Any]:
@@ -189,8 +188,8 @@ class Signer:
     def proven(self, entry: Any, *, anywhere: bool = False) -> HandleEntry | None:
         """Return an entry if it is as it was signed here, or in any thread of the tenant's, with those of other
         models' handles that were; else None."""
-        codes = entry.get("signature") if isinstance(entry, Mapping) else None
-        code = codes.get("entry") if isinstance(codes, Mapping) else None
+        codes = entry.get("signature") if isinstance(entry, dict) else None
+        code = codes.get("entry") if isinstance(codes, dict) else None
         if code is None or not (anywhere or entry.get("thread") == self.place):
             return None
         if not self.seals.holds(code, "entry", {**entry, **_NOT_SIGNED}):
@@ -558,17 +557,16 @@ class ProvenState:
         self._claims: dict[str, dict[str, Any]] = {}
         for given in _channel(state, "handles"):
             entry = self.signer.proven(given)
-            is_input = isinstance(given, Mapping) and given.get("author") == START_SOURCE
+            is_input = isinstance(given, dict) and given.get("author") == START_SOURCE
             if entry is not None and (is_input or _is_of(entry, said, writers)):
                 self.entries.append(entry)
-            elif isinstance(given, Mapping) and not is_input:
+            elif isinstance(given, dict) and not is_input:
                 self._claims[str(given.get("message_id"))] = claimed_in(given)
+                self.signer.warn()
         self.messages = [each if str(each.id) in writers else self._unproven(each) for each in messages]
         self.superstep = 1 + max((entry["superstep"] for entry in self.entries), default=-1)
         """The earliest that something can be said in now. What was removed since was said all the same: who speaks
         behind it does not stand in its place."""
-        if self._claims or any(UNPROVEN in note_of(message) for message in self.messages):
-            self.signer.warn()
 
     def _is_true(self, message: BaseMessage) -> bool:
         """Tell whether a message's note holds: where nobody has filtered input, of its very words."""
@@ -578,7 +576,9 @@ class ProvenState:
         """Return a message without a note; whose it says that it is, and is not proven to be, is kept apart."""
         note = note_of(message)
         claimed = claimed_in(note) if "author" in note else self._claims.get(str(message.id))
-        return stripped(message, None if claimed is None else {UNPROVEN: claimed}) if note or claimed else message
+        if claimed is not None:
+            self.signer.warn()
+        return stripped(message, {UNPROVEN: claimed} if claimed else None) if note or claimed else message
 
 
 def _is_of(entry: HandleEntry, said: Mapping[str, BaseMessage], writers: Mapping[str, str]) -> bool:
