@@ -49,7 +49,7 @@ class ChatCall:
         messages: Of the conversation.
         request: What is asked beside.
         thread: Keeps what is encoded; None: nobody does, but for a while.
-        sign: Puts a reference to its encoding on the answer, where this says just the answer's words.
+        sign: Puts a reference to its encoding on the answer; tells whether that says just the answer's words.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ChatCall:
         messages: Sequence[BaseMessage],
         request: ChatRequest,
         thread: str | UnkeptRun | None = None,
-        sign: Callable[[AIMessage, MessageHandle], AIMessage] | None = None,
+        sign: Callable[[AIMessage, MessageHandle, bool], AIMessage] | None = None,
     ) -> None:
         self.engine, self.request, self._messages, self._sign = engine, request, messages, sign
         self.thread = UnkeptRun() if thread is None else thread
@@ -219,12 +219,11 @@ class ChatCall:
             metadata=metadata,
             id=request.message_id,
         )
-        if whole != spoken:
-            return message  # what it stopped at stands in its encoding
-        if self._encodings is not None:
+        is_whole = whole == spoken  # else what it stopped at stands in its encoding
+        if self._encodings is not None and is_whole:
             said = request.adapter, turn_said(message, engine.chat).text
             self._encodings.note(handle, said, f"{request.agent}.assistant")
-        return message if self._sign is None else self._sign(message, handle)
+        return message if self._sign is None else self._sign(message, handle, is_whole)
 
 
 def count_tokens(engine: Engine, messages: Sequence[BaseMessage], request: ChatRequest) -> int:

@@ -22,9 +22,10 @@ _WORDS_OF = "words_of"
 _told: WeakKeyDictionary[Seals, set[tuple[str, str]]] = WeakKeyDictionary()
 """Of whom which reader was told, for each tenant of an engine."""
 _ENCODED = "encoded"
-"""In a note: the digest of the words that the handle beside it is the encoding of."""
+"""In a note: the digest of the words that the handle beside it is the encoding of; empty: it is of more."""
 
 NO_REFERENCE = "it is no answer of a ChatChoreo or an Agent: let one of this engine give it, and hand its message on"
+_CUT = "what it stopped at stands in its encoding: have it end without a stop text"
 _UNKNOWN = "this engine has no such encoding of this tenant's: it was forgotten, or another engine or tenant gave it"
 UNPROVEN = "no signature proves its reference: hand on the message that this engine and tenant gave in this thread"
 
@@ -44,9 +45,15 @@ class AnswerSigner:
         """Which keeps what is encoded in the run; None: the call is made in no run."""
         return thread_in(self._config) if is_nested(self._config) else None
 
-    def signed(self, engine: Engine, message: AIMessage, handle: MessageHandle) -> AIMessage:
-        """Return an answer with a signed reference to its encoding; in a run, as the message of the node that asks."""
-        note = {"handle": handle.id, "model": handle.model, "length": handle.length, _ENCODED: digest_of(message)}
+    def signed(self, engine: Engine, message: AIMessage, handle: MessageHandle, is_whole: bool) -> AIMessage:
+        """Return an answer with a signed reference to its encoding; in a run, as the message of the node that asks.
+
+        Args:
+            engine: Gave it; `handle` is its encoding.
+            is_whole: Whether that says what the message does, and no more.
+        """
+        encoded = digest_of(message) if is_whole else ""
+        note = {"handle": handle.id, "model": handle.model, "length": handle.length, _ENCODED: encoded}
         if is_nested(self._config):
             # As `sign` notes what a node writes: it lets this stand.
             note |= {"author": author_of(self._config, ""), "step": run_step_of(self._config), "confidential": False}
@@ -119,8 +126,8 @@ def encoding_of(message: BaseMessage, engines: Iterable[Engine]) -> MessageHandl
     handle = _reference(message)
     if handle is None:
         return None
-    if note_of(message).get(_ENCODED) != digest_of(message):
-        return "its words were edited: hand it on as the model gave it"
+    if (encoded := note_of(message).get(_ENCODED)) != digest_of(message):
+        return _CUT if encoded == "" else "its words were edited: hand it on as the model gave it"
     engine = next((each for each in engines if each.model.adapter.fingerprint == handle.base_model), None)
     if engine is None:
         return "another model gave it: give ChatChoreo the engine that reads it"

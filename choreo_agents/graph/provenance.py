@@ -277,7 +277,7 @@ def with_signer(
     if outer is None:
         if seals is None:
             return config
-        signer = _unguarded(seals, called) if is_nested(called) else Signer(seals, place)
+        signer = signing(called, seals) if is_nested(called) else Signer(seals, place)
     else:
         # A key that no salt gives again is an engine's own: what is said in one thread goes out under one.
         own = outer.seals if seals is None or not seals.salted else seals
@@ -293,13 +293,10 @@ def signer_of(config: RunnableConfig) -> Signer | None:
 
 
 def signing(config: RunnableConfig, seals: Seals) -> Signer:
-    """Return who signs in a node's run; in a graph of LangGraph's own, who signs under these seals."""
-    return signer_of(config) or _unguarded(seals, config)
-
-
-def _unguarded(seals: Seals, config: RunnableConfig) -> Signer:
-    """Return who signs in a graph of LangGraph's own, which agents side by side do not know by name."""
-    return Signer(seals, ["" if running_saver_of(config) is None else None, thread_of(config)], graph=None)
+    """Return who signs in a node's run; in a graph of LangGraph's own, which agents side by side do not know by name,
+    who signs under these seals."""
+    place = ["" if running_saver_of(config) is None else None, thread_of(config)]
+    return signer_of(config) or Signer(seals, place, graph=None)
 
 
 # Updates of a state, and what they may say

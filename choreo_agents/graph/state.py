@@ -69,8 +69,8 @@ class HandleEntry(TypedDict):
     edited: NotRequired[bool]
     """Whether they are no longer what its author said."""
     answered: NotRequired[bool]
-    """A chat model's answer in a function, as it was encoded there: it may have attended to all that was said before.
-    """
+    """It may have attended to all that was said before: a chat model has answered it in a function, and it stands as
+    it was encoded there; or it attended to such an answer."""
     unproven: NotRequired[dict[str, Any]]
     """Of input that says to be somebody's (`author`, `persona`), which no signature proves: it is shown to nobody from
     whom that source, or input, is kept."""

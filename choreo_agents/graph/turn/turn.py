@@ -183,6 +183,8 @@ class AgentTurn:
             )
             for place, message, handle, thought in told
         ]
+        if reading.attends_to_answers:
+            entries = [HandleEntry(**{**entry, "answered": True}) for entry in entries]
         entries = [self.signer.signed(entry) for entry in (*reading.inputs, *entries)]
         messages = [said.message for said in told]
         return {"handles": entries, "messages": messages, **written(self.agent, messages)}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
+from choreo_agents.graph.audit.chart import names_of
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.history import Keep
@@ -70,9 +71,10 @@ class CallReader:
         return f"{self.persona}.system"
 
     def gets_words_of(self, entry: HandleEntry) -> bool:
-        """Tell whether a message is a chat model's answer that may have attended to what is kept from the reader."""
-        is_kept = bool(self.rules.guard.hidden) or (entry["author"], self.place.author) in self.words_of
-        return is_kept and bool(entry.get("answered"))
+        """Tell whether a message may have attended, in a function, to what is kept from the reader."""
+        # The function may have invoked a graph: then it is the answer of a node in there.
+        pairs = ((name, self.place.author) for name in names_of(entry["author"]))
+        return bool(entry.get("answered")) and (bool(self.rules.guard.hidden) or not self.words_of.isdisjoint(pairs))
 
     def has_said(self, entry: HandleEntry) -> bool:
         """Whether a message is its own."""

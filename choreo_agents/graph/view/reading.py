@@ -73,6 +73,8 @@ class Reading:
         """Entries that this call has made of messages which no node had encoded."""
         self.lost: dict[str, tuple[HandleEntry, str]] = {}
         """What stood for messages that were encoded again, and why their encodings are of no use here: by message."""
+        self.attends_to_answers = False
+        """Whether it sees the encoding of what may have attended to anything."""
         self.words_of: dict[str, str] = {}
         """Whose words alone are read where encodings were to be, and why."""
         self._modules: Leases | None = None
@@ -201,7 +203,9 @@ class Reading:
 
     def _note_words_of(self, shown: Sequence[SeenEntry]) -> None:
         """Note whose encodings are not read though they were to be: kept from the reader, or of all that it merges."""
-        for entry, _ in shown:
+        for entry, rule in shown:
+            # It stays so when the answer is removed: what is said now has attended to it.
+            self.attends_to_answers |= rule.mode.hands_on_encodings and bool(entry.get("answered"))
             if self._reader.gets_words_of(entry):
                 self.words_of[entry["author"]] = (
                     "it may have attended to all that its function can read, and some of that is kept from the reader: "

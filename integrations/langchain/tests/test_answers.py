@@ -139,7 +139,7 @@ async def test_on_an_event_loop_and_with_a_checkpointer(engine: Engine) -> None:
         first = engine.stats().tokens_encoded
         await app.ainvoke({"messages": [("user", "Again.")]}, config)
     authors = [entry["author"] for entry in state["handles"] if entry.get("answered")]
-    assert sorted(authors) == sorted(ASKED), "each is its node's, and stands in the state as it was encoded"
+    assert sorted(authors) == sorted([*ASKED, "David"]), "each is its node's, as it was encoded, and who read them"
     assert first and engine.stats().leases > 0
     app.forget("t")
     assert engine.stats().leases == 0, "the thread had the lease"
@@ -310,6 +310,7 @@ def test_what_cannot_be_merged_is_read_in_its_words(engine: Engine, embedded: Lo
         (forged(answer), "no signature|edited"),
         (renamed(answer), "no signature"),
         (HumanMessage("Hello."), "no answer of a ChatChoreo"),
+        (chat.invoke(PROBLEM, stop=[answer.text.split()[-1]]), "have it end without a stop text"),
         (chat.invoke(PROBLEM, {"configurable": {"thread_id": "t"}}), "no signature"),
         (ChatChoreo(engine=engine, tenant="a salt").invoke(PROBLEM), "this engine and tenant"),
     ]

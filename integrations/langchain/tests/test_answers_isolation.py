@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import langchain_choreo.chat_model
@@ -12,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from langchain_choreo import ChatChoreo
-from langchain_core.messages import SystemMessage
+from langchain_core.messages import RemoveMessage, SystemMessage
 from langgraph.graph import StateGraph
 from support import visible_graphs
 from support.interference import WARN, changed, contexts_of, models, run, unreached
 from support.tiny import save_tiny_llama
 from support.visible_graphs import ECHO, LETTERS, SPEAKING, Forced, Speaker, Spec, specs
 
-from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, Rule
-from choreo_agents.errors import LineageWarning, VisibilityError
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Rule
+from choreo_agents.errors import LineageWarning
 from choreo_agents.models import load_model
 from choreo_agents.runtime.timetable import Timetable
 
@@ -162,11 +163,45 @@ def test_attack_what_a_graph_around_keeps_from_its_readers_is_kept_inside(around
         graph.add_edge(START, "ann").add_edge("ann", "team").add_edge("team", "cleo")
         app = graph.compile(engine=engine) if around == "ours" else graph.compile()
         asked: Any = {"messages": [("user", "Where are the kites?")]}
-        if around == "ours":
-            with pytest.warns(
-                LineageWarning, match=r"'team\|bob' reads the words, and not the encodings, of 'team\|asks'"
-            ):
-                app.invoke(asked)
-        else:
-            with pytest.raises(VisibilityError, match="'ann' is declared private to 'cleo'"):
-                app.invoke(asked)
+        said_by, reader = (r"team\|asks", r"team\|bob") if around == "ours" else (r"team\|bob", "cleo")
+        with pytest.warns(LineageWarning, match=f"'{reader}' reads the words, and not the encodings, of .*'{said_by}'"):
+            app.invoke(asked)
+
+
+def test_attack_a_function_invokes_a_graph_that_asks(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is that of a node in there, and what is kept from a reader of the function is kept all the same."""
+
+    def loaded(*args: Any, **more: Any) -> Engine:
+        engine = load(*args, **more)
+        inner = StateGraph(ChoreoState).add_node("asks", visible_graphs.mutter).add_edge(START, "asks").compile()
+
+        def invoking(state: Any) -> Any:
+            said = inner.invoke({"messages": state["messages"], "rounds": state.get("rounds", 0)})
+            return {"messages": said["messages"][-1:]}
+
+        monkeypatch.setattr(visible_graphs, "mutter", invoking)
+        return engine
+
+    assert bits(between(confidential=False, echo_bob="shared"), loaded, "bob"), "it can fail"
+    assert not bits(between(ann_bob="private", echo_bob="shared"), loaded, "bob")
+    assert not bits(between(confidential=True, echo_bob="shared"), loaded, "bob")
+
+
+def test_attack_the_answer_that_somebody_attended_to_is_removed() -> None:
+    """In a stock graph nobody knows who is to read what comes of it: who is kept from ann reads words of bob."""
+    with Engine.load(models["tiny"]) as engine:
+        chat = ChatChoreo(engine=engine, max_tokens=3, seed=0)
+        reads: dict[str, Any] = {"ann": {}, "bob": {"echo": "shared"}, "cleo": {"ann": "private", "bob": "shared"}}
+        ann, bob, cleo = (Agent(name, sampling=SPEAKING, engine=engine, reads=reads[name]) for name in reads)
+        graph = StateGraph(ChoreoState).add_node("ann", ann).add_node("bob", bob).add_node("cleo", cleo)
+        graph.add_node("echo", lambda state: {"messages": [chat.invoke(state["messages"])]})
+        graph.add_node("trim", lambda state: {"messages": [RemoveMessage(state["messages"][2].id)]})
+        for source, reader in pairwise([START, "ann", "echo", "bob", "trim", "cleo"]):
+            graph.add_edge(source, reader)
+        with pytest.warns(LineageWarning, match="'cleo' reads the words, and not the encodings, of 'bob'"):
+            state = graph.compile().invoke({"messages": [("user", "Where are the kites?")]})
+        assert [message.type for message in state["messages"]] == ["human", "ai", "ai", "ai"]
+        [asked] = [each for each in state["handles"] if each["author"] == "cleo"]
+        bobs = next(each for each in state["handles"] if each["author"] == "bob")["handle"]["id"]
+        ancestors = engine.inspect.ancestors(MessageHandle.model_validate(asked["handle"]))
+        assert bobs not in {each.id for each in ancestors}
