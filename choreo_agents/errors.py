@@ -179,7 +179,7 @@ class StoreError(ChoreoError, OSError):
 
 
 class LineageWarning(UserWarning):
-    """Messages are encoded again from their words: what they were computed from is not known here."""
+    """Messages are encoded again from their words, where an encoding was to be read: the warning says why."""
 
 
 class RequestTimeoutError(ChoreoError, TimeoutError):

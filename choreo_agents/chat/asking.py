@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from langchain_core.messages import BaseMessage
+
 from choreo_agents.chat.tools import Described
 from choreo_agents.engine import Thinking
 from choreo_agents.errors import InvalidRequestError
@@ -35,9 +37,9 @@ class ChatRequest:
     inherits: tuple[str, ...] = ()
     """Names of messages of the same thread that are not in this call, and that what is reused may have attended to:
     `"parent.system"`."""
-    parents: tuple[MessageHandle, ...] = ()
-    """Messages of the same tenant that are read as they were encoded: behind the call's instructions, before all else.
-    No template knows of them, so that turns are put together by our format of it."""
+    parents: tuple[MessageHandle | BaseMessage, ...] = ()
+    """Messages of the same tenant that are read as they were encoded, and others in their words: behind the call's
+    instructions, before all else. No template knows of them, so that turns are put together by our format of it."""
     agent: str = "agent"
     """Who speaks: its messages are named by it."""
     adapter: str | None = None

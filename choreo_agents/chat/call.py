@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
-from functools import reduce
-from operator import add
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -51,12 +49,18 @@ class ChatCall:
         messages: Of the conversation.
         request: What is asked beside.
         thread: Keeps what is encoded; None: nobody does, but for a while.
+        sign: Puts a reference to its encoding on the answer; tells whether that says just the answer's words.
     """
 
     def __init__(
-        self, engine: Engine, messages: Sequence[BaseMessage], request: ChatRequest, thread: str | None = None
+        self,
+        engine: Engine,
+        messages: Sequence[BaseMessage],
+        request: ChatRequest,
+        thread: str | UnkeptRun | None = None,
+        sign: Callable[[AIMessage, MessageHandle, bool], AIMessage] | None = None,
     ) -> None:
-        self.engine, self.request, self._messages = engine, request, messages
+        self.engine, self.request, self._messages, self._sign = engine, request, messages, sign
         self.thread = UnkeptRun() if thread is None else thread
         chat, tools = engine.chat, request.tools
         self._thinks = request.thinks(chat)
@@ -101,19 +105,21 @@ class ChatCall:
         return self._asked()
 
     def _asked(self) -> Asked:
-        request, cutter = self.request, PromptCutter(self.engine.model)
-        *told, answer = self._texts(cutter)
-        header, view = answer.pop(), list[MessageHandle]()
-        for number, pieces in enumerate((*told, answer)):
-            view += request.parents if number else ()
-            for piece in pieces:
-                call = Prefill(piece, [*view], author=f"{request.agent}.prompt", adapter=request.adapter, lazy=True)
-                view += yield [call]
+        request, view = self.request, list[MessageHandle]()
+        *told, header = self._told()
+        for each in told:
+            if isinstance(each, MessageHandle):
+                view.append(each)
+                continue
+            call = Prefill(each, [*view], author=f"{request.agent}.prompt", adapter=request.adapter, lazy=True)
+            view += yield [call]
+        assert not isinstance(header, MessageHandle), "it comes last"
         return self._decode(header, view, None)
 
-    def _texts(self, cutter: PromptCutter) -> list[list[Piece]]:
-        """What is told before the call's parents, if it has any, and behind them; the answer's header comes last."""
-        model, header = self.engine.model, self._header
+    def _told(self) -> list[Piece | MessageHandle]:
+        """All that is read, in pieces; the answer's header comes last."""
+        model, cutter, text = self.engine.model, PromptCutter(self.engine.model), FramedText()
+        header, told = model.encode(self._header), list[Piece | MessageHandle]()
         if not self.request.parents:
             prompt, most = self.prompt(), model.adapter.max_positions
             if len(prompt) > most:  # before it is cut, which takes longer than to encode it
@@ -121,12 +127,13 @@ class ChatCall:
                     f"the messages and tools have {len(prompt)} tokens, the model's context ends at {most}: "
                     "show fewer or shorter ones"
                 )
-            return [cutter.cut(prompt, model.encode(header))]
-        spans = self._spans()
-        first = next(place for place, span in enumerate(spans) if span.handle is not None)
-        before = model.encode(reduce(add, (span.text for span in spans[:first]), FramedText()))
-        after = model.encode(reduce(add, (span.text for span in spans[first:]), FramedText()) + header)
-        return [[*cutter.pieces(before)], cutter.cut(after, model.encode(header))]
+            return [*cutter.cut(prompt, header)]
+        for span in self._spans():
+            text += span.text
+            if span.handle is not None:
+                told += [*cutter.pieces(model.encode(text)), span.handle]
+                text = FramedText()
+        return [*told, *cutter.cut(model.encode(text + self._header), header)]
 
     def _spans(self) -> list[ChatSpan]:
         return spans_of(self._messages, self.request.tools, self.engine.chat, self.request.parents)
@@ -190,6 +197,7 @@ class ChatCall:
             yield from self._speaking.hear(item)
             return
         yield from self._speaking.rest()
+        self.engine.threads.hold([item])
         self.handle, self.message = item, self._replied(item)
         yield from self._chunks.last(self.message)
 
@@ -198,7 +206,7 @@ class ChatCall:
         spoken = self._speaking.said(engine.tokens(handle)[self.opened :])
         whole, spoken = spoken, spoken.cut(lambda words: before_stop(words, request.sampling.stop).strip())
         thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
-        metadata: dict[str, Any] = {"choreo": {"handle": handle.id}}
+        metadata: dict[str, Any] = {}
         if request.sampling.logprobs is not None:
             metadata["logprobs"] = logprobs_of(engine.model, engine.logprobs(handle))
         message = reply(
@@ -211,15 +219,17 @@ class ChatCall:
             metadata=metadata,
             id=request.message_id,
         )
-        if self._encodings is not None and whole == spoken:
+        is_whole = whole == spoken  # else what it stopped at stands in its encoding
+        if self._encodings is not None and is_whole:
             said = request.adapter, turn_said(message, engine.chat).text
             self._encodings.note(handle, said, f"{request.agent}.assistant")
-        return message
+        return message if self._sign is None else self._sign(message, handle, is_whole)
 
 
 def count_tokens(engine: Engine, messages: Sequence[BaseMessage], request: ChatRequest) -> int:
     """Tokens that a call reads before it answers. Raises what `ChatCall.prompt` raises."""
-    return len(ChatCall(engine, messages, request).prompt()) + sum(parent.length for parent in request.parents)
+    parents = (parent.length for parent in request.parents if isinstance(parent, MessageHandle))
+    return len(ChatCall(engine, messages, request).prompt()) + sum(parents)
 
 
 def streamed(call: ChatCall) -> Generator[AIMessageChunk]:

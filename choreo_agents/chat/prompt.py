@@ -68,6 +68,8 @@ class PromptCutter:
             chat.header(None, thinking=True),
             how.opening,
         ]
+        self._bos = tuple(model.encode(FramedText.frame(chat.bos)))
+        self._system = _by_first(model, [chat.start("system")])
         result = "" if how.result is None else how.result.before.partition(_MARK)[0]
         self._own = _by_first(model, own)
         self._starts = _by_first(model, [*own, chat.start("user"), chat.start("system"), result])
@@ -88,6 +90,8 @@ class PromptCutter:
         """Those of a text without a header, which may be empty."""
         tokens = tuple(tokens)
         starts = [at for at in range(1, len(tokens)) if _begins(self._starts, tokens, at)]
+        if starts and tokens[: starts[0]] == self._bos and _begins(self._system, tokens, starts[0]):
+            del starts[0]  # instructions stand with it in a graph's root, too, and one finds what the other has encoded
         for start, end in pairwise([0, *starts, len(tokens)] if tokens else []):
             size = end - start if _begins(self._own, tokens, start) else PIECE
             yield from (tokens[at : min(at + size, end)] for at in range(start, end, size))

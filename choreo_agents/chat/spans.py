@@ -28,7 +28,7 @@ def spans_of(
     messages: Sequence[BaseMessage],
     tools: Sequence[Mapping[str, Any]],
     chat: ChatFormat,
-    parents: Sequence[MessageHandle] = (),
+    parents: Sequence[MessageHandle | BaseMessage] = (),
 ) -> list[ChatSpan]:
     """All that a model reads before the header of its answer.
 
@@ -36,7 +36,8 @@ def spans_of(
         messages: Of the conversation. Instructions that come first, and tools, are told first.
         tools: Descriptions of those that the model may call.
         chat: The model's.
-        parents: Messages that are read behind those instructions, each a turn of its own.
+        parents: Messages that are read behind those instructions, each a turn of its own: as they were encoded, or in
+            their words.
 
     Raises:
         InvalidRequestError: A message holds more than text.
@@ -48,9 +49,12 @@ def spans_of(
         laid.add(FramedText.frame(chat.default_system), "")
     for said in own_turns(None if first is None else words_in(first), tuple(tools), chat, later=False):
         laid.say(said, "system")
-    if parents:
-        laid.close()
-        laid.spans += [ChatSpan(FramedText(), "assistant", parent) for parent in parents]
+    for parent in parents:
+        if isinstance(parent, BaseMessage):
+            laid.say(turn_said(parent, chat), role_of(parent))
+        else:
+            laid.close()
+            laid.spans.append(ChatSpan(FramedText(), "assistant", parent))
     called = tools_called(messages)
     for message in rest:
         laid.say(turn_said(message, chat, called=called), role_of(message))

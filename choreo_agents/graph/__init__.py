@@ -4,6 +4,7 @@ from langgraph.graph import END, START
 from langgraph.types import Command, Send
 
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.answers import AnswerSigner
 from choreo_agents.graph.audit import AuditReport, Policy
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
@@ -20,6 +21,7 @@ __all__ = [
     "END",
     "START",
     "Agent",
+    "AnswerSigner",
     "AuditReport",
     "ChoreoGraph",
     "ChoreoState",

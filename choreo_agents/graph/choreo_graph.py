@@ -17,7 +17,7 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Policy, audit_chart, harmless
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Policy, audit_chart, harmless, without_answers
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, unwrapped
 from choreo_agents.graph.compiling.binding import (
@@ -91,6 +91,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """Of a compiled graph's builder, the engine that signs what is said in it; None: it has no agents."""
         self.engines: tuple[Engine, ...] = ()
         """Of a compiled graph's builder, all that serve it, subgraphs included."""
+        self.words_of: frozenset[tuple[str, str]] = frozenset()
+        """Of a compiled graph's builder: see `Chart.words_of`."""
         self._charted: Chart | None = None
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
@@ -258,7 +260,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         _require_names(self)
         if self._audited is not None:
             return self._audited
-        chart, changed = harmless(self.chart()) if self.policy.on_violation == "reencode" else (self.chart(), [])
+        chart = without_answers(self.chart())
+        chart, changed = harmless(chart) if self.policy.on_violation == "reencode" else (chart, [])
         return audit_chart(chart, changed)
 
     def compile(
@@ -304,7 +307,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
     """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
     whole, report = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
-    bound._charted, bound._audited = whole, report
+    bound._charted, bound._audited, bound.words_of = whole, report, whole.words_of
     for hop in report.changed:
         bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
     return whole

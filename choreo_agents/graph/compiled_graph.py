@@ -12,6 +12,7 @@ from langchain_core.runnables.graph import Graph
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.answers import with_words_of
 from choreo_agents.graph.audit import AuditReport, Chart, Declared, audit_entries
 from choreo_agents.graph.compiling.charting import agents_of
 from choreo_agents.graph.compiling.texts import TextsByModel
@@ -45,6 +46,7 @@ class _Built(Protocol):
     engines: Sequence[Engine]
     lineage: LineageChoice
     origin: Drawable
+    words_of: frozenset[tuple[str, str]]
 
     def audit(self) -> AuditReport: ...
 
@@ -126,7 +128,7 @@ class CompiledChoreoGraph(TenantThreads):
         seals, saved = None if engine is None else engine.lineage.seals, saved_state_of(self, called)
         run = with_signer(config, called, seals, self.name)
         run = with_tasks_around(with_thread(with_engines(run, called, engines), called, self), called, self)
-        run = with_lineage(run, called, self._built.lineage)
+        run = with_words_of(with_lineage(run, called, self._built.lineage), called, self._built.words_of)
         return InputFilter(signer_of(run) or signer_of(called), called, saved), run, engines, tenant
 
     def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:

@@ -44,10 +44,10 @@ def thread_in(config: RunnableConfig) -> str | UnkeptRun:
 
 @asynccontextmanager
 async def speaking(
-    engine: Engine, config: RunnableConfig, entries: Sequence[HandleEntry]
+    engine: Engine, config: RunnableConfig, entries: Sequence[HandleEntry], answers: Sequence[MessageHandle] = ()
 ) -> AsyncGenerator[RunLineage | None]:
-    """A block whose calls lease what they make for the thread of a node's run, and all that is left of these entries: a
-    fork holds what it has from where it was forked, and another model what is its own.
+    """A block whose calls lease what they make for the thread of a node's run, and all that is left of these entries
+    and answers: a fork holds what it has from where it was forked, and another model what is its own.
 
     Yields:
         The thread's lineage, from which the engine has learnt again what it did not know of them.
@@ -59,7 +59,7 @@ async def speaking(
             if not entries:
                 lineage.begin_anew()
             await lineage.restore(named_in(entries))
-        engine.threads.hold(named_in(entries), scope)
+        engine.threads.hold([*named_in(entries), *answers], scope)
         yield lineage
 
 

@@ -135,7 +135,7 @@ def is_edited(message: BaseMessage) -> bool:
 
 def digest_of(message: BaseMessage) -> str:
     """Return a digest of a message's words, its calls and the thoughts beside them: it changes when they do."""
-    said: list[Any] = [message.type, message.name, str(message.text)]
+    said: list[Any] = [_kind(message), message.name, str(message.text)]
     said += [message.role] if isinstance(message, ChatMessage) else []
     if isinstance(message, AIMessage):
         said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
@@ -148,6 +148,11 @@ def digest_of(message: BaseMessage) -> str:
 def repeats(message: BaseMessage, digest: str) -> bool:
     """Tell whether a message has the words that a digest was made of, with the thoughts that there were or without."""
     return digest_of(message) in (digest, digest.partition(".")[0])
+
+
+def _kind(message: BaseMessage) -> str:
+    """Return a message's type; of one that was put together of streamed chunks, as LangGraph's state will have it."""
+    return message.type.removesuffix("MessageChunk").lower()
 
 
 def _digest(said: Any) -> str:
@@ -202,14 +207,14 @@ class Signer:
     def noted(self, message: Said, note: Mapping[str, Any]) -> Said:
         """Return a message with a signed note of who has said it; in these words, if it does not say in which."""
         note = {"digest": digest_of(message), **note, "thread": self.place, "signature": None}
-        code = self.seals.seal("note", [message.id, message.type, note])
+        code = self.seals.seal("note", [message.id, _kind(message), note])
         return stripped(message, {**note, "signature": code})
 
     def proves(self, message: BaseMessage, *, anywhere: bool = False) -> bool:
         """Tell whether a message's note was signed here, for this message; its words may have been edited since."""
         # A person's words do not become an instruction, nor an agent's a person's.
         note = note_of(message)
-        said = [message.id, message.type, {**note, "signature": None}]
+        said = [message.id, _kind(message), {**note, "signature": None}]
         return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", said)
 
     def moved(self, update: Any, standing: dict[str, BaseMessage]) -> Any:
@@ -272,7 +277,7 @@ def with_signer(
     if outer is None:
         if seals is None:
             return config
-        signer = _unguarded(seals, called) if is_nested(called) else Signer(seals, place)
+        signer = signing(called, seals) if is_nested(called) else Signer(seals, place)
     else:
         # A key that no salt gives again is an engine's own: what is said in one thread goes out under one.
         own = outer.seals if seals is None or not seals.salted else seals
@@ -287,9 +292,11 @@ def signer_of(config: RunnableConfig) -> Signer | None:
     return found if isinstance(found, Signer) else None
 
 
-def _unguarded(seals: Seals, config: RunnableConfig) -> Signer:
-    """Return who signs in a graph of LangGraph's own, which agents side by side do not know by name."""
-    return Signer(seals, ["" if running_saver_of(config) is None else None, thread_of(config)], graph=None)
+def signing(config: RunnableConfig, seals: Seals) -> Signer:
+    """Return who signs in a node's run; in a graph of LangGraph's own, which agents side by side do not know by name,
+    who signs under these seals."""
+    place = ["" if running_saver_of(config) is None else None, thread_of(config)]
+    return signer_of(config) or Signer(seals, place, graph=None)
 
 
 # Updates of a state, and what they may say
@@ -539,7 +546,7 @@ class ProvenState:
     """
 
     def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
-        messages, self.signer = with_ids(_channel(state, "messages")), signer_of(config) or _unguarded(seals, config)
+        messages, self.signer = with_ids(_channel(state, "messages")), signing(config, seals)
         self._is_guarded = self.signer.guards(config)
         said = {str(message.id): message for message in messages}
         writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}

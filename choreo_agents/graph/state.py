@@ -68,6 +68,9 @@ class HandleEntry(TypedDict):
     """The ids of handles that it had before that: others may have attended to those."""
     edited: NotRequired[bool]
     """Whether they are no longer what its author said."""
+    answered: NotRequired[bool]
+    """It may have attended to all that was said before: a chat model has answered it in a function, and it stands as
+    it was encoded there; or it attended to such an answer."""
     unproven: NotRequired[dict[str, Any]]
     """Of input that says to be somebody's (`author`, `persona`), which no signature proves: it is shown to nobody from
     whom that source, or input, is kept."""

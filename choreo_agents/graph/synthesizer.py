@@ -51,4 +51,4 @@ class Synthesizer(Agent):
         reads = {**sources, **rules_of(options.pop("reads", {}))}
         super().__init__(name, reads=reads, **{**options, "positions": positions})
         self.strategy: Strategy = strategy
-        self.merging = MergeSpec(frozenset(sources), summary if strategy == "summary" else None)
+        self.merging = MergeSpec(frozenset(sources), strategy != "text", summary if strategy == "summary" else None)

@@ -222,9 +222,12 @@ class Threads:
             with inside(self._scopes, scope):
                 yield scope
 
-    def hold(self, handles: Iterable[MessageHandle], scope: Scope) -> None:
-        """Have a thread lease those of these messages that are still there, if it does not."""
-        table = self._all.table
+    def hold(self, handles: Iterable[MessageHandle], scope: Scope | None = None) -> None:
+        """Have a thread lease those of these messages that are still there, if it does not; or the caller's scope, if
+        one is open."""
+        table, scope = self._all.table, scope or current(self._scopes)
+        if scope is None:
+            return
         with self._all.lock:
             for message in [table.get(handle.id) for handle in handles if not scope.closed]:
                 if message is not None and message.tenant == self._tenant and not message.scoped[scope]:

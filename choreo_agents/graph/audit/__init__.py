@@ -6,7 +6,7 @@ from choreo_agents.graph.audit.labels import Declared, Labels, OwnTexts
 from choreo_agents.graph.audit.observed import audit_entries
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
-from choreo_agents.graph.audit.static import audit_chart, harmless
+from choreo_agents.graph.audit.static import audit_chart, harmless, without_answers
 
 __all__ = [
     "AuditReport",
@@ -23,4 +23,5 @@ __all__ = [
     "audit_chart",
     "audit_entries",
     "harmless",
+    "without_answers",
 ]

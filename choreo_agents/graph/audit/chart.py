@@ -64,12 +64,15 @@ class Edge:
     source: str
     reader: str
     mode: VisibilityMode | None
-    """What the reader has of the source; None: it is a function, which reads the words in the graph's state."""
+    """What the reader has of the source; None: it is a function, which reads the words in the graph's state, or has a
+    chat model read them."""
     declared: tuple[str, str] | None
     """Where it was declared: a source, which may be a whole graph, and a reader. None if nobody had to."""
     label: str
     may_be_sent: bool = False
     """A `Send` may hand the reader less than the rule allows: words, where that shares encodings."""
+    is_alone: bool = False
+    """What the source says is encoded alone for the reader: nothing that it attended to comes along."""
 
     @property
     def hands_on_encodings(self) -> bool:
@@ -77,7 +80,11 @@ class Edge:
 
     def opens(self, presence: Presence) -> Iterator[tuple[Channel, str]]:
         """The channels through which the reader comes to have what the source has, and by what."""
-        usual = ("words",) if self.mode is None else self.mode.opens(presence)
+        # A function may have a chat model read all words of the state: what that answers attended to them.
+        mode = self.mode or REENCODED
+        usual: Sequence[Channel] = (
+            ("words",) if mode.shows and self.is_alone and presence != "text" else mode.opens(presence)
+        )
         for channel in usual:
             yield channel, self.label
         if self.hands_on_encodings and self.may_be_sent:
@@ -94,6 +101,9 @@ class Chart:
     outside: tuple[str, ...] = ()
     policies: tuple[tuple[str, Policy], ...] = ()
     """The graph's own, and those of its subgraphs, behind what the subgraph's nodes begin with."""
+    words_of: frozenset[tuple[str, str]] = frozenset()
+    """Functions and readers that get the words alone of what chat models answer in these: else it could carry there
+    what is kept from somebody."""
 
     def node(self, name: str) -> ChartNode:
         return self._by_name[name]
@@ -182,8 +192,8 @@ class Chart:
                 for node in self.inside(source):
                     if node.persona != reader.persona and reader.reads(source, node):
                         mode, label = _between(node, reader, rule.mode, rule.words())
-                        where = (source, reader.name)
-                        yield Edge(node.name, reader.name, mode, where, label, reader.may_be_sent)
+                        where, alone = (source, reader.name), (node.name, reader.name) in self.words_of
+                        yield Edge(node.name, reader.name, mode, where, label, reader.may_be_sent, alone)
             if reader.is_function:
                 yield from (Edge(n.name, reader.name, None, None, "state") for n in self.nodes if n is not reader)
                 continue
@@ -191,7 +201,8 @@ class Chart:
                 # What it said itself reaches a node again as other than KV only by a Send.
                 if node is not reader or reader.may_be_sent:
                     mode, label = _between(node, reader, SHARED, "own")
-                    yield Edge(node.name, reader.name, mode, None, label, reader.may_be_sent)
+                    alone = (node.name, reader.name) in self.words_of
+                    yield Edge(node.name, reader.name, mode, None, label, reader.may_be_sent, alone)
 
     def _results(self, reader: ChartNode) -> Iterator[Edge]:
         """How what tools return reaches a reader: as what their callers say does."""
@@ -202,14 +213,14 @@ class Chart:
         shown = [node for node in self._functions if not any(is_inside(node.name, source) for source in kept)]
         for caller in callers:
             if caller.persona == reader.persona:
-                yield from (Edge(node.name, reader.name, SHARED, None, "called") for node in shown)
+                yield from (Edge(node.name, reader.name, SHARED, None, "called", is_alone=True) for node in shown)
                 continue
             for source in names_of(caller.name):
                 rule = reader.rules.get(source)
                 if rule is not None and rule.mode.shows:
                     where = (source, reader.name)
                     yield from (
-                        Edge(node.name, reader.name, rule.mode, where, rule.words(), reader.may_be_sent)
+                        Edge(node.name, reader.name, rule.mode, where, rule.words(), reader.may_be_sent, is_alone=True)
                         for node in shown
                     )
 

@@ -106,6 +106,11 @@ class Watch:
             source = name.partition("|")[0]  # what is said in a graph that is a node is that node's
             if channel == "encoding" and source in self._hidden:
                 return "encoding", f"{source!r} is declared private to {node!r}"
+            if channel == "encoding" and source == EVERYONE and self._hidden:
+                return (
+                    "encoding",
+                    f"{min(self._hidden)!r} is declared private to {node!r}, and may be in a function's prompt",
+                )
         for name, channel in reached:
             through: Channel = "words" if words_only else channel
             if name in guard.forbidden.get(through, frozenset()):

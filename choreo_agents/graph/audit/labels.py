@@ -16,7 +16,7 @@ from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.origins import Origins
 from choreo_agents.graph.by_model import handle_for, handles_of
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import START_SOURCE, Channel
+from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Channel
 from choreo_agents.models import instructions, question
 
 Tokens = tuple[int, ...]
@@ -25,7 +25,7 @@ OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
 
 
 class Reached(NamedTuple):
-    """A source that reached a message: a node, by its path, or a private context."""
+    """A source that reached a message: a node, by its path, or a private context; `EVERYONE`: anybody may have."""
 
     name: str
     channel: Channel
@@ -157,6 +157,8 @@ class Labels:
         """What reached the message of an entry as part of its own view; and the messages of others that this holds."""
         if step not in self._views:
             found, others, seen = set[Reached](), list[_Step](), set[_Step]()
+            if self._entries[step.entry].get("answered"):
+                found |= self._all_there_is(step.channel)
             queue = list(self._above(step))
             for each in queue:
                 if each in seen:
@@ -170,6 +172,16 @@ class Labels:
                         others.append(after)
             self._views[step] = frozenset(found), others
         return self._views[step]
+
+    def _all_there_is(self, channel: Channel) -> set[Reached]:
+        """What may have reached a chat model's answer: whatever its function can read, also what was removed since."""
+        said = {START_SOURCE, *self._declared.nodes, *map(self._author, range(len(self._entries)))}
+        found = {Reached(EVERYONE, channel)}
+        for name in said:
+            self._note(name, channel, found)
+        for name in self._declared.names - said:
+            self._note(name, "words", found)
+        return found
 
     def _above(self, step: _Step) -> Iterator[_Step]:
         """What a message attended to, and whose words it was made of."""

@@ -25,7 +25,7 @@ def audit_entries(engines: Iterable[Engine], declared: Declared, entries: Sequen
     found: dict[tuple[str, str, Channel], Finding] = {}
     for entry in entries:
         reader = entry["author"]
-        if reader not in declared.nodes:
+        if reader not in declared.nodes or declared.nodes[reader].is_function:
             continue
         persona = declared.nodes[reader].persona
         reached = labels.of(entry)

@@ -87,12 +87,12 @@ class JointReach:
 
     def _following(self, chart: Chart) -> list[list[int]]:
         """What comes after each state, as `_after` says; by kind of edge, of which there are few."""
-        opened: dict[tuple[VisibilityMode | None, bool], list[list[int]]] = {}
+        opened: dict[tuple[VisibilityMode | None, bool, bool], list[list[int]]] = {}
         found: list[list[int]] = []
         for node in chart.nodes:
             after: list[list[int]] = [[] for _ in PRESENCES]
             for edge in chart.outgoing.get(node.name, ()):
-                kind = edge.mode, edge.may_be_sent
+                kind = edge.mode, edge.may_be_sent, edge.is_alone
                 if kind not in opened:
                     opened[kind] = [[PRESENCES.index(to) for to, _ in edge.opens(has)] for has in PRESENCES]
                 first = len(PRESENCES) * self._places[edge.reader]
@@ -135,8 +135,8 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, str,
         # Nobody says input: who reads it attends to it, as it was encoded or in a fresh encoding.
         for node in chart.nodes:
             rule = node.rules.get(START_SOURCE)
-            if rule is not None and rule.mode.shows:
-                yield State(node.name, "encoding"), name, rule.words()
+            if node.is_function or (rule is not None and rule.mode.shows):
+                yield State(node.name, "encoding"), name, "state" if rule is None else rule.words()
         return
     if context.kind == "message":
         # A private source may be a whole graph: all that is said in it is the text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from choreo_agents.graph.audit.blockage import blocked
@@ -140,6 +141,25 @@ def _masks(chart: Chart, joint: JointReach) -> Mapping[tuple[str, Channel], int]
                 mask |= joint.at(node.name, channel)
             found[persona, channel] = mask & every & ~own.get(persona, 0)
     return found
+
+
+def without_answers(chart: Chart) -> Chart:
+    """Have words alone read of what chat models answer in functions, wherever their encodings could break a promise, or
+    carry a confidential message.
+
+    What they attended to is anything that their function can read.
+    """
+    functions = {node.name for node in chart.nodes if node.is_function}
+    kept = {context.name for context in chart.contexts if context.kind == "message"}
+    while functions:
+        found = (finding for finding in audit_chart(chart).findings if finding.channel == "encoding")
+        paths = [finding.path for finding in found if finding.violation or finding.context in kept]
+        hops = {(hop.source, hop.reader) for path in paths for hop in path if hop.source in functions}
+        handed = {(edge.source, edge.reader) for edge in chart.edges() if edge.hands_on_encodings and not edge.is_alone}
+        if not (carrying := (hops & handed) - chart.words_of):
+            break
+        chart = replace(chart, words_of=chart.words_of | carrying)
+    return chart
 
 
 def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:

@@ -6,7 +6,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Finding, Guard, Hop, audit_chart, harmless
+from choreo_agents.graph.audit import (
+    AuditReport,
+    Chart,
+    Declared,
+    Finding,
+    Guard,
+    Hop,
+    audit_chart,
+    harmless,
+    without_answers,
+)
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.visibility import REENCODED, Channel, Rule, hidden_sources
 
@@ -19,6 +29,7 @@ def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
             could be changed.
     """
     changed: Sequence[Hop] = ()
+    chart = without_answers(chart)
     if on_violation == "reencode":
         chart, changed = harmless(chart)
     report = audit_chart(chart, changed)

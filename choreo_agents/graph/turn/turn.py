@@ -26,6 +26,7 @@ from choreo_agents.chat import (
 )
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
+from choreo_agents.graph.answers import answers_in, tell_words_of, words_of_in
 from choreo_agents.graph.durable.run_lineage import RunLineage
 from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.keeping import named_in, speaking
@@ -123,15 +124,17 @@ class AgentTurn:
             merging=agent.merging,
             confidential=agent.confidential,
             keep=agent.history,
+            words_of=words_of_in(config),
         )
         entries = still_said(proven.entries, proven.messages, state)
         earliest = max(proven.superstep, sent_at(state))
+        self.answers = answers_in(proven.messages)
         self.reading = Reading(engine, reader, proven.messages, entries, earliest)
         self._lineage: RunLineage | None = None
 
     async def speak(self) -> dict[str, Any]:
         """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
-        async with speaking(self.engine, self.config, self.reading.entries) as lineage:
+        async with speaking(self.engine, self.config, self.reading.entries, self.answers) as lineage:
             self._lineage = lineage
             update = await self._spoken()
             if lineage is not None:
@@ -152,6 +155,7 @@ class AgentTurn:
             refused = {} if self._lineage is None else self._lineage.refused
             lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in reading.lost.values()]
             tell_reencoded(self.place.node, lost)
+            tell_words_of(self.engine, self.place.author, reading.words_of)
             sampling = sampling_of(self.agent, self.state)
             asked = await reading.showing.ask(view, prompt)
             reading.rendered.ask(prompt)
@@ -179,6 +183,8 @@ class AgentTurn:
             )
             for place, message, handle, thought in told
         ]
+        if reading.attends_to_answers:
+            entries = [HandleEntry(**{**entry, "answered": True}) for entry in entries]
         entries = [self.signer.signed(entry) for entry in (*reading.inputs, *entries)]
         messages = [said.message for said in told]
         return {"handles": entries, "messages": messages, **written(self.agent, messages)}

@@ -9,10 +9,13 @@ from itertools import groupby
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
+from choreo_agents.graph.by_model import is_of_agent
+from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import source_of_author
+from choreo_agents.graph.words.entries import is_input
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -21,6 +24,8 @@ class MergeSpec:
     """Whose messages a synthesizer merges, and what becomes of their encodings first."""
 
     sources: frozenset[str]
+    caches: bool = True
+    """Whether their encodings are to be read: their words are told of."""
     summary: str | None = None
     """What each of their speakers is asked to say it shorter; None: they are read as they are."""
 
@@ -49,11 +54,21 @@ class MergedBranches:
         self._fan = 0
         """The latest of them."""
 
-    def _is_from(self, seen: SeenEntry) -> bool:
+    def _is_from(self, entry: HandleEntry) -> bool:
         """Whether a message's words or encoding belong to a branch."""
-        return self._merging is not None and source_of_author(seen.entry["author"], self._reader) in (
-            self._merging.sources
-        )
+        return self._merging is not None and source_of_author(entry["author"], self._reader) in self._merging.sources
+
+    def in_words(self, shown: Sequence[SeenEntry]) -> Sequence[HandleEntry]:
+        """Return the messages of the view that are to be merged from caches, if nobody's cache is: words are read.
+
+        Where nothing is signed that may be any input.
+        """
+        if self._merging is None or not self._merging.caches:
+            return ()
+        merged = [entry for entry, rule in shown if self._is_from(entry) and rule.mode.hands_on_encodings]
+        if any(is_of_agent(entry) or entry.get("answered") for entry in merged):
+            return ()
+        return merged or [entry for entry, _ in shown if is_input(entry)]
 
     async def stand_in(self, seen: Sequence[SeenEntry]) -> list[MessageHandle]:
         """Make shorter messages, or copies by the adapter's cache mapper, to be shown for those that are merged.
@@ -67,7 +82,7 @@ class MergedBranches:
         merged = [
             self._engine.handle(each.entry)
             for each in seen
-            if each.rule.mode.hands_on_encodings and self._is_from(each)
+            if each.rule.mode.hands_on_encodings and self._is_from(each.entry)
         ]
         if self._merging is None or not merged:
             return []
@@ -97,7 +112,7 @@ class MergedBranches:
             ends: Whether branches that follow do not belong to those before: something was written, or answered.
         """
         self._fan += ends
-        branches = [each for each in seen if self._is_from(each)]
+        branches = [each for each in seen if self._is_from(each.entry)]
         whole = len(branches) == len(seen)
         said = [self._engine.handle(each.entry) for each in branches]
         ids = {self.stands_for.get(handle.id, handle).id for handle in said}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
+from choreo_agents.graph.audit.chart import names_of
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.history import Keep
@@ -61,11 +62,19 @@ class CallReader:
     """Whether what it says is a private context."""
     keep: Keep | None = None
     """How much it sees of what it may."""
+    words_of: frozenset[tuple[str, str]] = frozenset()
+    """Functions, and readers that get the words alone of chat models' answers in these."""
 
     @property
     def system(self) -> str:
         """The name of the private context that it is told, and asked."""
         return f"{self.persona}.system"
+
+    def gets_words_of(self, entry: HandleEntry) -> bool:
+        """Tell whether a message may have attended, in a function, to what is kept from the reader."""
+        # The function may have invoked a graph: then it is the answer of a node in there.
+        pairs = ((name, self.place.author) for name in names_of(entry["author"]))
+        return bool(entry.get("answered")) and (bool(self.rules.guard.hidden) or not self.words_of.isdisjoint(pairs))
 
     def has_said(self, entry: HandleEntry) -> bool:
         """Whether a message is its own."""

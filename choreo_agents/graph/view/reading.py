@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
@@ -13,6 +14,7 @@ from choreo_agents.chat import Described, own_turns, tools_called
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
+from choreo_agents.graph.answers import NO_REFERENCE, UNPROVEN, encoding_of
 from choreo_agents.graph.by_model import is_of_agent
 from choreo_agents.graph.provenance import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
@@ -27,12 +29,12 @@ from choreo_agents.graph.view.rendered_view import RenderedView
 from choreo_agents.graph.view.showing import ShownMessages
 from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.view.view import SeenEntry, call_of, visible
-from choreo_agents.graph.visibility import START_SOURCE, source_of_author
+from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, source_of_author
 from choreo_agents.graph.words.callers import callers_of
 from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
-from choreo_agents.kv.handle import base_model
+from choreo_agents.kv.handle import MessageHandle, base_model
 
 UNKNOWN = "nothing keeps what it was computed from"
 
@@ -58,6 +60,7 @@ class Reading:
     ) -> None:
         self.bound = BoundEngine(engine, reader.place.node)
         self._engine = engine
+        self._engines = (engine, *reader.others)
         self._reader = reader
         self._rules = reader.rules
         self._place = reader.place
@@ -70,6 +73,10 @@ class Reading:
         """Entries that this call has made of messages which no node had encoded."""
         self.lost: dict[str, tuple[HandleEntry, str]] = {}
         """What stood for messages that were encoded again, and why their encodings are of no use here: by message."""
+        self.attends_to_answers = False
+        """Whether it sees the encoding of what may have attended to anything."""
+        self.words_of: dict[str, str] = {}
+        """Whose words alone are read where encodings were to be, and why."""
         self._modules: Leases | None = None
         self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
         self._earliest = earliest
@@ -117,6 +124,7 @@ class Reading:
             await imported.place(view, modules, self._reader.system, self._shared.ask_for_own)
             await self._turns.tell(view, own, self._reader.system, self._reader.adapter)
         shown, left = self._kept(await self._visible())
+        self._note_words_of(shown)
         told = bool(own) or bool(self._rules.public) or imported is not None
         if not told and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
@@ -184,8 +192,33 @@ class Reading:
         )
 
     def _seen(self) -> list[SeenEntry]:
-        rules = self._rules
-        return visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared)
+        rules, reader = self._rules, self._reader
+        seen = visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared)
+        return [
+            each._replace(rule=replace(each.rule, mode=REENCODED))
+            if each.rule.mode.hands_on_encodings and reader.gets_words_of(each.entry)
+            else each
+            for each in seen
+        ]
+
+    def _note_words_of(self, shown: Sequence[SeenEntry]) -> None:
+        """Note whose encodings are not read though they were to be: kept from the reader, or of all that it merges."""
+        for entry, rule in shown:
+            # It stays so when the answer is removed: what is said now has attended to it.
+            self.attends_to_answers |= rule.mode.hands_on_encodings and bool(entry.get("answered"))
+            if self._reader.gets_words_of(entry):
+                self.words_of[entry["author"]] = (
+                    "it may have attended to all that its function can read, and some of that is kept from the reader: "
+                    "declare less private, or have an Agent say it"
+                )
+        for entry in () if self.words_of else self._branches.in_words(shown):
+            message = self._words.in_state(entry)
+            if message is not None and not (is_input(entry) and (self._rules.is_node or message.type != "ai")):
+                claimed = entry.get("unproven")
+                why = UNPROVEN if claimed else encoding_of(message, self._engines)
+                author = claimed["author"] if claimed else entry["author"]
+                said_by = f"message {message.id}" if author == START_SOURCE else author
+                self.words_of[said_by] = why if isinstance(why, str) else NO_REFERENCE
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
@@ -228,12 +261,25 @@ class Reading:
             before[str(m.id)]["confidential"] if m.id in before else (is_confidential(callers.get(str(m.id), m)))
             for m in new
         ]
-        for m, author, mark, source in zip(new, authors, marks, edited, strict=True):
+        answers = [
+            None if author == START_SOURCE else encoding_of(m, self._engines)
+            for m, author in zip(new, authors, strict=True)
+        ]
+        for m, author, mark, source, answer in zip(new, authors, marks, edited, answers, strict=True):
+            if isinstance(answer, MessageHandle):
+                continue
             text, kind = message_as(m, chat, called=called)
             given: dict[str, Any] = {"author": author, "role": _role(m), "confidential": mark, "source": source}
             calls.append(Prefill(text, await self._turns.behind_root(kind), again=is_encoded(m, before), **given))
-        handles = await self._shared.ask_for(calls)
-        self.inputs += entries_of(new, authors, handles, marks, before, self.superstep, callers)
+        encoded = iter(await self._shared.ask_for(calls))
+        handles = [answer if isinstance(answer, MessageHandle) else next(encoded) for answer in answers]
+        made = entries_of(new, authors, handles, marks, before, self.superstep, callers)
+        for entry, answer in zip(made, answers, strict=True):
+            if isinstance(answer, MessageHandle):
+                entry["answered"] = True
+            elif isinstance(answer, str):
+                self.lost[entry["message_id"]] = entry, answer
+        self.inputs += made
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
@@ -287,7 +333,10 @@ def _author(message: BaseMessage, known: HandleEntry | None) -> str | None:
 def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
     """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
     author, known = writer_of(message), rules.guard.declared.names
-    foreign = bool(rules.guard.declared.nodes) and source_of_author(author, reader) not in known
+    source = source_of_author(author, reader)
+    if persona_of(message) is None and not rules.is_node and not {source, EVERYONE} & rules.sources.keys():
+        return START_SOURCE  # in a graph of LangGraph's own what functions write is everybody's, unless it is declared
+    foreign = bool(rules.guard.declared.nodes) and source not in known
     return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
 
 

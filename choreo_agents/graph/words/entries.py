@@ -96,6 +96,7 @@ def entries_of(
             is_new = known.get("digest") == entry["digest"] or author == START_SOURCE
             same = known.get("digest") == entry["digest"]
             entry = put_in(known, handle) if same else reworded(known, handle, entry["digest"])
+            entry.pop("answered", None)
             if not is_new:
                 entry["edited"] = True
                 if "thoughts" in entry:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from choreo_agents import Sampling
+from langchain_core.messages import BaseMessage
+
+from choreo_agents import MessageHandle, Sampling
 from choreo_agents.chat import ChatRequest, answer_format, described_tools, required_tools
 from choreo_agents.errors import InvalidRequestError
 
@@ -16,7 +18,7 @@ SAMPLING = (
 CALL = ("thinking", "reuse", "inherits", "agent", "adapter", "priority")
 _OTHERS = (
     "model", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs", "timeout", "strict", "stream",
-    "place",
+    "place", "merges",
 )  # fmt: skip
 
 
@@ -30,7 +32,11 @@ class Settings(Protocol):
 
 
 def request_of(
-    model: Settings, stop: Sequence[str] | None, said: Mapping[str, Any], message_id: str | None = None
+    model: Settings,
+    stop: Sequence[str] | None,
+    said: Mapping[str, Any],
+    message_id: str | None = None,
+    parents: Sequence[MessageHandle | BaseMessage] = (),
 ) -> ChatRequest:
     """What a call of a chat model asks.
 
@@ -39,6 +45,7 @@ def request_of(
         stop: Texts to stop at, if the call says so.
         said: By the call.
         message_id: Of its answer.
+        parents: What it merges.
 
     Raises:
         InvalidRequestError: It cannot be asked so.
@@ -67,5 +74,6 @@ def request_of(
         sampling=Sampling(**sampling),
         timeout_s=found("timeout"),
         message_id=message_id,
+        parents=tuple(parents),
         **call,
     )

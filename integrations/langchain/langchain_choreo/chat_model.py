@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import AbstractContextManager, aclosing, closing
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -22,8 +24,10 @@ from pydantic import ConfigDict, Field, model_validator
 
 from choreo_agents import Engine, FramedText
 from choreo_agents.chat import ChatCall, Reuse, astreamed, count_tokens, required_tools, streamed
+from choreo_agents.errors import InvalidRequestError
 from langchain_choreo.asking import CALL, SAMPLING, request_of
 from langchain_choreo.engines import KeptEngines
+from langchain_choreo.merging import ChatBinding, Merging
 from langchain_choreo.place import CallPlace, Tenant
 from langchain_choreo.structured import METHODS, Method, parser_of, response_format, tool_name, with_raw
 
@@ -31,7 +35,7 @@ ENVIRONMENT = "CHOREO_MODEL"
 """Names the model where nothing else does."""
 
 
-class ChatChoreo(BaseChatModel):
+class ChatChoreo(Merging, BaseChatModel):
     """A chat model whose calls find what was read before, and share the steps of one engine with all others.
 
         ChatChoreo(model="path/to/a/model").invoke("Hello")
@@ -247,8 +251,30 @@ class ChatChoreo(BaseChatModel):
         """One call. Loads the model, if it is the first: on a thread where an event loop is running."""
         place = said.get("place") or CallPlace.of(None, self.tenant)
         engine = self._engine_of(said.get("model") or self.model)
-        message_id = None if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
-        return ChatCall(place.engine(engine), messages, request_of(self, stop, said, message_id), place.thread)
+        # Where LangChain streams, it tells no run; and what is signed has its id already.
+        message_id = f"{LC_ID_PREFIX}-{uuid.uuid4() if run is None else run.run_id}"
+        engine, answers = place.engine(engine), place.answers
+        if (merges := said.get("merges")) and engine.branches.maps(said.get("adapter") or self.adapter):
+            raise InvalidRequestError(
+                "the adapter has a cache mapper, which a Synthesizer and engine.branches.merge use"
+            )
+        parents = answers.merged(engine, merges or ())
+        request = request_of(self, stop, said, message_id, parents)
+        return ChatCall(engine, messages, request, place.thread or answers.thread, partial(answers.signed, engine))
+
+    def bind(self, **kwargs: Any) -> ChatBinding:  # type: ignore[override]
+        """The model with arguments of its calls, which it merges with, too."""
+        return ChatBinding(bound=self, kwargs=kwargs, config={})
+
+    def scope(self, config: RunnableConfig | None = None) -> AbstractContextManager[object]:
+        """Keep what is answered in the block, also where no thread does, until the block ends.
+
+        Else what is answered without a thread is kept for a while, and is then read in its words where it is merged.
+
+        Args:
+            config: Of the calls: tells for whom they are.
+        """
+        return CallPlace.of(config, self.tenant).engine(self._engine_of(self.model)).scope()
 
     def bind_tools(
         self,

@@ -60,6 +60,7 @@ def written(call: ScriptedCall) -> str:
 
 SOLVED = "5 plus 3 is 8. 8 minus 2 is 6. 6 plus 9 is 15. The result is 15."
 RIGHT = "The result is right."
+FACT = " Ann has 3 red kites."
 
 PLAYS: dict[str, Callable[[], Play]] = {
     "01": lambda: Play(
@@ -86,7 +87,10 @@ PLAYS: dict[str, Callable[[], Play]] = {
         Script({"thinker": [SOLVED] * 4 + ["I say 13."] * 2, "voter": "I vote for 15.", "checker": [RIGHT]}),
         ("thinker: ", "voter: I vote for 15.", f"checker: {RIGHT}"),
     ),
-    "06": lambda: Play(Script(default=written), ("before: Ann with red kites, Bob", "after: Ann with red kites, Bob")),
+    "06": lambda: Play(
+        Script({"agent.assistant": [*[70 * FACT] * 3, FACT, *[70 * FACT] * 3], "David": FACT}),
+        ("merged from   text: ", "merged from caches: ", "x fewer tokens, "),
+    ),
     "07": lambda: Play(
         Script({"reader": found, "David": lambda call: re.findall(r"bells: (\d+)", call.text)[-1]}),
         ("reader: Find kites: 12. Find drums: 7.", "David: 31"),
@@ -102,16 +106,6 @@ PLAYS: dict[str, Callable[[], Play]] = {
         ),
     ),
     "10": lambda: Play(Script({"supervisor": where}), ("supervisor: The kites: 12.", "supervisor: The hats: none.")),
-    "12": lambda: Play(
-        Script(
-            {
-                "planner": "Part 1: Ann with red kites. Part 2: Finn with black hats.",
-                "solver": written,
-                "merger": lambda call: " ".join(each.text for each in call.messages if each.author == "solver"),
-            }
-        ),
-        ("text: solver: Ann with red kites. solver: Finn", "sequential: solver: Ann with red kites. solver: Finn"),
-    ),
     "13": lambda: Play(
         Script({"scout": ["Ann has 7 green bags.", "Dan has 4 red maps."], "guide": last}),
         ("guide: Ann has 7 green bags.", "guide: Dan has 4 red maps."),

@@ -1,0 +1,207 @@
+"""Chat models in functions between secrets and readers: what is kept from a reader changes no bit of what it says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import langchain_choreo.chat_model
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from langchain_choreo import ChatChoreo
+from langchain_core.messages import RemoveMessage, SystemMessage
+from langgraph.graph import StateGraph
+from support import visible_graphs
+from support.interference import WARN, changed, contexts_of, models, run, unreached
+from support.tiny import save_tiny_llama
+from support.visible_graphs import ECHO, LETTERS, SPEAKING, Forced, Speaker, Spec, specs
+
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Rule
+from choreo_agents.errors import LineageWarning
+from choreo_agents.models import load_model
+from choreo_agents.runtime.timetable import Timetable
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning"),
+    pytest.mark.filterwarnings("ignore::choreo_agents.errors.LineageWarning"),
+]
+Load = Callable[..., Engine]
+READS: dict[str, Any] = {"ann": {}, "cleo": {"ann": "private", "team": "shared"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    models["tiny"] = load_model(save_tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
+    """Loads the engine of a run, whose function asks it: all words of the state are in its prompt, and its words are
+    always the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        request_of = langchain_choreo.chat_model.request_of
+
+        def forced(*args: Any, **more: Any) -> Any:
+            request = request_of(*args, **more)
+            tokens = tuple(LETTERS[(3 * request.sampling.seed + at) % len(LETTERS)] for at in range(3))
+            sampling = request.sampling.model_copy(update={"forced": tokens, "stop_tokens": ()})
+            return replace(request, sampling=sampling)
+
+        patch.setattr(langchain_choreo.chat_model, "request_of", forced)
+
+        def loaded(*args: Any, **more: Any) -> Engine:
+            engine = Engine.load(*args, **more)
+            chat = ChatChoreo(engine=engine, seed=0)
+
+            def asking(state: Any) -> Any:
+                told = [SystemMessage("Tell."), *state["messages"]]
+                return {"messages": [chat.invoke(told, seed=state.get("rounds", 0))]}
+
+            patch.setattr(visible_graphs, "mutter", asking)
+            return engine
+
+        yield loaded
+
+
+def between(*, confidential: bool = True, **rules: str) -> Spec:
+    """ann has a secret; a function says what it makes of all; bob reads that, then cleo may read bob."""
+    speakers = (
+        Speaker("ann", "ann", True, False, confidential),
+        Speaker("bob", "bob", True, False, False),
+        Speaker("cleo", "cleo", False, False, False),
+    )
+    table = {(source, reader): Rule(mode) for pair, mode in rules.items() for source, reader in [pair.split("_")]}
+    return Spec(speakers, table, (("ann",), (ECHO,), ("bob",), ("cleo",)), 1)
+
+
+def bits(spec: Spec, load: Load, name: str) -> bool:
+    """Whether a reader's distributions change with ann's words."""
+    timetable = Timetable()
+    one, _, _ = run(spec, Forced(1), timetable, echoing=False, load=load)
+    two, _, _ = run(spec, Forced(1, frozenset({"ann"})), timetable.again(), echoing=False, load=load)
+    [key] = [key for key in one if key[0] == name]
+    return one[key] != two[key]
+
+
+def test_what_a_function_has_asked_carries_what_nothing_keeps_from_its_readers(load: Load) -> None:
+    """The comparison can fail: where nothing forbids it, bits go through the function's answer."""
+    spec = between(confidential=False, echo_bob="shared", bob_cleo="shared")
+    assert bits(spec, load, "bob") and bits(spec, load, "cleo")
+    shown = between(echo_bob="shared", ann_cleo="reencoded", bob_cleo="private", echo_cleo="shared")
+    assert bits(shown, load, "cleo") and not bits(shown, load, "bob")
+    assert "ann" in shown.graph(WARN).audit().reached("cleo", "encoding")
+
+
+def test_attack_a_private_source_does_not_come_through_a_functions_answer(load: Load) -> None:
+    cases: list[dict[str, Any]] = [
+        {"ann_bob": "private", "echo_bob": "shared"},
+        {"ann_cleo": "private", "echo_bob": "shared", "bob_cleo": "shared"},
+        {"echo_bob": "reencoded"},
+    ]
+    for rules in (*cases, *({**case, "confidential": False} for case in cases)):
+        spec, reader = between(**rules), "cleo" if "ann_cleo" in rules else "bob"
+        assert "ann" not in spec.graph(WARN).audit().reached(reader, "encoding")
+        spec.graph().audit()
+        assert not bits(spec, load, reader), f"ann reached {reader}, with {rules}"
+
+
+def test_attack_nor_does_what_a_policy_keeps_to_itself(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = between(confidential=True, echo_bob="shared")
+    policy = WARN.model_copy(update={"confidential": {"ann": frozenset()}})
+    graph = Spec.graph
+    monkeypatch.setattr(Spec, "graph", lambda self, _=None, **more: graph(self, policy, **more))
+    assert not bits(spec, load, "bob")
+
+
+def test_the_reader_is_told_by_name(load: Load) -> None:
+    spec = between(ann_bob="private", echo_bob="shared")
+    with pytest.warns(LineageWarning, match="'bob' reads the words, and not the encodings, of 'echo'"):
+        run(spec, Forced(1), echoing=False, load=load)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LineageWarning)
+        run(between(confidential=False, echo_bob="shared"), Forced(1), echoing=False, load=load)
+
+
+@given(specs(), st.integers(0, 99), st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_visibility_non_interference_of_encodings_through_functions(
+    load: Load, spec: Spec, seed: int, data: st.DataObject
+) -> None:
+    """What cannot reach a reader as an encoding changes no bit of its distributions, if all words stay."""
+    assume(any(ECHO in layer for layer in spec.layers))
+    report = spec.graph(WARN).audit()
+    context = data.draw(st.sampled_from(contexts_of(spec, report)))
+    readers = unreached(spec, report, context, "encoding")
+    assume(readers)
+    other, authors = changed(spec, context)
+    timetable = Timetable()
+    one, _, found = run(spec, Forced(seed), timetable, echoing=False, load=load)
+    two, _, _ = run(other, Forced(seed, authors), timetable.again(), echoing=False, load=load)
+    known = {(each.context, each.reader, each.channel) for each in report.findings}
+    assert {(each.context, each.reader, each.channel) for each in found.findings} <= known, "not foreseen"
+    for key in one:
+        if key[0] in readers:
+            assert one[key] == two[key], f"{context} reached {key}"
+
+
+@pytest.mark.parametrize("around", ["ours", "LangGraph's"])
+def test_attack_what_a_graph_around_keeps_from_its_readers_is_kept_inside(around: str) -> None:
+    """A team's function reads what was said outside, and its agent that function: who reads the team gets words of it,
+    or, where nobody knows beforehand, the call fails."""
+    with Engine.load(models["tiny"]) as engine:
+        chat = ChatChoreo(engine=engine, max_tokens=3, seed=0)
+        team = ChoreoGraph()
+        team.add_node("asks", lambda state: {"messages": [chat.invoke(state["messages"])]}).add_edge(START, "asks")
+        team.add_node(Agent("bob", sampling=SPEAKING)).add_edge("asks", "bob", visibility="shared")
+        ann, cleo = (Agent(name, sampling=SPEAKING, engine=engine, reads=reads) for name, reads in READS.items())
+        graph: Any = ChoreoGraph() if around == "ours" else StateGraph(ChoreoState)
+        graph.add_node("ann", ann).add_node("team", team.compile(engine=engine)).add_node("cleo", cleo)
+        graph.add_edge(START, "ann").add_edge("ann", "team").add_edge("team", "cleo")
+        app = graph.compile(engine=engine) if around == "ours" else graph.compile()
+        asked: Any = {"messages": [("user", "Where are the kites?")]}
+        said_by, reader = (r"team\|asks", r"team\|bob") if around == "ours" else (r"team\|bob", "cleo")
+        with pytest.warns(LineageWarning, match=f"'{reader}' reads the words, and not the encodings, of .*'{said_by}'"):
+            app.invoke(asked)
+
+
+def test_attack_a_function_invokes_a_graph_that_asks(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is that of a node in there, and what is kept from a reader of the function is kept all the same."""
+
+    def loaded(*args: Any, **more: Any) -> Engine:
+        engine = load(*args, **more)
+        inner = StateGraph(ChoreoState).add_node("asks", visible_graphs.mutter).add_edge(START, "asks").compile()
+
+        def invoking(state: Any) -> Any:
+            said = inner.invoke({"messages": state["messages"], "rounds": state.get("rounds", 0)})
+            return {"messages": said["messages"][-1:]}
+
+        monkeypatch.setattr(visible_graphs, "mutter", invoking)
+        return engine
+
+    assert bits(between(confidential=False, echo_bob="shared"), loaded, "bob"), "it can fail"
+    assert not bits(between(ann_bob="private", echo_bob="shared"), loaded, "bob")
+    assert not bits(between(confidential=True, echo_bob="shared"), loaded, "bob")
+
+
+def test_attack_the_answer_that_somebody_attended_to_is_removed() -> None:
+    """In a stock graph nobody knows who is to read what comes of it: who is kept from ann reads words of bob."""
+    with Engine.load(models["tiny"]) as engine:
+        chat = ChatChoreo(engine=engine, max_tokens=3, seed=0)
+        reads: dict[str, Any] = {"ann": {}, "bob": {"echo": "shared"}, "cleo": {"ann": "private", "bob": "shared"}}
+        ann, bob, cleo = (Agent(name, sampling=SPEAKING, engine=engine, reads=reads[name]) for name in reads)
+        graph = StateGraph(ChoreoState).add_node("ann", ann).add_node("bob", bob).add_node("cleo", cleo)
+        graph.add_node("echo", lambda state: {"messages": [chat.invoke(state["messages"])]})
+        graph.add_node("trim", lambda state: {"messages": [RemoveMessage(state["messages"][2].id)]})
+        for source, reader in pairwise([START, "ann", "echo", "bob", "trim", "cleo"]):
+            graph.add_edge(source, reader)
+        with pytest.warns(LineageWarning, match="'cleo' reads the words, and not the encodings, of 'bob'"):
+            state = graph.compile().invoke({"messages": [("user", "Where are the kites?")]})
+        assert [message.type for message in state["messages"]] == ["human", "ai", "ai", "ai"]
+        [asked] = [each for each in state["handles"] if each["author"] == "cleo"]
+        bobs = next(each for each in state["handles"] if each["author"] == "bob")["handle"]["id"]
+        ancestors = engine.inspect.ancestors(MessageHandle.model_validate(asked["handle"]))
+        assert bobs not in {each.id for each in ancestors}
