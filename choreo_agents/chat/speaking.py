@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from langchain_core.messages import AIMessageChunk, InvalidToolCall, ToolCall
-from langchain_core.messages.tool import ToolCallChunk
 
 from choreo_agents.chat.chunks import MessageChunks
-from choreo_agents.chat.speech import Speech
+from choreo_agents.chat.speech import Called, Speech
 from choreo_agents.chat.tools import Described
 from choreo_agents.engine import StreamedToken
 from choreo_agents.models import LoadedModel, tools_format
@@ -56,7 +55,7 @@ class Speaking:
         if item.phase == "thoughts":
             yield from self._chunks.thought(item.text)
         elif self._speech is not None and item.phase == "answer":
-            yield from self._heard(self._speech.add(item.token, item.text))
+            yield from self._heard(self._speech.add(item.token))
         else:
             yield from self._chunks.token(item.text)
 
@@ -64,7 +63,7 @@ class Speaking:
         """What is left of calls when nothing follows."""
         yield from self._heard([] if self._speech is None else self._speech.end())
 
-    def _heard(self, pieces: Sequence[str | ToolCallChunk]) -> Iterator[AIMessageChunk]:
+    def _heard(self, pieces: Sequence[str | Called]) -> Iterator[AIMessageChunk]:
         for piece in pieces:
             yield from self._chunks.token(piece) if isinstance(piece, str) else self._chunks.call(piece)
 
@@ -74,7 +73,9 @@ class Speaking:
         if self._speech is None:
             return Spoken(self._model.decode(spoken, special=False).strip())
         said = Speech.of(self._model, self._tools, self._place, spoken)
-        return Spoken(said.words, said.calls, said.broken)
+        calls = [call for call in said.calls if call["type"] == "tool_call"]
+        broken = [call for call in said.calls if call["type"] == "invalid_tool_call"]
+        return Spoken(said.words, calls, broken)
 
 
 def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:

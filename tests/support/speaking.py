@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from choreo_agents.models import LoadedModel
+from choreo_agents import Engine, Memory
+from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Chosen, Sampler, SamplerCall
+from support.checkpoints import Family, save_checkpoint
 
 
 class Speaking:
@@ -37,6 +43,40 @@ class Speaking:
 
     def withdraw(self) -> None:
         pass
+
+
+@contextmanager
+def engine_that_says(
+    family: Family, says: str | Callable[[str], str], **memory: Any
+) -> Iterator[tuple[Engine, list[str]]]:
+    """An engine over a checkpoint of a family that says this, and a list of the prompts that it has read.
+
+    Args:
+        family: Its vocabulary, control tokens and chat template.
+        says: Its answer, control tokens among it, or a function that makes it of the prompt.
+        memory: Of the engine.
+    """
+    prompts: list[str] = []
+    model = _loaded(family)
+
+    def sampler(call: SamplerCall) -> Sampler:
+        read = [token for _, tokens in call.view for token in tokens]
+        prompts.append(model.decode([*read, *call.header]))
+        return Speaking(call, model.encode(says if isinstance(says, str) else says(prompts[-1])))
+
+    with Engine.load(replace(model, sampler=sampler), memory=Memory(**{"kv_budget_bytes": 1 << 26} | memory)) as engine:
+        yield engine, prompts
+        engine.check()
+
+
+_LOADED: dict[str, LoadedModel] = {}
+"""By template: a family's name is not part of it."""
+
+
+def _loaded(family: Family) -> LoadedModel:
+    if family.template not in _LOADED:
+        _LOADED[family.template] = load_model(save_checkpoint(Path(tempfile.mkdtemp(prefix="choreo-says-")), family))
+    return _LOADED[family.template]
 
 
 def speaking(model: LoadedModel, said: list[Sequence[int]]) -> LoadedModel:

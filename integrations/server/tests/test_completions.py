@@ -11,6 +11,8 @@ from langchain_core.messages import HumanMessage
 from support.chat_scripts import ANSWER, CALLS, THOUGHTS, family_script
 from support.chatty import save_chatty
 from support.serving import QUESTION, WEATHER, added_up, asked, client_of, streamed
+from support.speaking import engine_that_says
+from support.tool_templates import TOOL_CHECKPOINTS
 
 from choreo_agents import Engine, Memory
 from choreo_agents.chat import ChatCall, ChatRequest
@@ -191,6 +193,27 @@ async def test_calls_that_nobody_can_read_are_told_as_they_were_written(argument
         told = [*QUESTION, {"role": "assistant", "tool_calls": [call]}, *QUESTION]
         response = await client.post("/v1/chat/completions", json={"messages": told, "max_tokens": 2})
         assert response.status_code in (200, 400) and "server_error" not in response.text
+
+
+async def test_calls_that_a_model_breaks_are_words_streamed_or_not() -> None:
+    """The protocol has no place for them; those that can be made are told beside."""
+    well = '<tool_call>\n{"name": "get_weather", "parameters": {"location": "Bern"}}\n</tool_call>'
+    broken = '<tool_call>\n{"name": "get_weather", "where": "Bern"}\n</tool_call>'
+    for says, calls in ((f"Hm. {broken}", 0), (broken + well + well, 2), (well, 1)):
+        with engine_that_says(TOOL_CHECKPOINTS["Qwen 3"], f"{says}<|im_end|>") as (engine, _):
+            async with client_of(engine) as client:
+                for one in (False, True):
+                    told: Any = {"tools": [WEATHER], "reasoning_effort": "none", "parallel_tool_calls": not one}
+                    choice = (await asked(client, **told))["choices"][0]
+                    whole = choice["message"]
+                    made = [each["function"] for each in whole.get("tool_calls", ())]
+                    pieces = added_up(await streamed(client, **told))
+                    assert [json.loads(call["arguments"]) for call in made] == [{"location": "Bern"}] * (
+                        min(calls, 1) if one else calls
+                    )
+                    assert pieces.get("calls", []) == made and pieces["content"] == (whole["content"] or "")
+                    assert ('"where": "Bern"' in pieces["content"]) == ("where" in says)
+                    assert pieces["finish_reason"] == choice["finish_reason"] == ("tool_calls" if calls else "stop")
 
 
 async def test_long_tools_are_encoded_on_a_thread(engine: Engine) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
@@ -59,7 +60,7 @@ def from_json(text: str) -> Any:
         ValueError: It is none.
     """
     try:
-        return json.loads(text, strict=False, parse_constant=_no_number)
+        return json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite, object_pairs_hook=unique)
     except RecursionError:
         raise ValueError("its arguments are nested too deep") from None
 
@@ -69,8 +70,20 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; raises `ValueError` if it says two things under one key."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} stands in it twice")
+        found[key] = value
+    return found
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number} is no JSON")
+    return value
 
 
 def from_python(text: str) -> tuple[str, dict[str, Any]]:
@@ -85,7 +98,7 @@ def from_python(text: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"{text!r} is no call")
         if tree.args or any(keyword.arg is None for keyword in tree.keywords):
             raise ValueError("its arguments have no names")
-        given = {str(keyword.arg): _plain(keyword.value) for keyword in tree.keywords}
+        given = unique((str(keyword.arg), _plain(keyword.value)) for keyword in tree.keywords)
         return ast.unparse(tree.func), given
     except SyntaxError as error:
         raise ValueError(str(error)) from error
@@ -102,11 +115,11 @@ def _plain(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         if any(not isinstance(key, ast.Constant) or not isinstance(key.value, str) for key in node.keys):
             raise ValueError("an object has keys that are no texts")
-        return {key.value: _plain(value) for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
+        return unique((key.value, _plain(value)) for key, value in zip(node.keys, node.values, strict=True))  # type: ignore[union-attr]
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, str | int | float | bool):
         raise ValueError(f"{type(value).__name__} is no JSON")
-    return value
+    return _finite(repr(value)) if isinstance(value, float) else value
 
 
 def to_python(value: Any) -> str:
