@@ -160,6 +160,7 @@ class ChatCall:
             author=f"{request.agent}.assistant",
             closing=engine.chat.turn_end,
             ends=self._speaking.ends,
+            in_parts=self._speaking.in_parts,
             adapter=request.adapter,
             priority=request.priority,
             timeout_s=request.timeout_s,

@@ -50,6 +50,12 @@ class Speaking:
         ends = tools_format(self._model.chat).ends if self._tools else ()
         return tuple(token for text in ends for token in self._model.encode(text)[:1])
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether a turn may have several messages: what it says of a call comes before the call."""
+        how = tools_format(self._model.chat)
+        return bool(self._tools) and how.is_headed and bool(how.ends)
+
     def hear(self, item: StreamedToken) -> Iterator[AIMessageChunk]:
         """What the next token says."""
         if item.phase == "thoughts":

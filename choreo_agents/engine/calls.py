@@ -131,6 +131,7 @@ class DecodeOptions(CallOptions, total=False):
     sampling: Sampling
     closing: Content | None
     ends: Sequence[int]
+    in_parts: bool
     memo: str | None
     anew: bool
     thinking: Thinking | None
@@ -197,6 +198,8 @@ class Decode:
     ends: Sequence[int] = ()
     """Tokens that end the message besides, as nothing else closes it then: `<|call|>`, where other turns are closed by
     `<|end|>`. They are part of it."""
+    in_parts: bool = False
+    """Whether a turn may go on behind its closing, which then does not stop the decode: it closes each part."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
     anew: bool = False

@@ -216,6 +216,19 @@ async def test_calls_that_a_model_breaks_are_words_streamed_or_not() -> None:
                     assert pieces["finish_reason"] == choice["finish_reason"] == ("tool_calls" if calls else "stop")
 
 
+async def test_a_preamble_of_gpt_oss_does_not_end_its_turn() -> None:
+    start = "I plan.<|end|><|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
+    call = ' to=functions.get_weather<|channel|>commentary json<|message|>{"location": "Bern"}<|call|>'
+    answer = "<|channel|>final<|message|>It rains.<|return|>"
+    for says, words, calls in ((start + call, "I look it up.", 1), (start + answer, "I look it up.\n\nIt rains.", 0)):
+        with engine_that_says(TOOL_CHECKPOINTS["gpt-oss"], says) as (engine, _):
+            async with client_of(engine) as client:
+                whole = (await asked(client, tools=[WEATHER]))["choices"][0]["message"]
+                pieces = added_up(await streamed(client, tools=[WEATHER]))
+                assert whole["content"] == pieces["content"] == words and whole["reasoning_content"] == "I plan."
+                assert len(whole.get("tool_calls", ())) == len(pieces.get("calls", ())) == calls
+
+
 async def test_long_tools_are_encoded_on_a_thread(engine: Engine) -> None:
     function = {"name": "f", "description": "so " * 9000}
     request = ChatRequest(tools=({"type": "function", "function": function},))

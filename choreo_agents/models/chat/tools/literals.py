@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+_HALVES = re.compile("[\ud800-\udfff]")
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -66,8 +68,8 @@ def from_json(text: str) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """As chat templates write it."""
-    return json.dumps(value, ensure_ascii=False)
+    """As chat templates write it. Half of a pair of surrogates, which no tokenizer takes, is escaped."""
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

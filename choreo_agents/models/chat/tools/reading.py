@@ -129,6 +129,7 @@ class ToolCallReader:
             self._call = CallText(grammar, self._close, self._schemas, called[1].removeprefix(own))
         else:
             self._state = "unspoken" if grammar.unspoken and grammar.unspoken in header else "words"
+            self._rest = f"\n\n{rest}" if self._state == "words" and self.words.strip() else rest
 
     def _read_words(self, final: bool) -> Iterator[Heard]:
         is_headed, is_spoken = self._grammar.kind == "headed", self._state == "words"
