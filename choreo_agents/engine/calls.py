@@ -44,6 +44,8 @@ class Thinking:
     """What stands between `end` and the answer."""
     budget: int = 4096
     """Tokens of thoughts at most; 0: none."""
+    counts: bool = False
+    """Whether `max_tokens` is of thoughts and answer together: where thoughts use it up, there is no answer."""
 
     def __post_init__(self) -> None:
         texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, FramedText)

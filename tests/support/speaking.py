@@ -30,7 +30,12 @@ class Speaking:
 
     def choose(self, logits: Tensor) -> Chosen:
         if self._next is None:
-            self._next = next(self._left)
+            # What a guide makes a model say, as where its thoughts have to end, comes before what is given.
+            made = None if self.guide is None else self.guide.allowed()
+            given = next(self._left)
+            self._next = made[0] if isinstance(made, tuple) and len(made) == 1 else given
+            if self._next != given:
+                self._left = chain([given], self._left)
             if self._call.watch is not None:
                 self._call.watch(logits)
         logprob = None if self._call.sampling.logprobs is None else float(logits.log_softmax(-1)[self._next])

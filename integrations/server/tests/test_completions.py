@@ -42,8 +42,8 @@ async def test_an_answer_has_all_that_openais_has(engine: Engine) -> None:
         assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
         assert choice["finish_reason"] == "length" and choice["logprobs"] is None
         first = said["usage"]
-        assert first["completion_tokens"] == 14, "the end of its turn, of two tokens, among them"
-        assert first["total_tokens"] == first["prompt_tokens"] + 14
+        assert first["completion_tokens"] == 12, "what closes the turn was not sampled"
+        assert first["total_tokens"] == first["prompt_tokens"] + 12
         assert first["prompt_tokens_details"] == {"cached_tokens": 0}
         again = await asked(client, **SAMPLED)
         assert again["choices"][0]["message"] == choice["message"], "a seed says the same"
@@ -59,7 +59,7 @@ async def test_pieces_add_up_to_the_answer(engine: Engine) -> None:
         assert len({event["id"] for event in events}) == 1
         assert events[0]["choices"][0]["delta"]["role"] == "assistant"
         *pieces, usage = events
-        assert len(pieces) > 5 and usage["choices"] == [] and usage["usage"]["completion_tokens"] == 14
+        assert len(pieces) > 5 and usage["choices"] == [] and usage["usage"]["completion_tokens"] == 12
         said = added_up(pieces)
         assert said["content"].strip() == whole["choices"][0]["message"]["content"]
         assert said["finish_reason"] == "length"
@@ -71,7 +71,7 @@ async def test_several_answers_differ_and_read_the_prompt_once(engine: Engine) -
         said = await asked(client, n=3, logprobs=True, top_logprobs=2, **SAMPLED)
         texts = [choice["message"]["content"] for choice in said["choices"]]
         assert [choice["index"] for choice in said["choices"]] == [0, 1, 2] and len(set(texts)) == 3
-        assert said["usage"]["completion_tokens"] == 42
+        assert said["usage"]["completion_tokens"] == 36
         prompt = said["usage"]["prompt_tokens"]
         assert engine.stats().tokens_encoded < 2 * prompt + 42
         told = said["choices"][1]["logprobs"]["content"]
@@ -227,6 +227,33 @@ async def test_a_preamble_of_gpt_oss_does_not_end_its_turn() -> None:
                 pieces = added_up(await streamed(client, tools=[WEATHER]))
                 assert whole["content"] == pieces["content"] == words and whole["reasoning_content"] == "I plan."
                 assert len(whole.get("tool_calls", ())) == len(pieces.get("calls", ())) == calls
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "gpt-oss", "LFM2"])
+async def test_all_that_is_sampled_counts(family: str) -> None:
+    """Thoughts, too: where they use up what there may be there is no answer."""
+    close = {"Qwen 3": "\n</think>\n\n", "gpt-oss": "<|end|><|start|>assistant<|channel|>final<|message|>", "LFM2": ""}[
+        family
+    ]
+    end = "<|return|>" if family == "gpt-oss" else "<|im_end|>"
+    with engine_that_says(TOOL_CHECKPOINTS[family], f"I think it over.{close}Hello, I am here.{end}") as (engine, _):
+        long = len(engine.model.encode(f"I think it over.{close}")) + 2
+        async with client_of(engine) as client:
+            for field in ("max_tokens", "max_completion_tokens"):
+                for most in (1, 4, long, 200):
+                    told: dict[str, Any] = {field: most, "stream_options": {"include_usage": True}}
+                    said = await asked(client, **{field: most})
+                    choice, used = said["choices"][0], said["usage"]
+                    assert used["completion_tokens"] <= most
+                    assert choice["finish_reason"] == ("stop" if most == 200 else "length")
+                    answer = choice["message"]["content"]
+                    if family != "LFM2":
+                        assert choice["message"]["reasoning_content"] and bool(answer) == (most >= long)
+                        assert used["completion_tokens_details"]["reasoning_tokens"] <= used["completion_tokens"]
+                    events = await streamed(client, **told)
+                    assert added_up(events)["content"] == answer and events[-1]["usage"] == used | {
+                        "prompt_tokens_details": events[-1]["usage"]["prompt_tokens_details"]
+                    }
 
 
 async def test_long_tools_are_encoded_on_a_thread(engine: Engine) -> None:
