@@ -16,6 +16,7 @@ from choreo_agents.engine.answering import answer_of, join, thinks, thought_out,
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.engine.messages.scope import Scope, current, entered
+from choreo_agents.engine.request_builder import require_urgency
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tokenizing import tokens_to_come
 from choreo_agents.engine.turns import LoopTurns
@@ -138,7 +139,7 @@ class Caller:
 
         The calls go on: their time has run since they were started.
         """
-        each = [call for call in calls for _ in range(call.sampling.n if isinstance(call, Decode) else 1)]
+        each = [call for call in calls for _ in range(_answers(call))]
         thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
         with views_kept(self.tenant, [handles[place] for place, _ in thought]):
             asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
@@ -175,9 +176,12 @@ class Caller:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
         self.tenant.core.lock.require_own()
-        if self.tenant.limiter is not None:
+        if self.tenant.limiter.period:
+            self.tenant.require_open()
+            for call in calls:
+                require_urgency(call)
             patience = min((call.timeout_s for call in calls if call.timeout_s is not None), default=None)
-            yield Until([self.tenant.limiter.enter(len(calls), patience)])
+            yield Until([self.tenant.limiter.enter(sum(map(_answers, calls)), patience)])
         return made
 
 
@@ -264,11 +268,14 @@ def called(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, A
 
 def require_one(call: Any) -> Any:
     """A call whose answer is one message; raises `InvalidRequestError` if it asks for several."""
-    if isinstance(call, Decode) and isinstance(call.sampling, Sampling) and call.sampling.n > 1:
-        raise InvalidRequestError(
-            f"{call.sampling.n} answers come as a list: pass the call in one, decode([Decode(...)])"
-        )
+    if (answers := _answers(call)) > 1:
+        raise InvalidRequestError(f"{answers} answers come as a list: pass the call in one, decode([Decode(...)])")
     return call
+
+
+def _answers(call: Any) -> int:
+    """Count the messages that come of a call, or that would if it were right."""
+    return call.sampling.n if isinstance(call, Decode) and isinstance(call.sampling, Sampling) else 1
 
 
 def _batch(calls: list[Any], *, one: bool) -> Plan[Any]:

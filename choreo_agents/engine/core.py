@@ -22,7 +22,6 @@ from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.stock.computing import Computing, computing
 from choreo_agents.errors import DeviceLostError, EngineClosedError
@@ -210,15 +209,13 @@ class EngineCore:
         """Files that could not be used, and of which nobody was told yet."""
         self.skipped_file = partial(_note, self._skipped)
         """Notes one of them, of which the cache tells. Needs no lock, and does not keep the engine alive."""
-        self.limiters: list[RateLimiter] = []
-        """Of tenants; closed with the engine."""
         self._lifetime = threading.RLock()
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
         self._closed, self._emit = False, guarded(settings.sink)
         served, budget = model.adapter, settings.memory.kv_budget_bytes
         self._pool_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
-        self.holdings = Holdings(self.table)
+        self.holdings = Holdings(self.table, self.lock)
         self.kv_budget_bytes = self._pool_bytes
         """Bytes of KV that all messages have room for together."""
         self.total_tokens = self.pool.total_tokens
@@ -245,7 +242,7 @@ class EngineCore:
         self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
-        self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self.limiters)
+        self._end = weakref.finalize(self, _close, self.lock, self.loop, disk)
         self._disk = disk
 
     def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
@@ -281,7 +278,6 @@ class EngineCore:
         if self.lock.is_the_parents:
             return  # a block that was begun before this process was forked ends in the parent
         with self.lock:
-            scope.closed = True
             self.table.close(scope)
             self.holdings.close_inside(scope)
 
@@ -291,7 +287,7 @@ class EngineCore:
             return
         with self._lifetime:
             self._closed = True
-            _close(self.lock, self.loop, self._disk, self.limiters)
+            _close(self.lock, self.loop, self._disk)
 
     def tell_skipped_file(self, path: Path, why: str) -> None:
         """Tell the sink of a file that could not be used."""
@@ -316,7 +312,7 @@ class EngineCore:
             if not self.loop.answers():
                 raise DeviceLostError("the device computes no more: load the engine again, in a new process")
             self._end.detach()
-            _close(self.lock, self.loop, self._disk, [])
+            _close(self.lock, self.loop, self._disk)
             with self.lock:
                 table = self.table
                 table.leave_cache()
@@ -330,11 +326,9 @@ def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:
     skipped.append(FileSkipped(time.perf_counter(), str(path), why))
 
 
-def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None, limiters: list[RateLimiter]) -> None:
+def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None) -> None:
     if lock.is_the_parents:
         return  # threads and files are the parent's
-    while limiters:
-        limiters.pop().close()
     loop.close()
     if disk is not None:
         with lock:

@@ -4,7 +4,7 @@
 they change from version to version, so its engines and this package are of one version. Begin with `Execution` in
 `choreo_agents.engine.core`, which says what an implementer provides.
 
-    engine      EngineCore, EngineOwner, Tenants, Tenant, Settings, MethodName, Computing
+    engine      EngineCore, EngineOwner, Tenant, Settings, MethodName, Computing
     adapters    Loaded, read_loaded
     messages    Message, Lineage, Naming, Scope, MessageTable
     lineage     LineageRow, LineageExchange, row_of
@@ -29,7 +29,6 @@ from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.engine.settings import MethodName, Settings
 from choreo_agents.engine.stock.computing import Computing
 from choreo_agents.engine.tenant import Tenant
-from choreo_agents.engine.tenants import Tenants
 from choreo_agents.engine.transfer.filling import filled
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
@@ -78,7 +77,6 @@ __all__ = [
     "ServedModel",
     "Settings",
     "Tenant",
-    "Tenants",
     "UnusableFileError",
     "copied",
     "failed",

@@ -26,6 +26,7 @@ from choreo_agents.engine.calls import (
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
+from choreo_agents.engine.messages.holdings import Threads
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
@@ -33,8 +34,6 @@ from choreo_agents.engine.recording import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stock.stats import EngineStats
 from choreo_agents.engine.taking_stock import check_engine, stats_of
-from choreo_agents.engine.tenants import Tenants
-from choreo_agents.engine.threads import Threads
 from choreo_agents.engine.transfer.facade import KVTransfer
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
@@ -52,17 +51,20 @@ class Engine:
     """
 
     def __init__(
-        self, tenants: Tenants, salt: str, owner: EngineOwner | None, calls_per_second: float | None = None
+        self, owner: EngineOwner, salt: str, calls_per_second: float | None = None, *, is_owners: bool = False
     ) -> None:
-        self._core, self._tenant = tenants.core, tenants.open(salt, calls_per_second)
-        self._tenants, self._caller = tenants, Caller(self._tenant)
-        self.owner = owner
+        self._core, self._tenant = owner.core, owner.open(salt, calls_per_second)
+        self._owner, self._caller = owner, Caller(self._tenant)
+        self.owner = owner if is_owners else None
         """What concerns all tenants; None for an engine that `tenant` has made."""
         self.branches = Branches(self._caller)
         """Maps and merges what parallel calls have said."""
         self.kv = KVTransfer(self._caller)
         """Keys and values themselves: to read, take in, pin, and move about."""
-        self.inspect, self.threads = Inspection(self._tenant), Threads(self._caller)
+        self.inspect, self.threads = (
+            Inspection(self._tenant),
+            Threads(self._core.holdings, self._tenant.name, self._tenant.scopes),
+        )
         """How messages came about; and what threads of graphs hold between their calls."""
         self.record, self.lineage = Recordings(self._tenant), LineageExchange(self._tenant)
         """Records runs of graphs; and what messages are computed from, for a store."""
@@ -115,8 +117,7 @@ class Engine:
         options = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
         loaded = _loaded(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter)
-        tenants = Tenants(EngineCore(loaded, settings, own))
-        return cls(tenants, salt, EngineOwner(tenants))
+        return cls(EngineOwner(EngineCore(loaded, settings, own)), salt, is_owners=True)
 
     @overload
     def prefill(
@@ -250,12 +251,13 @@ class Engine:
         Args:
             salt: The tenant's secret.
             calls_per_second: How many of its calls may start in a second from now on, whoever makes them: the others
-                wait in the order they came. None: as before, which is no limit unless one was set.
+                wait in the order they came. Each answer of a call with several (`Sampling.n`) is a start. None: as
+                before, which is no limit unless one was set; `math.inf` takes that off.
 
         Raises:
-            InvalidRequestError: `calls_per_second` is not above 0.
+            InvalidRequestError: `calls_per_second` is no number above 0.
         """
-        return Engine(self._tenants, salt, None, calls_per_second)
+        return Engine(self._owner, salt, calls_per_second)
 
     @property
     def model(self) -> LoadedModel:
@@ -289,7 +291,7 @@ class Engine:
         tenant's leases end, and what only it holds goes; the others go on, and `tenant` begins a new tenancy.
         """
         if self.owner is None:
-            self._tenants.close(self._tenant)
+            self._owner.close_tenant(self._tenant)
         else:
             self.owner.close()
 

@@ -90,6 +90,8 @@ class RequestBuilder:
 
     def __init__(self, core: EngineCore, naming: Naming) -> None:
         self._core, self._naming = core, naming
+        self.running: dict[str, Request] = {}
+        """By the call's name, from when a request is made until it ends; under the engine's lock."""
         self._repeats: OrderedDict[str, int] = OrderedDict()
         # Agents say the same headers, system prompts and messages of the input in every call. A tenant's own, since
         # the time that a text takes would tell whether somebody else has said it.
@@ -103,7 +105,7 @@ class RequestBuilder:
 
         Needs no lock: long texts take long.
         """
-        _require_urgency(call)
+        require_urgency(call)
         _require_labels(call)
         if isinstance(call, Prefill):
             return [
@@ -150,13 +152,8 @@ class RequestBuilder:
         said = Label(call.author, call.confidential, *sources, is_thought=bool(read.thoughts))
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
-    def request(self, placed: PlacedCall, running: dict[str, Request]) -> Request:
-        """A new request for a call, which wants what it reads from now on.
-
-        Args:
-            placed: The call.
-            running: Has the request by the call's name until it ends.
-        """
+    def request(self, placed: PlacedCall) -> Request:
+        """A new request for a call, which wants what it reads from now on."""
         core, call, lineage = self._core, placed.read.call, placed.lineage
         if isinstance(call, Prefill):
             decoding, role, label = None, call.role, lineage.label(call.author, call.role, placed.said.source)
@@ -166,7 +163,7 @@ class RequestBuilder:
         keeps_end = decoding is None or core.method.keeps_kv
         encoding = core.method.encoding(lineage)
         memo = None if decoding is None else placed.name
-        pending = Pending(core, self._naming, lineage, encoding, keeps_end, memo, running, placed.name, placed)
+        pending = Pending(core, self._naming, lineage, encoding, keeps_end, memo, self.running, placed.name, placed)
         request = Request(
             core.next_number(),
             encoding,
@@ -183,7 +180,7 @@ class RequestBuilder:
             priority=call.priority,
         )
         if placed.name is not None:
-            running[placed.name] = request
+            self.running[placed.name] = request
         return request
 
     def find(self, handle: MessageHandle) -> Message:
@@ -325,7 +322,7 @@ class RequestBuilder:
         return int.from_bytes(digest[:7], "big")
 
 
-def _require_urgency(call: Prefill | Decode) -> None:
+def require_urgency(call: Prefill | Decode) -> None:
     """Raise unless priority and timeout are numbers that can be compared."""
     if not isinstance(call.priority, int):
         raise InvalidRequestError(f"priority must be an integer, not {call.priority!r}")

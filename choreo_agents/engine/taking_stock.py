@@ -13,7 +13,8 @@ def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
     """What a tenant holds and has done, or all together."""
     with core.lock:
         messages, leases = core.table.counts(tenant)
-        tiers = core.cache.bytes_by_tier(tenant)
+        # What a tenant cannot have done alone it is not told.
+        of_all: dict[str, int] = {} if tenant is None else {"graphs": 0, "steps_ahead": 0}
         return EngineStats(
             **asdict(core.counters.so_far(tenant)),
             unfinished=core.loop.unfinished() if tenant is None else len(core.loop.requests_of(tenant)),
@@ -21,11 +22,9 @@ def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
             leases=leases,
             threads=core.holdings.names(tenant),
             **asdict(core.movements.so_far(tenant)),
-            kv_bytes=tiers["device"],
-            host_bytes=tiers["host"],
-            disk_bytes=tiers["disk"],
+            **core.cache.bytes_by_tier(tenant),
             kv_budget_bytes=core.kv_budget_bytes,
-            **core.execution.computing()._asdict(),
+            **(core.execution.computing()._asdict() | of_all),
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
@@ -58,31 +58,16 @@ class Tenant:
         self.name = self.naming.tenant
         """Does not tell the salt."""
         self.builder = RequestBuilder(core, self.naming)
-        self._prefilling: dict[str, Request] = {}
-        self._memoising: dict[str, Request] = {}
         self.scopes = object()
         """Names its scopes in every context, and is nobody else's when it is gone."""
-        self.limiter: RateLimiter | None = None
-        """Keeps the rate at which its calls start, if there is one."""
-        self.closed = False
-        """Whether the tenancy has ended."""
+        self.limiter = RateLimiter()
+        """Keeps the rate at which its calls start."""
+        self.closing = self.closed = False
+        """Whether the tenancy is being ended, and whether it has ended."""
         self.kept = kept_of(core, self.naming, self.builder.find)
         """Has what outlives the engine; None: nothing does."""
         self._keepers: dict[Callable[..., object], Any] = {}
         """What keeps messages for it, by what made it."""
-
-    def begin(self) -> None:
-        """Begin the tenancy. Under the engine's lock, once."""
-        if self.kept is not None and self.kept.store is not None:
-            self.core.kept[self.name] = self.kept.store
-
-    def limit(self, calls_per_second: float) -> None:
-        """Let so many of its calls start in a second from now on. Under the engine's lock."""
-        if self.limiter is None:
-            self.limiter = RateLimiter(calls_per_second)
-            self.core.limiters.append(self.limiter)
-        else:
-            self.limiter.set_rate(calls_per_second)
 
     def require_open(self) -> None:
         """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
@@ -92,27 +77,25 @@ class Tenant:
     def close(self) -> None:
         """End the tenancy: write what is to be kept, fail unfinished calls, drop leases and all that only it holds."""
         core = self.core
-        if self.kept is not None:
-            self.kept.close()
+        self.stop()
         with core.lock:
             if self.closed:
                 return
             self.closed = True
-            if self.limiter is not None:
-                with suppress(ValueError):  # else the engine is closed already, and it too
-                    core.limiters.remove(self.limiter)
-                    self.limiter.close()
             loop = core.loop
         loop.drop_tenant(self.name)
         with core.lock:
             self._keepers.clear()
             core.kept.pop(self.name, None)
-            core.table.drop_tenant(self.name)
-            core.holdings.drop_tenant(self.name)
-            core.method.drop_tenant(self.name)
-            core.adapters.drop_tenant(self.name)
-            core.counters.forget(self.name)
-            core.movements.forget(self.name)
+            parts: Any = (core.table, core.holdings, core.method, core.adapters, core.counters, core.movements)
+            for part in parts:
+                part.drop_tenant(self.name)
+
+    def stop(self) -> None:
+        """Let none of its calls start, and write what is to be kept."""
+        self.limiter.close()
+        if self.kept is not None:
+            self.kept.close()
 
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
@@ -134,8 +117,7 @@ class Tenant:
             self.require_tenancy()
             if make not in self._keepers:
                 self._keepers[make] = make(*args)
-            keeper: T = self._keepers[make]
-            return keeper
+            return cast(T, self._keepers[make])
 
     def submit(
         self,
@@ -201,14 +183,13 @@ class Tenant:
 
     def _answer(self, placed: PlacedCall, batch: _Batch) -> Answer:
         """To a call that is known already or under way, or that has a new request in its batch."""
-        prefills = isinstance(placed.read.call, Prefill)
-        known = _prefilled(self, placed) if prefills else self._decoded(placed, batch)
+        call = placed.read.call
+        known = _prefilled(self, placed, call) if isinstance(call, Prefill) else self._decoded(placed, call, batch)
         if known is not None:
             return self.answered(known, placed, batch.scope)
-        running, call = self._prefilling if prefills else self._memoising, placed.read.call
-        request = None if placed.name is None else running.get(placed.name)
+        request = None if placed.name is None else self.builder.running.get(placed.name)
         if request is None or request.over:
-            request = self.builder.request(placed, running)
+            request = self.builder.request(placed)
             batch.requests.append(request)
             batch.undo.callback(request.owner.abandon, request)
         pending = request.owner
@@ -226,10 +207,8 @@ class Tenant:
             on_token=batch.on_token,
         )
 
-    def _decoded(self, placed: PlacedCall, batch: _Batch) -> Message | None:
+    def _decoded(self, placed: PlacedCall, call: Decode, batch: _Batch) -> Message | None:
         """The answer that the same decode was given before."""
-        call = placed.read.call
-        assert isinstance(call, Decode)
         known = None if placed.name is None or call.anew else self.core.table.memos.recall(placed.name)
         if known is not None and batch.on_token is not None:
             for chosen in known.chosen or ():
@@ -257,16 +236,16 @@ class Tenant:
         return answer
 
 
-def _prefilled(tenant: Tenant, placed: PlacedCall) -> Message | None:
+def _prefilled(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message | None:
     """The message that a prefill finds, or that need not be encoded now; None: a request has to make it."""
-    core, call, lineage = tenant.core, placed.read.call, placed.lineage
-    assert isinstance(call, Prefill) and placed.name is not None
+    core, lineage = tenant.core, placed.lineage
+    assert placed.name is not None
     known = core.table.get(placed.name)
     if known is not None and (call.lazy or known.promise is None):
         if core.method.keeps_kv and not call.lazy:
             core.count_found(lineage.prompt_tokens(), tenant.name)
         return known
-    waits = not lineage.mapper and placed.name not in tenant._prefilling
+    waits = not lineage.mapper and placed.name not in tenant.builder.running
     has_file = waits and known is None and tenant.kept is not None and tenant.kept.knows(placed.name)
     if core.method.keeps_kv and not (waits and (call.lazy or has_file)):
         return None

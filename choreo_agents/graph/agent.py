@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
+from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -17,7 +18,7 @@ from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.engines import own_or_named
 from choreo_agents.graph.outputs import is_free, output_of, require_writer
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
+from choreo_agents.graph.tenancy import tenant_in
 from choreo_agents.graph.turn.turn import AgentTurn, Choices
 from choreo_agents.graph.turn.updating import Update, with_update
 from choreo_agents.graph.view.history import Keep, required_history
@@ -196,6 +197,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
         return await with_update(self, said, input, config)
 
 
+class _TenantPrompts(WeakKeyDictionary[Agent, ImportedPrompt]):
+    """The prompts of schemas that one tenant has."""
+
+
 A = TypeVar("A", bound=Agent)
 
 
@@ -218,10 +223,10 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
             f"agent {agent.name!r} serves several tenants, and runs outside of the graph that says which: run what "
             "compile(tenant=...) has made"
         )
-    served, engine = copy.copy(agent), tenant.engine(agent.engine)
+    served, engine = copy.copy(agent), agent.engine.tenant(tenant.salt)
     served.engine = engine
     if (prompt := agent.schema_prompt) is not None:
-        prompts = engine.kv.keeper(TenantPrompts)
+        prompts = engine.kv.keeper(_TenantPrompts)
         served.imported = prompts.get(agent) or prompts.setdefault(agent, ImportedPrompt(engine, prompt, agent.public))
     return served, engine
 

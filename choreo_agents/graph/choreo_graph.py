@@ -38,7 +38,7 @@ from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance import sign
 from choreo_agents.graph.recording.around import around, around_routes
 from choreo_agents.graph.state import ChoreoState
-from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant
+from choreo_agents.graph.tenancy import Resolver, require_by_tenant
 from choreo_agents.graph.visibility import (
     SHARED,
     History,
@@ -96,7 +96,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.origin: ChoreoGraph = self
         self.served: tuple[EngineChoice | None, bool] = (None, False)
         """Of a compiled graph's builder, of which graph it was compiled, with which engines, and whether `strict`."""
-        self.tenancy: Tenancy | None = None
+        self.resolver: Resolver | None = None
         """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
         self.lineage: LineageChoice = None
 
@@ -289,7 +289,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         _require_names(self)
         require_channels(self)
         bound = self._copied()
-        bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
+        bound.origin, bound.resolver = self._copied(), tenant
         engines, bound.served = Engines(engine), (engine, strict)
         whole = _kept(self, bound, engines)
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
@@ -321,12 +321,12 @@ def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None
     """Say who serves its runs, and where their lineage is kept."""
     bound.engines = serving_together([*engines.given, *engines_among(agents_of(bound))])
     bound.engine, bound.lineage = sealing_of(bound.engines), lineage
-    require_choice(lineage, bound.engine, by_tenant=bound.tenancy is not None)
+    require_choice(lineage, bound.engine, by_tenant=bound.resolver is not None)
 
 
 def _guard_runs(bound: ChoreoGraph) -> None:
     """Require that each run can be one tenant's, where there are several, and record what routes return."""
-    if bound.tenancy is not None:
+    if bound.resolver is not None:
         agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
         require_by_tenant(bound, agents, agents_of(bound))
     around_routes(bound.branches)

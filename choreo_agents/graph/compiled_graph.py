@@ -33,7 +33,7 @@ from choreo_agents.graph.langgraph_internals import (
 from choreo_agents.graph.provenance import InputFilter, by_id, signer_of, with_signer
 from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.tenancy import TenantThreads
+from choreo_agents.graph.tenancy import RunTenant, TenantThreads
 from choreo_agents.graph.view.tasks_around import with_tasks_around
 from choreo_agents.graph.visibility import Rule
 
@@ -67,22 +67,23 @@ class CompiledChoreoGraph(TenantThreads):
         return self._labelled(await super().aget_graph(config, xray=xray))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        filtering, run, engines = self._opened(config)
+        filtering, run, engines, tenant = self._opened(config)
         saved = filtering.compares(input)
-        given = filtering.admitted(input, None if saved is None else self.get_state(saved))
+        given = filtering.admitted(input, None if saved is None else self.get_state(saved, tenant=tenant))
         recorded = recorded_run(self, called_with(self, run), engines, options)
         if recorded is None:
-            return kept(super().stream(given, run, **options), engines, run)
-        parts = super().stream(given, recorded.heard(run), **options)
-        return kept(recorded.stream(parts, given, lambda: self.get_state(recorded.saved)), engines, run)
+            return kept(super().stream(given, run, tenant=tenant, **options), engines, run)
+        parts = super().stream(given, recorded.heard(run), tenant=tenant, **options)
+        ended = partial(self.get_state, recorded.saved, tenant=tenant)
+        return kept(recorded.stream(parts, given, ended), engines, run)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        filtering, run, engines = self._opened(config)
+        filtering, run, engines, tenant = self._opened(config)
         saved, recorded = filtering.compares(input), recorded_run(self, called_with(self, run), engines, options)
         parts = (
-            super().astream(filtering.admitted(input), run, **options)
+            super().astream(filtering.admitted(input), run, tenant=tenant, **options)
             if saved is None and recorded is None
-            else self._astream_after(saved, recorded, filtering, input, run, options)
+            else self._astream_after(saved, recorded, filtering, input, run, options | {"tenant": tenant})
         )
         return akept(parts, engines, run)
 
@@ -95,33 +96,38 @@ class CompiledChoreoGraph(TenantThreads):
         run: RunnableConfig,
         options: Mapping[str, Any],
     ) -> AsyncGenerator[Any]:
-        given = filtering.admitted(given, None if saved is None else await self.aget_state(saved))
+        aget_state = partial(self.aget_state, tenant=options["tenant"])
+        given = filtering.admitted(given, None if saved is None else await aget_state(saved))
         parts: Any = super().astream(given, run if recorded is None else recorded.heard(run), **options)
         if recorded is not None:
-            parts = recorded.astream(parts, given, lambda: self.aget_state(recorded.saved))
+            parts = recorded.astream(parts, given, partial(aget_state, recorded.saved))
         async with aclosing(parts):
             async for part in parts:
                 yield part
 
-    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        run, standing = self._opened(config)[1], self.get_state(config).values
-        return super().bulk_update_state(run, _moved(run, supersteps, standing))
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any, *, tenant: Any = None) -> Any:
+        _, run, _, tenant = self._opened(config)
+        standing = self.get_state(config, tenant=tenant).values
+        return super().bulk_update_state(run, _moved(run, supersteps, standing), tenant=tenant)
 
-    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        run, standing = self._opened(config)[1], (await self.aget_state(config)).values
-        return await super().abulk_update_state(run, _moved(run, supersteps, standing))
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any, *, tenant: Any = None) -> Any:
+        _, run, _, tenant = self._opened(config)
+        standing = (await self.aget_state(config, tenant=tenant)).values
+        return await super().abulk_update_state(run, _moved(run, supersteps, standing), tenant=tenant)
 
-    def _opened(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
-        """Return the filter of a run's input, the config of the run, and who serves it."""
+    def _opened(
+        self, config: RunnableConfig | None
+    ) -> tuple[InputFilter, RunnableConfig, Sequence[Engine], RunTenant | None]:
+        """Return the filter of a run's input, the config of the run, who serves it, and for whom."""
         called, engine, engines = called_with(self, config), self._built.engine, self._built.engines
         require_outermost(called)
-        if engine is not None and (tenant := self.tenant_of(called)) is not None:
-            engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
+        if (tenant := self.tenant_of(called)) is not None and engine is not None:
+            engine, engines = engine.tenant(tenant.salt), [each.tenant(tenant.salt) for each in engines]
         seals, saved = None if engine is None else engine.lineage.seals, saved_state_of(self, called)
         run = with_signer(config, called, seals, self.name)
         run = with_tasks_around(with_thread(with_engines(run, called, engines), called, self), called, self)
         run = with_lineage(run, called, self._built.lineage)
-        return InputFilter(signer_of(run) or signer_of(called), called, saved), run, engines
+        return InputFilter(signer_of(run) or signer_of(called), called, saved), run, engines, tenant
 
     def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Drop all that there is of a thread: checkpoints, lineage, and its leases on every engine of the graph.
@@ -140,36 +146,36 @@ class CompiledChoreoGraph(TenantThreads):
             StoreError: The store of its lineage has failed: forget it again when that works.
             OSError: A file of its KV cannot be removed.
         """
-        with self._leaving(thread_id, config) as called:
-            self._own(called)
+        with self._leaving(thread_id, config) as (called, engines, tenant), self._owned(called, tenant):
             if (saver := saver_of(self, called)) is not None:
                 delete_thread(saver, thread_id)
-            run_coroutine(self._forget_lineage(thread_id, called))
+            run_coroutine(self._forget_lineage(thread_id, called, engines))
 
     async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `forget`."""
-        with self._leaving(thread_id, config) as called:
-            await self._aown(called)
-            if (saver := saver_of(self, called)) is not None:
-                await adelete_thread(saver, thread_id)
-            await self._forget_lineage(thread_id, called)
+        with self._leaving(thread_id, config) as (called, engines, tenant):
+            async with self._aowned(called, tenant):
+                if (saver := saver_of(self, called)) is not None:
+                    await adelete_thread(saver, thread_id)
+                await self._forget_lineage(thread_id, called, engines)
 
-    async def _forget_lineage(self, thread_id: str, called: RunnableConfig) -> None:
-        engines, store = self._opened(called)[2], await lineage_store_for(self, called, self._built.lineage)
-        engine = sealing_of(engines)
+    async def _forget_lineage(self, thread_id: str, called: RunnableConfig, engines: Sequence[Engine]) -> None:
+        engine, store = sealing_of(engines), await lineage_store_for(self, called, self._built.lineage)
         if store is not None and engine is not None:
             gone = await forget_thread(store, engine.lineage.name, engine.lineage.sealed.thread(thread_id))
             for each in engines:
                 each.kv.discard(gone)
 
     @contextmanager
-    def _leaving(self, thread_id: str, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
-        """The config for a thread that nobody can use meanwhile, and that is forgotten then."""
+    def _leaving(
+        self, thread_id: str, config: RunnableConfig | None
+    ) -> Iterator[tuple[RunnableConfig, Sequence[Engine], RunTenant | None]]:
+        """The config for a thread that nobody can use meanwhile, and that is forgotten then; who serves it, and for
+        whom."""
         called = called_with(self, at_thread(config, thread_id))
-        with self._claimed(called):
-            *_, engines = self._opened(called)
-            with forgetting(engines, str(thread_id)):
-                yield called
+        _, _, engines, tenant = self._opened(called)
+        with forgetting(engines, str(thread_id)):
+            yield called, engines, tenant
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""

@@ -1,20 +1,24 @@
-"""What is in the pool, and what of it may leave: counted as it changes, and looked up without going through it."""
+"""What is in the pool, what of it may leave, and what is below: counted as it changes, looked up without a walk."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from choreo_agents.kv.entry import CacheEntry
 
 
 class KVBooks:
-    """The entries of one cache that are in the pool. Used under the engine's lock only."""
+    """The entries of one cache. Used under the engine's lock only."""
 
     def __init__(self) -> None:
         self._resident: OrderedDict[CacheEntry, None] = OrderedDict()
         self.idle_tokens = 0
         """Room in the pool that what nothing keeps there takes."""
+        self.host_bytes: Counter[str] = Counter()
+        """On the host, by tenant, ..."""
+        self.disk_tokens: Counter[str] = Counter()
+        """... and in the engine's own files."""
 
     def open(self, entry: CacheEntry) -> None:
         """Count an entry from now on."""
@@ -27,7 +31,7 @@ class KVBooks:
         entry.changed = None
         entry.hold_on_to()
         self._resident.pop(entry, None)
-        self._count(entry, 0)
+        self._count(entry, 0, (0, 0))
 
     def touch(self, entry: CacheEntry) -> None:
         """Note that it was used just now."""
@@ -45,18 +49,33 @@ class KVBooks:
         assert all(entry.segment is None or entry.segment.holder is entry for entry in every)
         assert {*self._resident} == {entry for entry in every if entry.segment is not None}
         assert self.idle_tokens == sum(entry.idle_tokens for entry in every)
+        for place, counts in enumerate((self.host_bytes, self.disk_tokens)):
+            assert all(counts.values()) and +counts == sum(
+                (Counter({e.tenant: _below(e)[place]}) for e in every), Counter()
+            )
 
     def _changed(self, entry: CacheEntry) -> None:
         if entry.segment is None:
             self._resident.pop(entry, None)
         else:
             self._resident.setdefault(entry)  # in its place, if it is there
-        self._count(entry, _idle_tokens(entry))
+        self._count(entry, _idle_tokens(entry), _below(entry))
 
-    def _count(self, entry: CacheEntry, idle_tokens: int) -> None:
+    def _count(self, entry: CacheEntry, idle_tokens: int, below: tuple[int, int]) -> None:
         self.idle_tokens += idle_tokens - entry.idle_tokens
-        entry.idle_tokens = idle_tokens
+        for counts, now, before in zip((self.host_bytes, self.disk_tokens), below, entry.below, strict=True):
+            if now != before:
+                counts[entry.tenant] += now - before
+                if not counts[entry.tenant]:
+                    del counts[entry.tenant]
+        entry.idle_tokens, entry.below = idle_tokens, below
 
 
 def _idle_tokens(entry: CacheEntry) -> int:
     return entry.segment.capacity if entry.segment is not None and entry.idle() else 0
+
+
+def _below(entry: CacheEntry) -> tuple[int, int]:
+    """Return its bytes on the host, and its tokens in a file of the engine's own."""
+    staged = 0 if entry.staged is None else entry.staged.nbytes
+    return entry.hosted_bytes + staged, entry.tokens * entry.on_disk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.books import KVBooks
@@ -189,15 +190,14 @@ class KVCache:
         if not self.files.has(entry):
             self._to_host(entry, kv)
 
-    def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
-        """What each tier holds now, of one tenant or of all; the disk's files of other engines are not counted."""
+    def bytes_by_tier(self, tenant: str | None = None) -> dict[str, Any]:
+        """What each tier holds now, of one tenant or of all, as fields of `EngineStats`; files that outlive the engine
+        are not counted."""
         self.files.arrive_all()
-        # Nothing else is anywhere but in the pool.
-        held = [each for each in {*self._host, *self._wanted, *self.files} if tenant in (None, each.tenant)]
-        host_bytes = sum(entry.hosted_bytes + (0 if entry.staged is None else entry.staged.nbytes) for entry in held)
-        disk_tokens = sum(entry.tokens for entry in held if entry.on_disk)
+        below = (self.books.host_bytes, self.books.disk_tokens)
+        host_bytes, disk_tokens = (each.total() if tenant is None else each[tenant] for each in below)
         disk_bytes = disk_tokens * self.pool.geometry.bytes_per_token
-        return {"device": self.pool.used_by(tenant), "host": host_bytes, "disk": disk_bytes}
+        return {"kv_bytes": self.pool.used_by(tenant), "host_bytes": host_bytes, "disk_bytes": disk_bytes}
 
     def check(self) -> None:
         """Assert that entries and tiers agree."""

@@ -18,8 +18,8 @@ TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
 """From the fastest on; what is only lineage takes no memory and is computed again when it is read."""
 
 
-_COUNTED = frozenset({"segment", "pins"})
-"""Whether an entry is in the pool, and may leave it, depends on these."""
+_COUNTED = frozenset({"segment", "pins", "staged", "hosted_bytes", "on_disk"})
+"""Where an entry is, and whether it may leave the pool, depends on these."""
 
 
 @dataclass(eq=False)
@@ -62,6 +62,8 @@ class CacheEntry:
     """Told of whatever changes what it counts for, while it is counted."""
     idle_tokens: int = 0
     """Room in the pool that would be free without it; 0 while anything keeps it there."""
+    below: tuple[int, int] = (0, 0)
+    """What it counts for below the pool: bytes on the host, and tokens on disk."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = self.__dict__.get(name)

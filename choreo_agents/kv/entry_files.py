@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.movements import Movements
@@ -103,10 +103,6 @@ class EntryFiles:
         self._fetching.pop(entry, None)
         entry.writing = entry.fetching = None
         entry.on_disk = entry.kept = False
-
-    def __iter__(self) -> Iterator[CacheEntry]:
-        """Iterate over what the engine's own store has, or is about to."""
-        return iter(self._files.values())
 
     def arrive_all(self) -> None:
         """Take note of all that the disk's thread has done."""

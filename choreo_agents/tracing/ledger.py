@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -19,7 +20,7 @@ class Ledger(Generic[Counts]):
         self._make = make
         self.total = make()
         """Of all."""
-        self._own: dict[str, Counts] = {}
+        self._own: defaultdict[str, Counts] = defaultdict(make)
 
     def so_far(self, tenant: str | None) -> Counts:
         """Return the counts of one tenant, or of all, to read: nothing is kept of a tenant that has left."""
@@ -27,8 +28,6 @@ class Ledger(Generic[Counts]):
 
     def of(self, tenant: str) -> tuple[Counts, Counts]:
         """Return where to count what a tenant does: for all, and its own."""
-        if tenant not in self._own:
-            self._own[tenant] = self._make()
         return self.total, self._own[tenant]
 
     def add(self, tenant: str, count: str, amount: int = 1) -> None:
@@ -36,6 +35,6 @@ class Ledger(Generic[Counts]):
         for counts in self.of(tenant):
             setattr(counts, count, getattr(counts, count) + amount)
 
-    def forget(self, tenant: str) -> None:
+    def drop_tenant(self, tenant: str) -> None:
         """Forget a tenant that has left: what it did stays in the total."""
         self._own.pop(tenant, None)

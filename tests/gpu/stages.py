@@ -82,7 +82,7 @@ def figures(table: Table) -> None:
             table.row(f"{name}: decode step of {most} rows at T 0.7, top-p 0.95, ms", round(step, 3))
             _first_token(table, engine, name, trunk, new)
             table.row(f"{name}: serves", " ".join(told(model.backend(name))))  # type: ignore[arg-type]
-            stats = engine.stats()
+            stats = engine.owner.stats()
             table.row(f"{name}: passes captured", f"{stats.graphs} {stats.graphs_why}")
             table.row(f"{name}: steps ahead", f"{stats.steps_ahead} of {stats.steps}")
         del model, engine

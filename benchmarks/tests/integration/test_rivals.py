@@ -70,7 +70,7 @@ def test_a_rival_that_is_not_installed_is_named_and_the_others_are_timed(
         assert found["vLLM"].absent == "vllm is not installed"
         for mode in ("prefix", "choreography"):
             assert found[f"llama.cpp {mode}"].absent == "llama-cpp-python is not installed"
-        assert found["choreo"].middle > 0 and found["HF dynamic"].middle > 0
+        assert found["choreo"].spread.middle > 0 and found["HF dynamic"].spread.middle > 0
 
 
 def test_what_a_rival_raises_is_the_reason_of_its_absence() -> None:

@@ -8,15 +8,18 @@ forgotten   its leases are given back; what others lease, or somebody has pinned
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain
 from typing import Any
 
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.scope import Scope, current, inside
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.errors import ThreadBusyError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.lock import EngineLock
 
 IDLE_S = 86_400.0
 """Seconds after which a thread of a graph that nobody uses is forgotten: its leases are given back, and who goes on
@@ -63,40 +66,35 @@ class Holdings:
 
     Args:
         table: Has the messages.
+        lock: The engine's.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
     """In seconds."""
 
-    def __init__(self, table: MessageTable) -> None:
-        self._table = table
-        self._held: dict[tuple[str, Name], Holding] = {}
-        self._inside: dict[Scope, set[Holding]] = {}
-        """Who has a scope that ends with this one."""
+    def __init__(self, table: MessageTable, lock: EngineLock) -> None:
+        self.table, self.lock = table, lock
+        self._held: defaultdict[str, dict[Name, Holding]] = defaultdict(dict)
+        """By tenant."""
+        self._inside: defaultdict[Scope | None, set[Holding]] = defaultdict(set)
+        """Who has a scope that ends with this one, or with none."""
         self._runs: OrderedDict[Holding, None] = OrderedDict()
         """Idle ones, and `_threads` likewise, the least recently used first."""
         self._threads: OrderedDict[Holding, None] = OrderedDict()
         self._idle_messages = 0
         """How many messages idle ones lease."""
 
-    def begin(self, tenant: str, name: Name) -> Holding:
-        """Use a thread, until `end`.
-
-        Raises:
-            ThreadBusyError: It is being forgotten.
-        """
-        held = self._held.setdefault((tenant, name), Holding(tenant, name))
-        if held.users < 0:
-            raise ThreadBusyError(f"thread {name!r} is being forgotten: run it when that is done")
+    def woken(self, tenant: str, name: Name) -> Holding:
+        """Return what a thread holds, idle no longer."""
+        held = self._held[tenant].setdefault(name, Holding(tenant, name))
         self._wake(held)
-        held.users += 1
         return held
 
-    def end(self, held: Holding) -> None:
-        """Use it no longer. Then what has been idle for too long is forgotten, and what is too much."""
-        held.users -= 1
-        held.used_s = self.clock()
-        self._rest(held)
+    def rest(self, held: Holding) -> None:
+        """Have it idle, if nobody uses it. Then what has been idle for too long is forgotten, and what is too much."""
+        if not held.users and self._is_held(held):
+            self._queue(held)[held] = None
+            self._count(held)
         self.trim()
 
     def scope(self, held: Holding, outer: Scope | None) -> Scope:
@@ -108,107 +106,164 @@ class Holdings:
             outer = outer.outer
         if outer not in held.scopes:
             held.scopes[outer] = Scope(outer, is_threads=True)
-            if outer is not None:
-                self._inside.setdefault(outer, set()).add(held)
+            self._inside[outer].add(held)
         return held.scopes[outer]
 
-    def leave(self, tenant: str, name: Name) -> Holding:
-        """Let nobody use a thread until `left`.
-
-        Raises:
-            ThreadBusyError: Somebody does, or it is being forgotten already.
-        """
-        held = self._held.setdefault((tenant, name), Holding(tenant, name))
-        if held.users:
-            raise ThreadBusyError(
-                f"thread {name!r} is under way, and what it reads is not dropped: forget it when its runs have ended"
-            )
-        self._wake(held)
-        held.users = -1
-        return held
-
-    def left(self, held: Holding, *, forgotten: bool) -> None:
-        """Let it be used again: as it was, or with nothing in it."""
-        held.users = 0
-        if forgotten:
-            self._forget(held)
-        else:
-            self._rest(held)
-
     def trim(self) -> None:
-        """Forget what has been idle for too long, and then the least recently used of what is too much, runs before
-        threads. What has a pinned message stays."""
-        since = self.clock() - IDLE_S
-        for queue, is_due in (
-            (self._runs, lambda held: held.used_s <= since),
-            (self._threads, lambda held: held.used_s <= since),
-            (self._runs, lambda _: len(self._runs) > IDLE_RUNS or self._idle_messages > IDLE_MESSAGES),
-            (self._threads, lambda _: self._idle_messages > IDLE_MESSAGES),
-        ):
-            while due := next((held for held in takewhile(is_due, queue) if not self._has_pins(held)), None):
-                self._forget(due)
+        """Forget what has been idle for too long, and the least recently used of what is too much, runs before threads.
+        What has a pinned message stays."""
+        # There are no more idle threads than messages that they lease.
+        for queue, most in ((self._runs, IDLE_RUNS), (self._threads, IDLE_MESSAGES)):
+            while due := self._due(queue, most):
+                self.forget(due)
 
     def close_inside(self, outer: Scope) -> None:
         """End, with a scope of a caller's, what threads have leased in it."""
         for held in self._inside.pop(outer, ()):
-            self._close(held.scopes.pop(outer), forgotten=False)
+            self.table.close(held.scopes.pop(outer))
             if not held.users:
                 self._count(held)
 
     def drop_tenant(self, tenant: str) -> None:
         """End all leases of a tenant's threads."""
-        for held in [held for held in self._held.values() if held.tenant == tenant]:
-            self._forget(held)
+        for held in self._held.pop(tenant, {}).values():
+            self.forget(held)
 
     def names(self, tenant: str | None) -> int:
         """Count the threads and runs, of one tenant or of all, that are used or hold something."""
-        return sum(tenant in (None, held.tenant) for held in self._held.values())
+        return sum(map(len, self._held.values() if tenant is None else [self._held.get(tenant, {})]))
 
     def check(self) -> None:
         """Assert that what is idle is counted."""
-        idle = [*self._runs, *self._threads]
-        assert all(not held.users and self._held[held.tenant, held.name] is held for held in idle)
-        assert len(idle) == sum(not held.users for held in self._held.values())
+        idle, every = [*self._runs, *self._threads], [*chain(*(held.values() for held in self._held.values()))]
+        assert {*idle} == {held for held in every if not held.users} and all(map(self._is_held, every))
         assert self._idle_messages == sum(held.messages for held in idle)
-        for held in self._held.values():
+        for held in every:
             assert all(not scope.closed and scope.outer is outer for outer, scope in held.scopes.items())
 
-    def _has_pins(self, held: Holding) -> bool:
-        messages = (message for scope in held.scopes.values() for message in self._table.held_in(scope))
-        return any(message.entry is not None and message.entry.pins for message in messages)
+    def forget(self, held: Holding) -> None:
+        """Give back what a thread leases."""
+        self._wake(held)
+        if self._is_held(held):
+            del self._held[held.tenant][held.name]
+        scopes, held.scopes = held.scopes, {}
+        for outer, scope in scopes.items():
+            self._inside[outer].discard(held)
+            self.table.close(scope, forgotten=True)
+
+    def _is_held(self, held: Holding) -> bool:
+        return self._held.get(held.tenant, {}).get(held.name) is held
+
+    def _due(self, queue: OrderedDict[Holding, None], most: int) -> Holding | None:
+        since = self.clock() - IDLE_S
+        for held in queue:
+            if held.used_s > since and len(queue) <= most and self._idle_messages <= IDLE_MESSAGES:
+                break
+            messages = chain(*(self.table.held_in(scope) for scope in held.scopes.values()))
+            if not any(message.entry is not None and message.entry.pins for message in messages):
+                return held
+        return None
 
     def _queue(self, held: Holding) -> OrderedDict[Holding, None]:
         return self._runs if isinstance(held.name, UnkeptRun) and held.name.is_whole else self._threads
 
     def _count(self, held: Holding) -> None:
         """See how much an idle one leases; there is nothing to know of one that leases nothing."""
-        before, held.messages = held.messages, sum(len(self._table.held_in(scope)) for scope in held.scopes.values())
+        before, held.messages = held.messages, sum(len(self.table.held_in(scope)) for scope in held.scopes.values())
         self._idle_messages += held.messages - before
         if not held.messages:
-            self._forget(held)
-
-    def _rest(self, held: Holding) -> None:
-        """Have it idle, if nobody uses it."""
-        if not held.users and self._held.get((held.tenant, held.name)) is held:
-            self._queue(held)[held] = None
-            self._count(held)
+            self.forget(held)
 
     def _wake(self, held: Holding) -> None:
-        """Have it idle no longer."""
         self._queue(held).pop(held, None)
         self._idle_messages -= held.messages
         held.messages = 0
 
-    def _forget(self, held: Holding) -> None:
-        self._wake(held)
-        if self._held.get((held.tenant, held.name)) is held:
-            del self._held[held.tenant, held.name]
-        scopes, held.scopes = held.scopes, {}
-        for outer, scope in scopes.items():
-            if outer is not None:
-                self._inside[outer].discard(held)
-            self._close(scope, forgotten=True)
 
-    def _close(self, scope: Scope, *, forgotten: bool) -> None:
-        scope.closed = True
-        self._table.close(scope, forgotten=forgotten)
+class Threads:
+    """Of one tenant: `engine.threads`. A thread is known by its id; graphs hold and forget what they run.
+
+    Args:
+        holdings: Of all tenants.
+        tenant: Its name.
+        scopes: Names its scopes.
+    """
+
+    def __init__(self, holdings: Holdings, tenant: str, scopes: object) -> None:
+        self._all, self._tenant, self._scopes = holdings, tenant, scopes
+
+    @contextmanager
+    def used(self, name: Name) -> Iterator[Holding]:
+        """A block in which nothing of a thread is forgotten.
+
+        Raises:
+            ThreadBusyError: It is being forgotten.
+        """
+        with self._all.lock:
+            held = self._all.woken(self._tenant, name)
+            if held.users < 0:
+                raise ThreadBusyError(f"thread {name!r} is being forgotten: run it when that is done")
+            held.users += 1
+        try:
+            yield held
+        finally:
+            if not self._all.lock.is_the_parents:
+                with self._all.lock:
+                    held.users -= 1
+                    held.used_s = self._all.clock()
+                    self._all.rest(held)
+
+    @contextmanager
+    def speaking(self, name: Name) -> Iterator[Scope]:
+        """The same, whose calls lease what they make for the thread. Raises what `used` raises."""
+        with self.used(name) as held:
+            with self._all.lock:
+                scope = self._all.scope(held, current(self._scopes))
+            with inside(self._scopes, scope):
+                yield scope
+
+    def hold(self, handles: Iterable[MessageHandle], scope: Scope) -> None:
+        """Have a thread lease those of these messages that are still there, if it does not."""
+        table = self._all.table
+        with self._all.lock:
+            for message in [table.get(handle.id) for handle in handles if not scope.closed]:
+                if message is not None and message.tenant == self._tenant and not message.scoped[scope]:
+                    table.lease(message, scope)
+
+    def forget(self, thread: str) -> None:
+        """Give back a thread's leases. What others lease stays; handles of the rest are unknown from then on.
+
+        Raises:
+            ThreadBusyError: It is under way.
+        """
+        with self.forgetting(thread):
+            pass
+
+    @contextmanager
+    def forgetting(self, thread: str) -> Iterator[None]:
+        """A block in which nobody can use a thread, and after which it is forgotten unless the block fails.
+
+        Raises:
+            ThreadBusyError: It is under way.
+        """
+        with self._all.lock:
+            held = self._all.woken(self._tenant, thread)
+            if held.users:
+                raise ThreadBusyError(
+                    f"thread {thread!r} is under way, and what it reads is not dropped: forget it when its runs have "
+                    "ended"
+                )
+            held.users = -1
+        try:
+            yield
+            with self._all.lock:
+                self._all.forget(held)
+        finally:
+            with self._all.lock:
+                held.users = 0
+                self._all.rest(held)
+
+    def expire(self) -> None:
+        """Forget now what has been idle for too long, of all tenants: else that waits until a run begins or ends."""
+        with self._all.lock:
+            self._all.trim()

@@ -177,6 +177,7 @@ class MessageTable:
             scope: Which.
             forgotten: Whether handles that nobody leases then are unknown, and not refused as released.
         """
+        scope.closed = True
         held = self._in_scope.pop(scope, {})
         for message in held:
             count = message.scoped.pop(scope, 0)

@@ -56,11 +56,11 @@ class EngineStats:
     forward: str = ""
     """... and what computes the rest: `"lean"`, on a GPU `"fused"`, or why the modelling code of transformers does."""
     graphs: int = 0
-    """Sizes of passes that are replayed as CUDA graphs now, ..."""
+    """Sizes of passes that are replayed as CUDA graphs now: of all tenants, and told to their owner alone, ..."""
     graphs_why: str = ""
     """... and why none can be, if something stands in the way."""
     steps_ahead: int = 0
-    """Steps that were begun before the one before them had said its tokens."""
+    """Steps that were begun before the one before them had said its tokens. Of all tenants likewise."""
     host_bytes: int = 0
     """... on the host, ..."""
     disk_bytes: int = 0

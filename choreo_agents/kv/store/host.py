@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from choreo_agents.kv.store.eviction import LongestUnused
@@ -24,9 +24,6 @@ class HostTier(Generic[Key]):
 
     def __contains__(self, key: Key) -> bool:
         return key in self._kept
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._kept)
 
     def bytes_of(self, key: Key) -> int:
         """What it takes here."""

@@ -150,11 +150,11 @@ class ServerApp(Starlette):
         self._require_open()
         own, most = self._tenants_answers[tenant], self._limits.tenant_answers
         if tenant is not None and most is not None and own + answers > most:
+            if answers > most:
+                raise RefusedError(400, f"n: at most {most} answers of yours may be under way", param="n")
             raise RefusedError(429, f"{own} of your answers are under way, of {most}: wait for them", "no_capacity")
         if self.answers + answers > self._limits.answers:
-            raise RefusedError(
-                429, f"{self.answers} answers are under way, as many as there may be: try again", "too_many_requests"
-            )
+            raise RefusedError(429, f"{self.answers} answers are under way, of all: try again", "too_many_requests")
         self.answers += answers
         self._tenants_answers[tenant] += answers
         try:

@@ -21,7 +21,7 @@ class Limits(BaseModel):
     answers: int = Field(256, ge=1)
     """Answers under way at once, those that wait for their turn among them: 429."""
     tenant_answers: int | None = Field(None, ge=1)
-    """The same of one tenant with a key; None: as many as there may be."""
+    """The same of one tenant with a key, and 400 for a request that asks for more; None: as many as there may be."""
     tenant_calls_per_second: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Calls of the engine that a tenant with a key may start, the others wait: a request makes one for each message
     that it tells and each answer. None: as many as come."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from socket import gethostname
 
 import pytest
-from choreo_server import Keys, server_app
+from choreo_server import Keys, Limits, server_app
 from choreo_server.errors import RefusedError
 from choreo_server.tenancy import read_keys, require_no_other_site
 from support.serving import CHAT, asked, client_of, streamed
@@ -112,6 +112,18 @@ async def test_tenants_find_nothing_of_each_other(engine: Engine) -> None:
     finished = [float(text.partition("\nchoreo_finished_total ")[2].split()[0]) for text in metrics]
     assert finished[1] > finished[0] > 0, "the operator is shown what all do"
     assert ["choreo_http_requests_total" in text for text in metrics] == [False, True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_answers_than_a_tenant_may_ever_have_are_refused_for_good(stream: bool, engine: Engine) -> None:
+    """A client that is told to try again later would do so for ever."""
+    limits = Limits(tenant_answers=2)
+    async with client_of(server_app(engine, keys=KEYS, limits=limits), "k-ann") as client:
+        error = (await asked(client, 400, n=3, stream=stream))["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "n") and "at most 2" in error["message"]
+        assert len((await asked(client, n=2, max_tokens=2))["choices"]) == 2
+    async with client_of(engine, limits=limits) as anybody:
+        assert len((await asked(anybody, n=3, max_tokens=2))["choices"]) == 3, "without keys nobody is a tenant"
 
 
 @pytest.mark.parametrize("reuse", ["prefix", "anywhere"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -121,6 +123,55 @@ async def test_steps_that_are_shared_count_as_each_ones_own(make_engine: MakeEng
     assert (stats.steps, stats.decode_rows, stats.tokens_encoded) == (21, 20, 21)
     assert engine.owner is not None and engine.owner.stats().rows_per_decode_step > 2
     assert engine.stats().steps == 0 == engine.stats().kv_bytes
+
+
+def steps_of(use: Callable[[], object]) -> int:
+    """Count what Python does in a call, by its bytecodes."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        use()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def test_what_others_keep_makes_nobodys_stats_dearer(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """On the device, on the host and on disk, and in threads."""
+    engine = make_engine(host_bytes=1 << 18, disk=tmp_path)
+    mine, others = engine.tenant("mine"), engine.tenant("others")
+    mine.prefill(TEXT)
+    steps, held = [], []
+    for number in range(64):
+        with others.threads.speaking(f"{number}"):
+            others.prefill([number + 5, *TEXT])
+        others.kv.park()
+        if number in (3, 63):
+            written(engine)
+            held.append(others.stats())
+            steps.append(steps_of(mine.stats))
+    assert held[0].host_bytes and held[1].disk_bytes and held[1].threads == 64
+    assert steps[0] == steps[1] > 0
+
+
+def test_attack_what_all_have_computed_together_is_told_to_the_owner_alone(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many steps were begun ahead, and which sizes of passes captured, grows with what others do."""
+    engine = make_engine()
+    known = engine._core.execution.computing()._replace(graphs=3, steps_ahead=9)
+    monkeypatch.setattr(engine._core.execution, "computing", lambda: known)
+    every, own = engine.owner.stats(), engine.tenant("spy").stats()
+    assert (every.graphs, every.steps_ahead) == (3, 9) and (own.graphs, own.steps_ahead) == (0, 0)
+    assert own.backend == every.backend
 
 
 def test_only_the_owner_does_what_concerns_all(make_engine: MakeEngine) -> None:

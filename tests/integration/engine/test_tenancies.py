@@ -166,6 +166,22 @@ def _decode() -> Any:
     return Decode([7], sampling=LONG)
 
 
+def test_what_cannot_be_called_and_what_is_closed_waits_for_no_rate(make_engine: MakeEngine) -> None:
+    """A time that is no number would keep all those waiting that have a rate."""
+    engine = make_engine()
+    tenant = engine.tenant("a", calls_per_second=0.01)
+    tenant.prefill([Prefill([5])])
+    for wrong in (float("nan"), "1"):
+        with pytest.raises(InvalidRequestError, match="timeout_s must be a number"):
+            tenant.prefill([Prefill([6]), Prefill([7], timeout_s=wrong)])  # type: ignore[arg-type]
+    engine.owner.close()
+    for again in ("a", "b"):
+        late = engine.tenant(again, calls_per_second=0.01)
+        for _ in range(2):
+            with pytest.raises(EngineClosedError):
+                late.prefill([Prefill([8])])
+
+
 async def test_a_call_that_waits_for_its_rate_fails(make_engine: MakeEngine) -> None:
     engine = make_engine()
     tenant = engine.tenant("a", calls_per_second=0.01)

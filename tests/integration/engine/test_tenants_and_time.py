@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +197,47 @@ def test_the_rate_is_the_tenants_own(make_engine: MakeEngine) -> None:
     assert slow.prefill([5]) and engine.prefill([6]) and engine.prefill([7])
     with pytest.raises(RequestTimeoutError, match="calls_per_second"):
         slow.prefill([6], timeout_s=0.05)
-    for wrong in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(InvalidRequestError, match="calls_per_second"):
-            engine.tenant("b", calls_per_second=wrong)
+    for wrong in (0, -1, float("nan"), "5", [5]):
+        with pytest.raises(InvalidRequestError, match="calls_per_second must be a number above 0"):
+            engine.tenant("b", calls_per_second=wrong)  # type: ignore[arg-type]
     assert len(engine.owner.tenants()) == 2, "no tenancy begins with a rate that is none"
+
+
+def test_a_rate_can_be_taken_off(make_engine: MakeEngine) -> None:
+    """Who waits starts then, and so does whoever comes."""
+    engine = make_engine()
+    slow = engine.tenant("slow", calls_per_second=0.001)
+    slow.prefill([5])
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(slow.prefill, [6 + number]) for number in range(3)]
+        engine.tenant("slow", calls_per_second=math.inf)
+        assert all(each.result(timeout=60) for each in waiting)
+    assert slow.prefill([9], timeout_s=60)
+    with pytest.raises(RequestTimeoutError, match="calls_per_second"):
+        engine.tenant("slow", calls_per_second=0.001).prefill([Prefill([10]), Prefill([11], timeout_s=0.05)])
+
+
+def test_each_answer_of_a_call_is_a_start(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    for answers, salt in ((2, "two"), (1, "one")):
+        tenant = engine.tenant(salt)
+        header = [tenant.prefill([5])]
+        engine.tenant(salt, calls_per_second=0.001)
+        call = Decode([6], header, sampling=Sampling(n=answers, max_tokens=1, stop_tokens=()), timeout_s=0.2)
+        if answers == 1:
+            assert tenant.decode([replace(call, timeout_s=60)])
+        else:
+            with pytest.raises(RequestTimeoutError, match="calls_per_second"):
+                tenant.decode([call])
+        assert tenant.stats().finished == (1 if answers == 2 else 2), "nothing was done for what could not start"
+
+
+def test_all_rates_wait_on_one_thread(make_engine: MakeEngine) -> None:
+    engines = [make_engine() for _ in range(2)]
+    for number in range(10):
+        for engine in engines:
+            assert engine.tenant(f"{number}", calls_per_second=50).prefill([5])
+    assert sum(thread.name == "choreo-rate-limit" for thread in threading.enumerate()) == 1
 
 
 def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,246 @@ async def test_two_tenants_do_not_begin_one_thread(make_engine: MakeEngine) -> N
 
     done = await asyncio.gather(*(asyncio.create_task(run(s)) for s in ("a", "b", "c")), return_exceptions=True)
     assert sorted(isinstance(each, ForeignThreadError) for each in done) == [False, True, True]
+
+
+OTHERS_USES: dict[str, Callable[[Any], Any]] = {
+    "a run": lambda app: app.invoke(QUESTION, config()),
+    "a state": lambda app: app.get_state(config()),
+    "a history": lambda app: list(app.get_state_history(config())),
+    "an update": lambda app: app.update_state(config(), QUESTION, as_node="__start__"),
+    "forgetting": lambda app: app.forget("t"),
+}
+
+
+@pytest.mark.parametrize("graphs", [1, 2])
+@pytest.mark.parametrize("attack", OTHERS_USES)
+def test_attack_a_first_run_that_has_saved_nothing_yet(make_engine: MakeEngine, attack: str, graphs: int) -> None:
+    """With `durability="exit"` a thread has no checkpoint while its first run is under way: nobody else takes it
+    meanwhile, through whatever graph of the same checkpointer."""
+    engine, kept = make_engine(), InMemorySaver()
+    app = team().compile(kept, engine=engine, tenant=of_the_service)
+    other = app if graphs == 1 else team().compile(kept, engine=engine, tenant=of_the_service)
+    running = as_tenant("acme", lambda: app.stream(QUESTION, config(), durability="exit"))
+    as_tenant("acme", lambda: next(running))
+    assert not list(kept.list(config()))
+    with pytest.raises(ForeignThreadError, match="'t' is not this tenant's"):
+        as_tenant("initech", lambda: OTHERS_USES[attack](other))
+    assert as_tenant("initech", lambda: other.invoke(QUESTION, config("another")))
+    as_tenant("acme", lambda: list(running))
+    saved = list(kept.list(config()))
+    assert len({each.metadata["choreo_tenant"] for each in saved}) == 1
+    assert as_tenant("acme", lambda: other.get_state(config())).values["handles"]
+
+
+async def test_attack_a_first_run_that_has_saved_nothing_yet_async(make_engine: MakeEngine) -> None:
+    engine, kept = make_engine(), InMemorySaver()
+    app, other = (team().compile(kept, engine=engine, tenant=of_the_service) for _ in range(2))
+    WHO.set("acme")
+    running = app.astream(QUESTION, config(), durability="exit")
+    await anext(running)
+    WHO.set("initech")
+    uses: list[Callable[[], Any]] = [
+        lambda: other.ainvoke(QUESTION, config()),
+        lambda: other.aget_state(config()),
+        lambda: other.aupdate_state(config(), QUESTION, as_node="__start__"),
+        lambda: other.aforget("t"),
+    ]
+    for use in uses:
+        with pytest.raises(ForeignThreadError):
+            await use()
+    WHO.set("acme")
+    assert [each async for each in running]
+    assert (await app.aget_state(config())).values["handles"]
+
+
+def test_attack_who_is_refused_a_thread_keeps_its_owner_from_nothing(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner asks while it is looked up whose the thread is, for another."""
+    kept, owners = InMemorySaver(), []
+    app = team().compile(kept, engine=make_engine(), tenant=of_the_service)
+    as_tenant("acme", lambda: app.invoke(QUESTION, config()))
+    look_up = kept.get_tuple
+
+    def looking_up(where: RunnableConfig) -> Any:
+        monkeypatch.undo()
+        owners.append(as_tenant("acme", lambda: app.invoke(QUESTION, config())))
+        return look_up(where)
+
+    monkeypatch.setattr(kept, "get_tuple", looking_up)
+    with pytest.raises(ForeignThreadError):
+        as_tenant("initech", lambda: app.invoke(QUESTION, config()))
+    assert owners[0]["messages"]
+
+
+@pytest.mark.parametrize("attack", ["run", "state", "history", "update"])
+def test_attack_no_thread_is_no_thread_of_all(make_engine: MakeEngine, attack: str) -> None:
+    """What JSON calls null is a thread to LangGraph."""
+    app = team().compile(InMemorySaver(), engine=make_engine(), tenant=of_the_service)
+    nowhere: RunnableConfig = {"configurable": {"thread_id": None}}
+    attacks: dict[str, Callable[[], Any]] = {
+        "run": lambda: app.invoke(QUESTION, nowhere),
+        "state": lambda: app.get_state(nowhere),
+        "history": lambda: list(app.get_state_history(nowhere)),
+        "update": lambda: app.update_state(nowhere, QUESTION, as_node="__start__"),
+    }
+    with pytest.raises(InvalidRequestError, match="thread_id"):
+        as_tenant("acme", attacks[attack])
+
+
+def calling(engine: Any, kept: Any, call: Callable[[Any, RunnableConfig], Any]) -> Any:
+    """A graph in which a node of the service's calls another, of the same checkpointer."""
+    inner = team().compile(kept, engine=engine, tenant=of_the_service)
+
+    def node(_: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
+        call(inner, config)
+        return {}
+
+    graph = team().add_node("caller", node).add_edge(START, "caller")
+    return graph.compile(kept, engine=engine, tenant=of_the_service)
+
+
+STOLEN: dict[str, Callable[[Any, RunnableConfig], Any]] = {
+    "a run": lambda app, own: app.invoke(QUESTION, own),
+    "a state": lambda app, own: app.get_state(own),
+    "an update": lambda app, own: app.update_state(own, QUESTION, as_node="__start__"),
+    "forgetting": lambda app, own: app.forget("t", own),
+}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("attack", STOLEN)
+def test_attack_a_nodes_config_is_no_right_to_another_thread(make_engine: MakeEngine, attack: str, begun: bool) -> None:
+    """A node puts a thread that its client has named into the config that it hands on."""
+    engine, kept = make_engine(), InMemorySaver()
+    app = team().compile(kept, engine=engine, tenant=of_the_service)
+    if begun:
+        as_tenant("acme", lambda: app.invoke(QUESTION, config()))
+    before = [each.config for each in kept.list(config())]
+
+    def steal(inner: Any, own: RunnableConfig) -> None:
+        STOLEN[attack](inner, {**own, "configurable": {**own["configurable"], "thread_id": "t"}})
+
+    with pytest.raises(InvalidRequestError, match="'t' is not the thread of the run around"):
+        as_tenant("initech", lambda: calling(engine, kept, steal).invoke(QUESTION, config("own")))
+    assert [each.config for each in kept.list(config())] == before
+    assert as_tenant("acme", lambda: app.invoke(QUESTION, config()))["messages"]
+
+
+@pytest.mark.parametrize("attack", STOLEN)
+def test_attack_a_run_that_keeps_nothing_has_a_thread_of_that_name(make_engine: MakeEngine, attack: str) -> None:
+    """So it is not known to be the tenant's, in what another graph keeps."""
+    engine, kept = make_engine(), InMemorySaver()
+    inner = team().compile(kept, engine=engine, tenant=of_the_service)
+    as_tenant("acme", lambda: inner.invoke(QUESTION, config()))
+    before = [each.config for each in kept.list(config())]
+
+    def steal(_: Any, config: RunnableConfig) -> None:
+        STOLEN[attack](inner, config)
+
+    outer = ChoreoGraph().add_node("steal", steal).add_edge(START, "steal")
+    app = outer.compile(engine=engine, tenant=of_the_service)
+    with pytest.raises(ForeignThreadError):
+        as_tenant("initech", lambda: app.invoke(QUESTION, config()))
+    assert [each.config for each in kept.list(config())] == before
+
+
+@pytest.mark.parametrize("thread", [0, False, "", None])
+def test_attack_a_thread_without_a_name_is_none(make_engine: MakeEngine, thread: Any) -> None:
+    """LangGraph keeps some of them under two names, and none of these says whose it is."""
+    app = team().compile(InMemorySaver(), engine=make_engine(), tenant=of_the_service)
+    for use in (lambda: app.invoke(QUESTION, config(thread)), lambda: app.get_state(config(thread))):
+        with pytest.raises(InvalidRequestError, match="name the thread"):
+            as_tenant("acme", use)
+
+
+def test_threads_are_kept_apart_whatever_keeps_them(make_engine: MakeEngine) -> None:
+    @dataclass
+    class Saver(InMemorySaver):
+        """Has no hash, as it has fields."""
+
+        def __post_init__(self) -> None:
+            super().__init__()
+
+    app = team().compile(Saver(), engine=make_engine(), tenant=of_the_service)
+    as_tenant("acme", lambda: app.invoke(QUESTION, config()))
+    with pytest.raises(ForeignThreadError):
+        as_tenant("initech", lambda: app.invoke(QUESTION, config()))
+
+
+def test_a_node_calls_a_graph_in_its_own_thread_or_in_another_of_its_tenants(make_engine: MakeEngine) -> None:
+    engine, said = make_engine(), []
+
+    def call(inner: Any, own: RunnableConfig) -> None:
+        said.append(inner.invoke(QUESTION, own))
+        said.append(inner.invoke(QUESTION, config("another")))
+
+    app = calling(engine, InMemorySaver(), call)
+    as_tenant("acme", lambda: app.invoke(QUESTION, config()))
+    assert all(engine.tenant("acme").tokens(handle) for state in said for handle in handles(state))
+    assert as_tenant("acme", lambda: app.get_state(config("another"))).values["messages"]
+    with pytest.raises(ForeignThreadError):
+        as_tenant("initech", lambda: app.invoke(QUESTION, config()))
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_no_config_that_is_given_out_carries_a_tenant(make_engine: MakeEngine, tmp_path: Path, kind: str) -> None:
+    with saver(kind, tmp_path) as kept:
+        app = team().compile(kept, engine=make_engine(), tenant=of_the_service)
+        told = [as_tenant("acme", lambda: app.get_state(config())).config]
+        told.append(as_tenant("acme", lambda: app.update_state(config(), QUESTION, as_node="__start__")))
+        modes: Any = ["checkpoints", "debug", "tasks"]
+        parts = as_tenant("acme", lambda: list(app.stream(QUESTION, config(), stream_mode=modes)))
+        history = as_tenant("acme", lambda: list(app.get_state_history(config())))
+        told += [each.config for each in history]
+        assert len(told) > 3 and parts
+        assert "RunTenant" not in repr((told, parts)) and "choreo_tenant" not in repr(told)
+
+
+async def test_the_resolver_is_asked_once_for_each_use(make_engine: MakeEngine, tmp_path: Path) -> None:
+    asked: list[RunnableConfig] = []
+
+    def resolver(given: RunnableConfig) -> str:
+        asked.append(given)
+        return "acme"
+
+    engine = make_engine()
+    inner = team().compile(engine=engine, tenant=resolver)
+    app = (
+        ChoreoGraph()
+        .add_node("team", inner)
+        .add_edge(START, "team")
+        .compile(InMemorySaver(), engine=engine, tenant=resolver)
+    )
+    state = app.invoke(QUESTION, config())
+    assert len(asked) == 1, "a subgraph is served for whom its graph is"
+    uses: list[Callable[[], Any]] = [
+        lambda: app.invoke(state, config()),
+        lambda: list(app.stream(state, config())),
+        lambda: app.get_state(config()),
+        lambda: list(app.get_state_history(config())),
+        lambda: app.update_state(config(), QUESTION, as_node="__start__"),
+        lambda: app.forget("t"),
+    ]
+    for number, use in enumerate(uses, 2):
+        use()
+        assert len(asked) == number
+    asked.clear()
+    async_uses: list[Callable[[], Any]] = [
+        lambda: app.ainvoke(QUESTION, config()),
+        lambda: app.ainvoke(state, config()),
+        lambda: app.aget_state(config()),
+        lambda: app.aupdate_state(config(), QUESTION, as_node="__start__"),
+        lambda: app.aforget("t"),
+    ]
+    for number, use in enumerate(async_uses, 1):
+        await use()
+        assert len(asked) == number
+    with engine.tenant("acme").record(tmp_path / "run.jsonl"):
+        app.invoke(QUESTION, config())
+        await app.ainvoke(QUESTION, config())
+    assert len(asked) == len(async_uses) + 2, "also while it is recorded"
 
 
 def test_modules_are_each_tenants_own(make_engine: MakeEngine) -> None:

@@ -75,7 +75,9 @@ def test_the_same_words_ahead_or_not_while_rows_end(model: LoadedModel, events: 
         shared = engine.prefill([*range(9, 30)], [])
         assert told(engine, engine.decode(calls(shared))) == wanted
         # Each number of rows is captured at its fourth step, and the first step of a new number is not followed.
-        assert engine.stats().decode_steps // 2 < engine.stats().steps_ahead
+        assert engine.stats().decode_steps // 2 < engine.owner.stats().steps_ahead
+        spied = engine.tenant("spy").stats()
+        assert spied.steps_ahead == spied.graphs == 0, "what all do is no tenant's to know"
 
 
 def test_no_pass_is_run_twice_when_a_row_ends(
@@ -116,7 +118,7 @@ def test_who_comes_changes_no_others_words(model: LoadedModel, events: EventList
                 pass
         for thread in threads:
             thread.join()
-        assert engine.stats().steps_ahead > 4
+        assert engine.owner.stats().steps_ahead > 4
         engine.check()
     for place, (tokens, likely) in enumerate(wanted):
         assert found[place][0][: len(tokens)] == tokens
@@ -147,7 +149,7 @@ def test_a_wrong_guess_is_computed_again(
 def test_a_prescribed_run_is_not_ahead_of_itself(model: LoadedModel, events: EventList) -> None:
     with engine_of(model, sink=events, timetable=Timetable()) as engine:
         engine.decode(calls(engine.prefill([*range(9, 30)], [])))
-        assert engine.stats().steps_ahead == 0
+        assert engine.owner.stats().steps_ahead == 0
 
 
 def test_a_run_that_is_recorded_with_bits_is_not_ahead_of_itself(
@@ -157,9 +159,9 @@ def test_a_run_that_is_recorded_with_bits_is_not_ahead_of_itself(
         with engine.record(tmp_path / "run", bits=True):
             shared = engine.prefill([*range(9, 30)], [])
             engine.decode(calls(shared))
-        assert engine.stats().graphs and engine.stats().steps_ahead == 0
+        assert engine.owner.stats().graphs and engine.owner.stats().steps_ahead == 0
         engine.decode(calls(shared))
-        assert engine.stats().steps_ahead > 0
+        assert engine.owner.stats().steps_ahead > 0
 
 
 def test_what_cannot_be_begun_ahead_is_run_when_its_time_comes(
@@ -177,7 +179,7 @@ def test_what_cannot_be_begun_ahead_is_run_when_its_time_comes(
     monkeypatch.setattr(FixedPass, "logits", refuse)
     with engine_of(model, sink=events) as engine:
         assert told(engine, engine.decode(calls(engine.prefill([*range(9, 30)], [])))) == wanted
-        assert engine.stats().steps_ahead == 0
+        assert engine.owner.stats().steps_ahead == 0
     assert len(refused) == 1, "it is not tried at every step"
 
 
@@ -206,6 +208,6 @@ def test_weights_that_change_between_two_steps_are_those_of_the_second(
             before = recorder.captured
             said += told(engine, engine.decode([call]))
             assert recorder.captured - before == 2
-            assert engine.stats().graphs == 1, "what is replayed is known, or nobody would let go of it"
-            assert bool(engine.stats().steps_ahead) == ahead
+            assert engine.owner.stats().graphs == 1, "what is replayed is known, or nobody would let go of it"
+            assert bool(engine.owner.stats().steps_ahead) == ahead
     assert said[0] == said[1]

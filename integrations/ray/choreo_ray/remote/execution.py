@@ -120,7 +120,7 @@ class _WatchedCache(KVCache):
 
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
         """See `KVCache`: what its engines have."""
-        return {"device": self._execution.kept(tenant), "host": 0, "disk": 0}
+        return {"kv_bytes": self._execution.kept(tenant), "host_bytes": 0, "disk_bytes": 0}
 
     def is_elsewhere(self, message_id: str) -> bool:
         """See `KVCache`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from choreo_agents import Engine, Memory, Scheduling
-from choreo_agents.engine.delegation import EngineCore, EngineOwner, Settings, Tenants, load_weightless, read_loaded
+from choreo_agents.engine.delegation import EngineCore, EngineOwner, Settings, load_weightless, read_loaded
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import EventSink, discard
@@ -66,8 +66,7 @@ def engine_over(
     Raises:
         EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
     """
-    tenants = Tenants(_core(engines, model, options))
-    return made(tenants, salt, EngineOwner(tenants))
+    return made(EngineOwner(_core(engines, model, options)), salt, is_owners=True)
 
 
 def _core(engines: Sequence[FarEngine], model: str | Path | LoadedModel, options: FrontOptions) -> EngineCore:

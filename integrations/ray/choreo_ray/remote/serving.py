@@ -42,7 +42,7 @@ class EngineServer:
 
     def __init__(self, owner: EngineOwner, name: str) -> None:
         self.name = name
-        self._tenants, self._core = owner.registry, owner.registry.core
+        self._owner, self._core = owner, owner.core
         self._serving: dict[tuple[str, str], Serving] = {}
         """By front and salt."""
         self._served: ServedModel | None = None
@@ -184,7 +184,7 @@ class EngineServer:
         if all(other.tenant is not serving.tenant for other in self._serving.values()):
             closed = self._closing[salt] = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.shield(asyncio.to_thread(self._tenants.close, serving.tenant))
+                await asyncio.shield(asyncio.to_thread(self._owner.close_tenant, serving.tenant))
             finally:
                 del self._closing[salt]
                 closed.set_result(None)
@@ -198,7 +198,7 @@ class EngineServer:
             await asyncio.shield(closing)
         known = self._serving.get((front, salt))
         if known is None or known.tenant.closed:
-            known = self._serving[front, salt] = Serving(self._tenants.open(salt))
+            known = self._serving[front, salt] = Serving(self._owner.open(salt))
         return known
 
     def _was_left(self, sent: SentCall) -> bool:

@@ -176,8 +176,8 @@ class TestWhoComesAgain:
 
 
 def test_tenants_that_end_at_the_front_end_at_its_engines(wired: WiredEngine, embedded: LoadedModel) -> None:
-    assert wired.engine.owner is not None
-    tenants = wired.engine.owner.registry
+    owner = wired.engine.owner
+    assert owner is not None
     with engine_over([wired], embedded) as front:
         for number in range(5):
             tenant = front.tenant(f"salt {number}")
@@ -186,11 +186,11 @@ def test_tenants_that_end_at_the_front_end_at_its_engines(wired: WiredEngine, em
             again = front.tenant(f"salt {number}")
             assert again.text(again.prefill(NOTE)) == NOTE
             again.close()
-        until(lambda: len(tenants.names()) == 1)
+        until(lambda: len(owner.tenants()) == 1)
         assert not wired.server._serving and wired.held() == (0, 0, 0)
         kept = front.prefill(NOTE)
         front.release(kept)
-    assert len(tenants.names()) == 1 and not wired.server._serving, "that of the front itself is gone, too"
+    assert len(owner.tenants()) == 1 and not wired.server._serving, "that of the front itself is gone, too"
 
 
 # What comes in another order than it was sent.
