@@ -28,7 +28,7 @@ from choreo_agents.graph.view.showing import ShownMessages
 from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.view.view import SeenEntry, call_of, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
-from choreo_agents.graph.words.callers import callers_of
+from choreo_agents.graph.words.callers import callers_of, calls_of
 from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
@@ -63,6 +63,7 @@ class Reading:
         self._place = reader.place
         self._persona = reader.persona
         self._messages = messages
+        self._calls = calls_of(messages)
         self._words = ReaderWords(self.bound, messages)
         self.entries = entries
         """All that was said; what this call has encoded first is among them once it has a view."""
@@ -180,12 +181,15 @@ class Reading:
         if keep is None:
             return shown, []
         return keep.split(
-            shown, lambda each: self.showing.length(*each), lambda each: self._words.instructs(each.entry)
+            shown,
+            lambda each: self.showing.length(*each),
+            lambda each: self._words.instructs(each.entry),
+            self._calls,
         )
 
     def _seen(self) -> list[SeenEntry]:
         rules = self._rules
-        return visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared)
+        return visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared, self._calls)
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
