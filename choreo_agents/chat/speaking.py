@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from langchain_core.messages import AIMessageChunk, InvalidToolCall, ToolCall
 
 from choreo_agents.chat.chunks import MessageChunks
-from choreo_agents.chat.speech import Called, Speech
+from choreo_agents.chat.speech import Called, Speech, require_names
 from choreo_agents.chat.tools import Described
 from choreo_agents.engine import StreamedToken
 from choreo_agents.models import LoadedModel, tools_format
@@ -35,6 +35,9 @@ class Speaking:
         model: Whose tokens they are.
         tools: What the speaker may call; without any, all that it says is words.
         place: See `Speech`.
+
+    Raises:
+        InvalidRequestError: A tool has a name that the model cannot write.
     """
 
     def __init__(self, chunks: MessageChunks, model: LoadedModel, tools: Described, place: str) -> None:
@@ -42,6 +45,7 @@ class Speaking:
         self._model = model
         self._tools = tools
         self._place = place
+        require_names(model, tools)
         self._speech = Speech(model, tools, place) if tools else None
 
     @property

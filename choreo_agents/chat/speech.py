@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,29 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from choreo_agents.chat.history import short_id
 from choreo_agents.engine.decoding.detokenizer import Detokenizer
-from choreo_agents.models import BrokenCall, CallPart, FramedText, LoadedModel, SaidWords, tools_format
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import BrokenCall, CallPart, FramedText, LoadedModel, SaidWords, ToolCall, tools_format
 
 Called = CallMessage | InvalidToolCall
 """A call that can be made, or one that cannot, and why."""
+_EVERYWHERE = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+"""Names that calls of every form can be written with."""
+
+
+def require_names(model: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `InvalidRequestError` if calls of a tool, with all that it requires, are not read as they are written."""
+    for tool in tools:
+        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        required = [each for each in schema.get("required") or () if isinstance(each, str)]
+        if all(map(_EVERYWHERE.fullmatch, (name, *required))):
+            continue
+        call = ToolCall(name, dict.fromkeys(required, "."), short_id(name))
+        read = Speech.of(model, tools, "", model.encode(tools_format(model.chat).grammar.write([call]))).calls
+        if [(each["name"], each["args"]) for each in read] != [(name, call.arguments)]:
+            raise InvalidRequestError(
+                f"this model cannot write a call of {name!r} with {', '.join(map(repr, required)) or 'nothing'} that "
+                "is read as one: rename the tool, or what it requires, to letters, digits and underscores"
+            )
 
 
 class Speech:

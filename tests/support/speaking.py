@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from choreo_agents import Engine, Memory
+from choreo_agents import Engine, FramedText, Memory
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Chosen, Sampler, SamplerCall
 from support.checkpoints import Family, save_checkpoint
@@ -52,7 +52,7 @@ class Speaking:
 
 @contextmanager
 def engine_that_says(
-    family: Family, says: str | Callable[[str], str], **memory: Any
+    family: Family, says: str | Callable[[str], str | FramedText], **memory: Any
 ) -> Iterator[tuple[Engine, list[str]]]:
     """An engine over a checkpoint of a family that says this, and a list of the prompts that it has read.
 

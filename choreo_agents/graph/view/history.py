@@ -25,8 +25,8 @@ class Keep:
     """
 
     last: int | None = None
-    """So many messages; of the latest call all results, though they be more. 0: none, its own among them; what it is asked
-    says all that it is to know."""
+    """So many messages; of the latest call all results, though they be more. 0: none, its own among them; what it is
+    asked says all that it is to know."""
     tokens: int | None = None
     """As many messages as take so many positions."""
     summary: Summary | None = None

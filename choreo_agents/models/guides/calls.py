@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from keyword import iskeyword
 from typing import Any
 
-from choreo_agents.errors import GrammarError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.chat.tools.grammar import ID
+from choreo_agents.models.chat.tools.literals import is_keyword
 from choreo_agents.models.guides.sources import JSON_BLANKS
 
 _ID = "/[a-zA-Z0-9]{9}/"
@@ -24,9 +23,6 @@ def call_grammar(how: ToolsFormat, tools: Sequence[Mapping[str, Any]], controls:
         how: How the model writes calls.
         tools: Their descriptions.
         controls: Ids of the control tokens that may stand in frames.
-
-    Raises:
-        GrammarError: One has a name that a call cannot be written with.
     """
     writing = _Writing(how, controls)
     ways = [writing.call(number, function_of(tool)) for number, tool in enumerate(tools)]
@@ -50,8 +46,7 @@ class _Writing:
         rule = f"call_{number}"
         before, after = self._frame(grammar.before), self._frame(grammar.after)
         if grammar.kind == "python":
-            _require_python(name, *name.split("."))
-            core = f'{_text(name + "(")} {self._keywords(rule, name, schema)} ")"'
+            core = f'{_text(name + "(")} {self._keywords(rule, schema)} ")"'
         elif grammar.pairs is not None:
             core, after = f"{_text(name)} {self._pairs(rule, schema)}", ""
         else:
@@ -83,10 +78,9 @@ class _Writing:
             for name, each in found
         ]
 
-    def _keywords(self, rule: str, tool: str, schema: Mapping[str, Any]) -> str:
-        """Keyword arguments as Python writes them, in the order of the schema: those that it can name, or has to."""
-        arguments = [each for each in self._arguments(schema) if each[2] or _is_python(each[0])]
-        _require_python(tool, *(name for name, _, _ in arguments))
+    def _keywords(self, rule: str, schema: Mapping[str, Any]) -> str:
+        """Keyword arguments as Python writes them, in the order of the schema: those that it can write, or has to."""
+        arguments = [each for each in self._arguments(schema) if each[2] or is_keyword(each[0])]
         written = [
             (f"{_text(name + '=')} {self._python(f'{rule}_{number}', each)}", must)
             for number, (name, each, must) in enumerate(arguments)
@@ -140,19 +134,6 @@ class _Writing:
 def _shared(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What the parts of a schema may refer to."""
     return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-
-
-def _is_python(name: str) -> bool:
-    return name.isidentifier() and not iskeyword(name)
-
-
-def _require_python(tool: str, *names: str) -> None:
-    """Raise `GrammarError` if Python cannot write one of these names of a tool."""
-    if wrong := [name for name in names if not _is_python(name)]:
-        raise GrammarError(
-            f"this model writes calls as Python does, where nothing can be named {wrong[0]!r}, as {tool!r} has it: "
-            "rename it, or leave the call to the model"
-        )
 
 
 def _bare(schema: Mapping[str, Any]) -> str:

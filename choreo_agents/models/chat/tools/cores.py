@@ -9,7 +9,7 @@ from typing import Any
 from choreo_agents.models.chat.tools.calls import ToolCall
 from choreo_agents.models.chat.tools.grammar import CallGrammar, Kind, PairMarks
 from choreo_agents.models.chat.tools.literals import Extent, from_json, from_python, to_json, unique
-from choreo_agents.models.chat.tools.marked import CONTROL, bare, has_control
+from choreo_agents.models.chat.tools.marked import CONTROL, bare, has_control, marked
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each tool's parameters, by its name."""
@@ -19,9 +19,11 @@ _BEHIND_NAME = 256
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Keys under which models write what they call with, whatever their template says."""
 _HARMLESS = ("id", "type", "index")
-_PYTHON = re.compile(r"\s*[^\W\d][\w.]*\s*(\(|$)")
-_NAME = re.compile(r"\s*([^\s\ue000{]+)")
+_PYTHON = r"[^\W\d][\w.]*"
+_BEFORE_PYTHON = r"\s*\("
+_NAME = r"[^\s\ue000{]+"
 """Up to a control token, a blank or the end of a line."""
+_BEFORE = r"[\s\ue000{]|$"
 _ANNOUNCED = re.compile(r"(\s*\ue000[^\ue001]*\ue001\s*\w*\s*)*")
 _OBJECTS = re.compile(r"\s*(\[\s*)?(\{|$)")
 
@@ -73,7 +75,7 @@ class CallText:
         if self._kind == "pairs":
             end = self.text.find(self._close, max(0, before - len(self._close)))
             return None if end < 0 else end - before
-        if self._kind == "python" and not _PYTHON.match(self.text):
+        if self._kind == "python" and not self._extent.begun and not self._may_be_python():
             raise BrokenCallError("it is no call of a function")
         if self._kind == "object" and not _OBJECTS.match(self.text):
             raise BrokenCallError("it is a list of other things than calls")
@@ -84,6 +86,11 @@ class CallText:
             return None
         used = self._bracketed(text[start:])
         return None if used is None else used + start
+
+    def _may_be_python(self) -> bool:
+        text = self.text.lstrip()
+        is_known = any(text.startswith(name[: len(text)]) for name in map(marked, self._schemas))
+        return is_known or re.match(rf"{_PYTHON}\s*(\(|$)", text) is not None
 
     def _bracketed(self, text: str) -> int | None:
         """Where the first bracket is closed. Within a string a control token is text, and elsewhere no part of it."""
@@ -106,11 +113,10 @@ class CallText:
                 start = r'[\s\[]*(?:\{[^{}]*"function"\s*:\s*)?\{\s*'
                 found = re.match(rf'{start}(?:{key}|"name")\s*:\s*({_STRING})', self.text)
                 return None if found is None else _text(found[1])
-            case "python":
-                found = re.match(r"\s*([\w.]+)\s*\(", self.text)
-                return None if found is None else found[1]
-            case "named" if self._extent.begun and (found := _NAME.match(self.text)):
-                return bare(found[1])
+            case "python" if self._extent.begun:
+                return name_before(self.text.lstrip(), self._schemas, _PYTHON, _BEFORE_PYTHON)
+            case "named" if self._extent.begun:
+                return name_before(self.text.lstrip(), self._schemas)
             case "pairs" if (key := self._marks.first.strip()) in self.text:
                 return bare(self.text.partition(key)[0]).strip()
         return self._name
@@ -121,15 +127,16 @@ class CallText:
             case "object":
                 said = from_json(bare(self.text))
                 return [self._object(each) for each in (said if isinstance(said, list) else [said])]
-            case "python":
-                return [ToolCall(*from_python(bare(self.text)))]
             case "pairs":
                 return [self._paired()]
-        before, start, given = self.text.partition("{")
         if not (name := self.name):
             raise ValueError("it has no name")
-        if self._kind == "named" and not self._is_frame(_NAME.sub("", before, count=1)):
-            raise ValueError(f"{bare(before).strip()!r} is no name of a tool")
+        text = self.text if self._kind == "headed" else self.text.lstrip().removeprefix(marked(name))
+        if self._kind == "python":
+            return [ToolCall(name, from_python(bare(text)))]
+        before, start, given = text.partition("{")
+        if not self._is_frame(before):
+            raise ValueError(f"{bare(name + before).strip()!r} is no name of a tool")
         return [ToolCall(name, _arguments(from_json(bare(start + given))))]
 
     def _is_frame(self, text: str) -> bool:
@@ -174,6 +181,20 @@ class CallText:
             raise ValueError(f"{bare(rest).strip()!r} is no pair of a key and a value")
         fields = self._schemas.get(name, {}).get("properties") or {}
         return ToolCall(name, unique((key, _typed(value, fields.get(key))) for key, value in pairs))
+
+
+def name_before(text: str, schemas: Schemas, pattern: str = _NAME, behind: str = _BEFORE) -> str | None:
+    """Read a name at the start of marked text: the longest that a tool has, whatever its signs, or what looks like one.
+
+    Args:
+        text: It starts with the name.
+        schemas: Of the tools.
+        pattern: Of what looks like a name.
+        behind: What follows a name.
+    """
+    known = [name for name in schemas if re.match(rf"{re.escape(marked(name))}(?:{behind})", text)]
+    found = re.match(rf"({pattern})(?:{behind})", text)
+    return max(known, key=len, default=None if found is None else bare(found[1]))
 
 
 def _require_known(said: Mapping[str, Any], known: Collection[str]) -> None:

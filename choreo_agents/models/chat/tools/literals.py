@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _HALVES = re.compile("[\ud800-\udfff]")
+_KEY = re.compile(r"\s*([^\s=,()\[\]{}'\"#](?:[^=,()\[\]{}'\"\n]*[^\s=,()\[\]{}'\"])?)\s*=(?!=)")
+"""A keyword, and what it need not be: a name that Python takes."""
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -88,24 +90,33 @@ def _finite(number: str) -> float:
     return value
 
 
-def from_python(text: str) -> tuple[str, dict[str, Any]]:
-    """A call with keyword arguments, as Python writes it: the name, and what it is called with.
+def from_python(text: str) -> dict[str, Any]:
+    """Keyword arguments in parentheses, as Python writes them, under any keys.
 
     Raises:
-        ValueError: It is none.
+        ValueError: They are none.
     """
+    keys: dict[str | None, str] = {}
+    written, done, extent = "_", 0, Extent("\"'")
+    for at, sign in enumerate(text, start=1):
+        extent.take(sign)
+        if sign in "(," and extent.depth == 1 and not extent.is_text and (key := _KEY.match(text, at)):
+            written += f"{text[done:at]}_{len(keys)}="
+            keys[f"_{len(keys)}"], done = key[1], key.end()
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(tree, ast.Call):
-            raise ValueError(f"{text!r} is no call")
-        if tree.args or any(keyword.arg is None for keyword in tree.keywords):
+        tree = ast.parse(written + text[done:], mode="eval").body
+        if not isinstance(tree, ast.Call) or tree.args or any(each.arg not in keys for each in tree.keywords):
             raise ValueError("its arguments have no names")
-        given = unique((str(keyword.arg), _plain(keyword.value)) for keyword in tree.keywords)
-        return ast.unparse(tree.func), given
+        return unique((keys[keyword.arg], _plain(keyword.value)) for keyword in tree.keywords)
     except SyntaxError as error:
         raise ValueError(str(error)) from error
     except (RecursionError, MemoryError):
         raise ValueError("its arguments are nested too deep") from None
+
+
+def is_keyword(name: str) -> bool:
+    """Tell whether an argument of this name can be written as Python writes them."""
+    return (found := _KEY.fullmatch(f"{name}=")) is not None and found[1] == name
 
 
 def _plain(node: ast.expr) -> Any:

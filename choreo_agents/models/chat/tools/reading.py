@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from choreo_agents.models.chat.tools.calls import BrokenCall, CallPart, SaidWords, ToolCall
-from choreo_agents.models.chat.tools.cores import BrokenCallError, CallText, Schemas
+from choreo_agents.models.chat.tools.cores import BrokenCallError, CallText, Schemas, name_before
 from choreo_agents.models.chat.tools.grammar import CallGrammar
 from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.chat.tools.marked import (
@@ -124,9 +124,10 @@ class ToolCallReader:
             return
         self._rest = rest
         to, equals, own = grammar.before.strip().rpartition("=")
-        if (called := re.search(rf"{re.escape(to + equals)}([^\s{CONTROL}]+)", header)) is not None:
+        _, called, to_whom = header.partition(to + equals)
+        if called and (name := name_before(to_whom.removeprefix(own), self._schemas)):
             self._before, self._written, self._state = header + found, "", "call"
-            self._call = CallText(grammar, self._close, self._schemas, called[1].removeprefix(own))
+            self._call = CallText(grammar, self._close, self._schemas, name)
         else:
             self._state = "unspoken" if grammar.unspoken and grammar.unspoken in header else "words"
             self._rest = f"\n\n{rest}" if self._state == "words" and self.words.strip() else rest
