@@ -16,6 +16,7 @@ from choreo_agents.chat.speaking import Speaking, Spoken
 from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
 from choreo_agents.chat.turns import thoughts_said, turn_said
+from choreo_agents.models import context_of
 
 __all__ = [
     "THOUGHT_BLOCKS",
@@ -36,6 +37,7 @@ __all__ = [
     "calls_in",
     "calls_made",
     "closed",
+    "context_of",
     "count_tokens",
     "described_tools",
     "must_call",

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
 from support.chat_scripts import ANSWER, CALLS, THOUGHTS, family_script
 from support.chatty import save_chatty
 from support.serving import QUESTION, WEATHER, added_up, asked, client_of, streamed
@@ -17,6 +19,7 @@ from support.tool_templates import TOOL_CHECKPOINTS
 from choreo_agents import Engine, Memory
 from choreo_agents.chat import ChatCall, ChatRequest
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.testing import Script
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +288,15 @@ async def test_models_health_and_metrics(engine: Engine) -> None:
         assert values["choreo_answers_under_way"] == "0"
         [info] = [name for name in values if name.startswith("choreo_engine_info{")]
         assert f'backend="{engine.stats().backend}"' in info and "forward=" in info and values[info] == "1"
+
+
+@pytest.mark.parametrize("budget", [None, 1 << 13], ids=["the model's", "the memory's"])
+async def test_langchains_client_knows_a_full_context(budget: int | None) -> None:
+    memory = {} if budget is None else {"memory": Memory(kv_budget_bytes=budget)}
+    with Script(default="Hello.", context=300 if budget is None else 4096).load(**memory) as engine:
+        async with client_of(engine, name="m") as http:
+            chat = ChatOpenAI(model="m", base_url="http://localhost/v1", api_key="none", http_async_client=http)  # type: ignore[arg-type]
+            with pytest.raises(ContextOverflowError, match="maximum context length"):
+                await chat.ainvoke("boats " * 600)
+            with pytest.raises(ContextOverflowError, match="maximum context length"):
+                [piece async for piece in chat.astream("boats " * 600)]
