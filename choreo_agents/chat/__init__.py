@@ -7,7 +7,7 @@ Read `tools` (what an agent may call), `speech` (what its tokens say), `speaking
 from choreo_agents.chat.asking import ChatRequest, Reuse
 from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
 from choreo_agents.chat.chunks import MessageChunks
-from choreo_agents.chat.formats import answer_format, closed
+from choreo_agents.chat.formats import answer_format, closed, schema_of_type
 from choreo_agents.chat.history import THOUGHT_BLOCKS, calls_in, calls_made, result_turn, tools_called
 from choreo_agents.chat.recording import RecordedChats, remove_recording
 from choreo_agents.chat.reply import Reasoned, reply
@@ -46,6 +46,7 @@ __all__ = [
     "reply",
     "required_tools",
     "result_turn",
+    "schema_of_type",
     "streamed",
     "thinking_before",
     "thought_text",
