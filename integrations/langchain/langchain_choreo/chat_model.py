@@ -125,8 +125,9 @@ class ChatChoreo(BaseChatModel):
         return self.engines.over(model, self.load_options)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
-        name = self.model or os.environ[ENVIRONMENT]
-        context = context_of(name) if self.engine is None else self.engine.model.adapter.max_positions
+        engine = self.engine  # nothing says yet which model, if nobody has named it
+        name = self.model or os.environ.get(ENVIRONMENT, "")
+        context = context_of(name) if engine is None else engine.model.adapter.max_positions
         # Nothing of structured output: LangChain's agents would ask for it beside tools.
         can = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "temperature", "open_weights")
         cannot = ("image_inputs", "audio_inputs", "video_inputs", "pdf_inputs")
