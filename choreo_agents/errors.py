@@ -31,6 +31,11 @@
     ├── KVMemoryError (RuntimeError)          KV memory that was given back would have been used: a fault of ours
     └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
+What LangChain has an error for is that, too, so that its fallbacks, middleware and retries know it: an
+`InvalidRequestError` a `ModelInvalidRequestError`, `ContextLengthError` and `KVBudgetError` a `ContextOverflowError`,
+`ModelNotFoundError` its own, `CapacityError` a `ModelRateLimitError`, `RequestTimeoutError` a `ModelTimeoutError`,
+`EngineClosedError` and `EngineLostError` a `ModelConnectionError`, `EngineFailedError` a `ModelAPIError`.
+
 Permanent errors are also `ValueError`, `LookupError`, `RuntimeError` or `OSError`, as are timeouts, which LangGraph
 does not retry by default.
 """
@@ -39,6 +44,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from langchain_core import exceptions as langchain
 
 
 def told(error: BaseException) -> str:
@@ -53,15 +60,15 @@ class ChoreoError(Exception):
     """Base of all errors of this package."""
 
 
-class InvalidRequestError(ChoreoError, ValueError):
+class InvalidRequestError(ChoreoError, langchain.ModelInvalidRequestError, ValueError):
     """A call that can never work as it was written."""
 
 
-class ContextLengthError(InvalidRequestError):
+class ContextLengthError(InvalidRequestError, langchain.ContextOverflowError):
     """A view and its new message reach past the model's context."""
 
 
-class KVBudgetError(InvalidRequestError):
+class KVBudgetError(InvalidRequestError, langchain.ContextOverflowError):
     """A call that needs more KV memory than the engine's whole budget."""
 
 
@@ -135,7 +142,7 @@ class ChatTemplateError(UnsupportedModelError):
     """A chat template that fails on the simplest conversation; the message has its reason."""
 
 
-class ModelNotFoundError(ChoreoError, FileNotFoundError):
+class ModelNotFoundError(ChoreoError, langchain.ModelNotFoundError, FileNotFoundError):
     """A model that is neither a folder, nor in the local hub cache, nor on a hub that can be reached."""
 
 
@@ -166,7 +173,7 @@ class PMLError(ChoreoError, ValueError):
         return type(self), (self.problems,)
 
 
-class CapacityError(ChoreoError):
+class CapacityError(ChoreoError, langchain.ModelRateLimitError):
     """The KV pool has no room now; a release or a finished request may make some."""
 
 
@@ -182,11 +189,11 @@ class LineageWarning(UserWarning):
     """Messages are encoded again from their words, where an encoding was to be read: the warning says why."""
 
 
-class RequestTimeoutError(ChoreoError, TimeoutError):
+class RequestTimeoutError(ChoreoError, langchain.ModelTimeoutError, TimeoutError):
     """A call was not done in the time that it was given."""
 
 
-class EngineClosedError(ChoreoError, RuntimeError):
+class EngineClosedError(ChoreoError, langchain.ModelConnectionError, RuntimeError):
     """The engine was closed before or during the call."""
 
 
@@ -194,7 +201,7 @@ class EngineForkedError(EngineClosedError):
     """The engine was loaded before `os.fork()`: it is the parent process's."""
 
 
-class EngineLostError(ChoreoError, RuntimeError):
+class EngineLostError(ChoreoError, langchain.ModelConnectionError, RuntimeError):
     """An engine elsewhere is gone, or cannot be reached: what it had is computed again where it is read."""
 
 
@@ -202,7 +209,7 @@ class ScriptError(ChoreoError, LookupError):
     """A scripted engine was asked for what its script does not say, or may not say there."""
 
 
-class EngineFailedError(ChoreoError):
+class EngineFailedError(ChoreoError, langchain.ModelAPIError):
     """A call failed in the engine, and no other with it; `__cause__` is the failure."""
 
 

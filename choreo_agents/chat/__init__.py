@@ -7,7 +7,7 @@ Read `tools` (what an agent may call), `speech` (what its tokens say), `speaking
 from choreo_agents.chat.asking import ChatRequest, Reuse
 from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
 from choreo_agents.chat.chunks import MessageChunks
-from choreo_agents.chat.formats import answer_format, closed
+from choreo_agents.chat.formats import answer_format, closed, schema_of_type
 from choreo_agents.chat.history import THOUGHT_BLOCKS, calls_in, calls_made, result_turn, tools_called
 from choreo_agents.chat.recording import RecordedChats, remove_recording
 from choreo_agents.chat.reply import Reasoned, reply
@@ -16,6 +16,7 @@ from choreo_agents.chat.speaking import Speaking, Spoken
 from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
 from choreo_agents.chat.turns import thoughts_said, turn_said
+from choreo_agents.models import context_of
 
 __all__ = [
     "THOUGHT_BLOCKS",
@@ -36,6 +37,7 @@ __all__ = [
     "calls_in",
     "calls_made",
     "closed",
+    "context_of",
     "count_tokens",
     "described_tools",
     "must_call",
@@ -44,6 +46,7 @@ __all__ = [
     "reply",
     "required_tools",
     "result_turn",
+    "schema_of_type",
     "streamed",
     "thinking_before",
     "thought_text",

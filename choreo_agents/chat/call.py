@@ -9,6 +9,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -150,9 +151,11 @@ class ChatCall:
         engine, request = self.engine, self.request
         read = sum(parent.length for parent in view) + len(header)
         sampling = self._sampling(engine.model.adapter.max_positions - read - _MARGIN)
-        room = engine.model.adapter.max_positions - read - sampling.longest - _MARGIN
+        self._counts = request.counts_thoughts and "max_tokens" in request.sampling.model_fields_set
+        room = engine.model.adapter.max_positions - read - _MARGIN - (0 if self._counts else sampling.longest)
         calls, sampling, guide = bool(request.tools), *self._led(sampling)
         thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
+        thinking = None if thinking is None else replace(thinking, counts=self._counts)
         self._read, self._thinking = read - len(header), thinking
         self.opened = len(header) if thinking is None else len(engine.model.encode(thinking.answer))
         self._chunks = MessageChunks(engine.model, thinking, request.message_id, None, sampling.stop)
@@ -167,6 +170,7 @@ class ChatCall:
             author=f"{request.agent}.assistant",
             closing=engine.chat.turn_end,
             ends=self._speaking.ends,
+            in_parts=self._speaking.in_parts,
             adapter=request.adapter,
             priority=request.priority,
             timeout_s=request.timeout_s,
@@ -216,6 +220,7 @@ class ChatCall:
             thought_text(engine, thought, handle, self._thinking),
             read=self._read,
             header=self.opened,
+            most=request.sampling.max_tokens if self._counts else None,
             metadata=metadata,
             id=request.message_id,
         )

@@ -24,6 +24,11 @@ def closed(schema: Any) -> Any:
     return found
 
 
+def schema_of_type(schema: Any) -> dict[str, Any]:
+    """A type's schema as it leads answers, which the type checks: closed, without what tokens cannot be held to."""
+    return {**closed(schema), "x-guidance": {"lenient": True}}
+
+
 def answer_format(asked: Any) -> Grammar | None:
     """What leads an answer of a format; None: it may be anything.
 

@@ -27,6 +27,7 @@ def reply(
     *,
     read: int,
     header: int,
+    most: int | None = None,
     metadata: dict[str, Any] | None = None,
     **said: Any,
 ) -> AIMessage:
@@ -39,6 +40,7 @@ def reply(
         reasoned: What was thought before, which stands in a block of its own.
         read: Tokens of its view.
         header: Tokens that its decode started with.
+        most: Tokens that it may have sampled at most: what it was made to say beside is not counted.
         metadata: Of the response, beside the model's name and why it ended.
         said: Other fields of the message.
     """
@@ -46,7 +48,8 @@ def reply(
     if reasoned.words:
         content = [{"type": "reasoning", "reasoning": reasoned.words}]
         content += [{"type": "text", "text": spoken.words}] if spoken.words or not spoken.calls else []
-    output = reasoned.tokens + handle.length - header
+    made = reasoned.tokens + handle.length - header
+    output = made if most is None else min(made, most)
     usage = UsageMetadata(
         input_tokens=read + header,
         output_tokens=output,
@@ -54,7 +57,7 @@ def reply(
         input_token_details=InputTokenDetails(cache_read=engine.usage(handle).tokens_reused),
     )
     if reasoned.tokens:
-        usage["output_token_details"] = OutputTokenDetails(reasoning=reasoned.tokens)
+        usage["output_token_details"] = OutputTokenDetails(reasoning=min(reasoned.tokens, output))
     return AIMessage(
         content=content,
         tool_calls=spoken.calls,

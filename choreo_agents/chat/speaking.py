@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from langchain_core.messages import AIMessageChunk, InvalidToolCall, ToolCall
-from langchain_core.messages.tool import ToolCallChunk
 
 from choreo_agents.chat.chunks import MessageChunks
-from choreo_agents.chat.speech import Speech
+from choreo_agents.chat.speech import Called, Speech, require_names
 from choreo_agents.chat.tools import Described
 from choreo_agents.engine import StreamedToken
 from choreo_agents.models import LoadedModel, tools_format
@@ -36,6 +35,9 @@ class Speaking:
         model: Whose tokens they are.
         tools: What the speaker may call; without any, all that it says is words.
         place: See `Speech`.
+
+    Raises:
+        InvalidRequestError: A tool has a name that the model cannot write.
     """
 
     def __init__(self, chunks: MessageChunks, model: LoadedModel, tools: Described, place: str) -> None:
@@ -43,6 +45,7 @@ class Speaking:
         self._model = model
         self._tools = tools
         self._place = place
+        require_names(model, tools)
         self._speech = Speech(model, tools, place) if tools else None
 
     @property
@@ -51,12 +54,18 @@ class Speaking:
         ends = tools_format(self._model.chat).ends if self._tools else ()
         return tuple(token for text in ends for token in self._model.encode(text)[:1])
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether a turn may have several messages: what it says of a call comes before the call."""
+        how = tools_format(self._model.chat)
+        return bool(self._tools) and how.is_headed and bool(how.ends)
+
     def hear(self, item: StreamedToken) -> Iterator[AIMessageChunk]:
         """What the next token says."""
         if item.phase == "thoughts":
             yield from self._chunks.thought(item.text)
         elif self._speech is not None and item.phase == "answer":
-            yield from self._heard(self._speech.add(item.token, item.text))
+            yield from self._heard(self._speech.add(item.token))
         else:
             yield from self._chunks.token(item.text)
 
@@ -64,7 +73,7 @@ class Speaking:
         """What is left of calls when nothing follows."""
         yield from self._heard([] if self._speech is None else self._speech.end())
 
-    def _heard(self, pieces: Sequence[str | ToolCallChunk]) -> Iterator[AIMessageChunk]:
+    def _heard(self, pieces: Sequence[str | Called]) -> Iterator[AIMessageChunk]:
         for piece in pieces:
             yield from self._chunks.token(piece) if isinstance(piece, str) else self._chunks.call(piece)
 
@@ -74,7 +83,9 @@ class Speaking:
         if self._speech is None:
             return Spoken(self._model.decode(spoken, special=False).strip())
         said = Speech.of(self._model, self._tools, self._place, spoken)
-        return Spoken(said.words, said.calls, said.broken)
+        calls = [call for call in said.calls if call["type"] == "tool_call"]
+        broken = [call for call in said.calls if call["type"] == "invalid_tool_call"]
+        return Spoken(said.words, calls, broken)
 
 
 def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import InvalidToolCall
 from langchain_core.messages import ToolCall as CallMessage
-from langchain_core.messages.tool import ToolCallChunk, invalid_tool_call, tool_call, tool_call_chunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from choreo_agents.chat.history import short_id
-from choreo_agents.models import BrokenCall, CallPart, LoadedModel, SaidWords, tools_format
+from choreo_agents.engine.decoding.detokenizer import Detokenizer
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import BrokenCall, CallPart, FramedText, LoadedModel, SaidWords, ToolCall, tools_format
+
+Called = CallMessage | InvalidToolCall
+"""A call that can be made, or one that cannot, and why."""
+_EVERYWHERE = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+"""Names that calls of every form can be written with."""
+
+
+def require_names(model: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `InvalidRequestError` if calls of a tool, with all that it requires, are not read as they are written."""
+    for tool in tools:
+        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        required = [each for each in schema.get("required") or () if isinstance(each, str)]
+        if all(map(_EVERYWHERE.fullmatch, (name, *required))):
+            continue
+        call = ToolCall(name, dict.fromkeys(required, "."), short_id(name))
+        read = Speech.of(model, tools, "", model.encode(tools_format(model.chat).grammar.write([call]))).calls
+        if [(each["name"], each["args"]) for each in read] != [(name, call.arguments)]:
+            raise InvalidRequestError(
+                f"this model cannot write a call of {name!r} with {', '.join(map(repr, required)) or 'nothing'} that "
+                "is read as one: rename the tool, or what it requires, to letters, digits and underscores"
+            )
 
 
 class Speech:
@@ -27,72 +51,65 @@ class Speech:
         self._model = model
         self._reader = tools_format(model.chat).reader(tools, [*model.controls.values()], model.shown)
         self._place = place
+        ending = [] if tools_format(model.chat).is_headed else model.encode(FramedText.frame(model.chat.turn_end))[:1]
+        self._ends = {*model.adapter.end_tokens, *ending}
+        self._texts = Detokenizer(model)
+        self._run: list[int] = []
+        """Since the last control token, ..."""
+        self._told = ""
+        """... and what was told of its text."""
+        self.calls: list[Called] = []
+        """Those that can be made, and those that cannot."""
 
     @classmethod
     def of(cls, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str, tokens: Sequence[int]) -> Speech:
         """What all of a message's tokens say."""
         said = cls(model, tools, place)
-        run: list[int] = []
         for token in tokens:
-            if token in model.controls:
-                said._add_run(run)
-                said._reader.add(model.controls[token], is_control=True)
-                run = []
-            else:
-                run.append(token)
-        said._add_run(run)
-        said._reader.end()
+            said._add(token, "")  # whole texts are decoded at once
+        said.end()
         return said
 
-    def _add_run(self, run: list[int]) -> None:
-        if run:
-            self._reader.add(self._model.decode(run, special=False))
+    def add(self, token: int) -> list[str | Called]:
+        """What the next token says: words and calls."""
+        return self._add(token, "" if token in self._model.controls else self._texts.add(token))
 
-    def add(self, token: int, text: str) -> list[str | ToolCallChunk]:
-        """What the next token says, whose text it is: words, and pieces of calls."""
+    def _add(self, token: int, text: str) -> list[str | Called]:
+        """The same, given what it adds to the text: what nobody has told comes when the text ends."""
         control = self._model.controls.get(token)
-        heard = self._reader.add(text) if control is None else self._reader.add(control, is_control=True)
-        return self._shown(heard)
+        if control is None:
+            self._run.append(token)
+            self._told += text
+            return self._heard(self._reader.add(text)) if text else []
+        rest = self._rest()
+        return rest if token in self._ends else [*rest, *self._heard(self._reader.add(control, is_control=True))]
 
-    def end(self) -> list[str | ToolCallChunk]:
+    def end(self) -> list[str | Called]:
         """What is left when nothing follows."""
-        return self._shown(self._reader.end())
+        return [*self._rest(), *self._heard(self._reader.end())]
 
-    def _shown(self, heard: Sequence[SaidWords | CallPart]) -> list[str | ToolCallChunk]:
-        return [
-            each.text
-            if isinstance(each, SaidWords)
-            else tool_call_chunk(
-                name=each.name,
-                args=each.arguments,
-                id=None if each.name is None else self._id(each.number),
-                index=each.number,
-            )
-            for each in heard
-        ]
+    def _rest(self) -> list[str | Called]:
+        """What a text without control tokens says behind all that was told of it."""
+        text, told = self._model.decode(self._run, special=False) if self._run else "", self._told
+        self._run, self._told, self._texts = [], "", Detokenizer(self._model)
+        return self._heard(self._reader.add(text[len(told) :])) if text != told and text.startswith(told) else []
+
+    def _heard(self, heard: Sequence[SaidWords | CallPart]) -> list[str | Called]:
+        return [each.text if isinstance(each, SaidWords) else self._called(each.number) for each in heard]
+
+    def _called(self, number: int) -> Called:
+        call = self._reader.calls[number]
+        if isinstance(call, BrokenCall):
+            made: Called = invalid_tool_call(name=call.name, args=call.text, id=self._id(number), error=call.why)
+        else:
+            made = tool_call(name=call.name, args=dict(call.arguments), id=self._id(number))
+        self.calls.append(made)
+        return made
 
     @property
     def words(self) -> str:
         """All that is said beside calls."""
         return self._reader.words.strip()
-
-    @property
-    def calls(self) -> list[CallMessage]:
-        """The calls that can be made."""
-        return [
-            tool_call(name=call.name, args=dict(call.arguments), id=self._id(number))
-            for number, call in enumerate(self._reader.calls)
-            if not isinstance(call, BrokenCall)
-        ]
-
-    @property
-    def broken(self) -> list[InvalidToolCall]:
-        """Those that cannot, and why."""
-        return [
-            invalid_tool_call(name=call.name, args=call.text, id=self._id(number), error=call.why)
-            for number, call in enumerate(self._reader.calls)
-            if isinstance(call, BrokenCall)
-        ]
 
     def _id(self, number: int) -> str:
         return short_id(hashlib.sha256(f"{self._place} {number}".encode()).hexdigest())

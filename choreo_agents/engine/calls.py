@@ -44,6 +44,8 @@ class Thinking:
     """What stands between `end` and the answer."""
     budget: int = 4096
     """Tokens of thoughts at most; 0: none."""
+    counts: bool = False
+    """Whether `max_tokens` is of thoughts and answer together: where thoughts use it up, there is no answer."""
 
     def __post_init__(self) -> None:
         texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, FramedText)
@@ -131,6 +133,7 @@ class DecodeOptions(CallOptions, total=False):
     sampling: Sampling
     closing: Content | None
     ends: Sequence[int]
+    in_parts: bool
     memo: str | None
     anew: bool
     thinking: Thinking | None
@@ -197,6 +200,8 @@ class Decode:
     ends: Sequence[int] = ()
     """Tokens that end the message besides, as nothing else closes it then: `<|call|>`, where other turns are closed by
     `<|end|>`. They are part of it."""
+    in_parts: bool = False
+    """Whether a turn may go on behind its closing, which then does not stop the decode: it closes each part."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
     anew: bool = False

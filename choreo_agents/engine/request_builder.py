@@ -25,7 +25,7 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import FramedText
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
@@ -126,8 +126,8 @@ class RequestBuilder:
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         closes = frozenset(self._tokens(call.ends, "ends"))
-        stops = frozenset(self._stops(call.sampling, closing)) | closes
-        led = led_answer(self._core.model, call, stops | frozenset(_closer(self._core.model, closing)), self._compiled)
+        stops = frozenset(self._stops(call, closing)) | closes
+        led = led_answer(self._core.model, call, stops | self._closers(call, closing), self._compiled)
         ends = (stops if led is None else led.ends) - frozenset(call.sampling.stop_tokens or ())
         left_out = frozenset[int]() if call.closing is None else ends - closes
         thoughts = self._thoughts(call)
@@ -214,6 +214,7 @@ class RequestBuilder:
         closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
         thinking = "" if call.thinking is None else f" {call.thinking!r}"
         thinking += f" ends {sorted(read.closes)}" if read.closes else ""
+        thinking += " in parts" if call.in_parts else ""
         guide = "" if call.guide is None else f" guide {call.guide.key!r}"
         named = self._naming.handle(lineage).id
         asked = f"{read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{guide}"
@@ -239,7 +240,7 @@ class RequestBuilder:
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
         guide: Callable[[], Guide] | None = None if read.led is None else read.led.make
         if call.thinking is not None and sampling.forced is None:
-            stops = read.stops | frozenset(_closer(model, read.closing))
+            stops = read.stops | self._closers(call, read.closing)
             guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.led)
         sampler: Sampler
         if model.sampler is None or is_known(call):
@@ -252,7 +253,7 @@ class RequestBuilder:
         ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
         if (forced := sampling.forced) is None:
             return Decoding(sampling, sampler, *ends, seed=seed)
-        thoughts, stops = thoughts_in(model, call.thinking, forced), read.stops | {*_closer(model, read.closing)}
+        thoughts, stops = thoughts_in(model, call.thinking, forced), read.stops | self._closers(call, read.closing)
         complete = ends_replay(model, call, stops, self._compiled, forced[thoughts:])
         return Decoding(sampling, sampler, *ends, thoughts, complete, seed=seed)
 
@@ -284,10 +285,15 @@ class RequestBuilder:
         size = self._core.model.adapter.vocabulary_size
         return tuple(_token(item, size) for item in _listed(content, what))
 
-    def _stops(self, sampling: Sampling, closing: tuple[int, ...]) -> tuple[int, ...]:
-        if sampling.stop_tokens is not None:
-            return sampling.stop_tokens
-        return (*self._core.model.adapter.end_tokens, *_closer(self._core.model, closing))
+    def _stops(self, call: Decode, closing: tuple[int, ...]) -> Iterable[int]:
+        if call.sampling.stop_tokens is not None:
+            return call.sampling.stop_tokens
+        return (*self._core.model.adapter.end_tokens, *self._closers(call, closing))
+
+    def _closers(self, call: Decode, closing: tuple[int, ...]) -> frozenset[int]:
+        """The token of a closing that tells that the message is over, if there is any."""
+        said = self._core.model.said_of(closing)
+        return frozenset(() if call.in_parts else closing[max(0, said - 1) : said])
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
         lower = "lower max_tokens or the budget of its thoughts" if thinks else "lower max_tokens"
@@ -323,12 +329,6 @@ def require_urgency(call: Prefill | Decode) -> None:
     timeout = call.timeout_s
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise InvalidRequestError(f"timeout_s must be a number of seconds, not {timeout!r}")
-
-
-def _closer(model: LoadedModel, closing: tuple[int, ...]) -> tuple[int, ...]:
-    """The token of a closing that tells that the message is over, if there is any."""
-    said = model.said_of(closing)
-    return closing[max(0, said - 1) : said]
 
 
 def _require_labels(call: Prefill | Decode) -> None:

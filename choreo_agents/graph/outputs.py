@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from choreo_agents.chat import Described, ToolChoice, closed, must_call
+from choreo_agents.chat import Described, ToolChoice, must_call, schema_of_type
 from choreo_agents.errors import GuideError, InvalidRequestError
 from choreo_agents.models import LoadedModel, require_grammar
 from choreo_agents.sampling import Grammar, Sampling
@@ -107,7 +107,7 @@ def output_of(name: str, given: Any) -> Output | None:
             )
         else:
             adapter = TypeAdapter(given)
-            grammar = Grammar.model_validate({"json_schema": closed(adapter.json_schema())})
+            grammar = Grammar.model_validate({"json_schema": schema_of_type(adapter.json_schema())})
     except (PydanticUserError, ValidationError) as error:
         raise InvalidRequestError(
             f"the output of {name!r} must be a pydantic model, a JSON schema, {{'regex': ...}} or {{'grammar': ...}}, "

@@ -259,7 +259,7 @@ class Signer:
 
 def _encoded(entry: Mapping[str, Any], plain: Any) -> list[Any]:
     # Not the superstep: models that encode input side by side may count otherwise.
-    said = ("thread", "message_id", "author", "persona", "confidential", "digest")
+    said = ("thread", "message_id", "author", "persona", "confidential", "digest", "answered")
     return [*map(entry.get, said), plain]
 
 

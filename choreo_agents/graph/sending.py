@@ -10,7 +10,9 @@ from langgraph.types import Send
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
 from choreo_agents.graph.by_model import handles_of
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.view.view import said_at
 from choreo_agents.graph.visibility import REENCODED, SHARED
+from choreo_agents.graph.words.callers import calls_of
 from choreo_agents.kv.handle import MessageHandle
 
 _SENT_AT, _INSTRUCTION, _SPEAKER = "choreo_sent_at", "choreo_instruction", "choreo_speaker"
@@ -49,15 +51,15 @@ def send(
     if "messages" in state:
         present = {message.id for message in state["messages"] or []}
         entries = [entry for entry in entries if entry["message_id"] in present]
+    at = said_at(entries, calls_of(state.get("messages") or []))
     chosen: dict[str, HandleEntry] = {}
     for mode, items in ((SHARED, shared), (REENCODED, reencoded)):
         for item in items:
             entry = _entry(item, entries)
             if entry["message_id"] in chosen:
                 raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: choose it once")
-            chosen[entry["message_id"]] = HandleEntry(
-                **{**entry, "select": mode.name, "behind": _behind(entry, entries)}
-            )
+            behind = _behind(entry, entries, at)
+            chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode.name, "behind": behind})
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
     added = update.pop("messages", [])
     messages += added if isinstance(added, list) else [added]
@@ -89,10 +91,10 @@ def _sent(state: Any, key: str) -> str | None:
     return None if found is None else str(found)
 
 
-def _behind(entry: HandleEntry, entries: Iterable[HandleEntry]) -> int:
+def _behind(entry: HandleEntry, entries: Iterable[HandleEntry], at: Mapping[str, int]) -> int:
     """In how many later supersteps its author has spoken."""
-    later = {e["superstep"] for e in entries if e["author"] == entry["author"] and e["superstep"] > entry["superstep"]}
-    return len(later)
+    spoken = {at[each["message_id"]] for each in entries if each["author"] == entry["author"]}
+    return sum(step > at[entry["message_id"]] for step in spoken)
 
 
 def _entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:

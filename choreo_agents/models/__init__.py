@@ -19,7 +19,7 @@ from choreo_agents.models.chat import (
 )
 from choreo_agents.models.framed import FramedText
 from choreo_agents.models.guides import MakeGuide, require_grammar
-from choreo_agents.models.loader import GenerationConfigUse, LoadedModel, load_model
+from choreo_agents.models.loader import GenerationConfigUse, LoadedModel, context_of, load_model
 
 __all__ = [
     "BrokenCall",
@@ -36,6 +36,7 @@ __all__ = [
     "ToolCall",
     "calls_as_words",
     "calls_said",
+    "context_of",
     "instructions",
     "load_model",
     "question",

@@ -207,6 +207,12 @@ def usable_device(device: str | torch.device) -> torch.device:
     return found.device
 
 
+def context_of(name: str) -> int | None:
+    """Return the context length, in tokens, of a model that need not be loaded; None: it is in no folder here."""
+    source = WEIGHTS if name == EMBEDDED else Path(name)
+    return max_positions(Checkpoint.read(name, source).config.get_text_config()) if source.is_dir() else None
+
+
 def load_model(
     name: str | Path,
     *,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from choreo_agents.models import LoadedModel
+from choreo_agents import Engine, FramedText, Memory
+from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Chosen, Sampler, SamplerCall
+from support.checkpoints import Family, save_checkpoint
 
 
 class Speaking:
@@ -24,7 +30,12 @@ class Speaking:
 
     def choose(self, logits: Tensor) -> Chosen:
         if self._next is None:
-            self._next = next(self._left)
+            # What a guide makes a model say, as where its thoughts have to end, comes before what is given.
+            made = None if self.guide is None else self.guide.allowed()
+            given = next(self._left)
+            self._next = made[0] if isinstance(made, tuple) and len(made) == 1 else given
+            if self._next != given:
+                self._left = chain([given], self._left)
             if self._call.watch is not None:
                 self._call.watch(logits)
         logprob = None if self._call.sampling.logprobs is None else float(logits.log_softmax(-1)[self._next])
@@ -37,6 +48,40 @@ class Speaking:
 
     def withdraw(self) -> None:
         pass
+
+
+@contextmanager
+def engine_that_says(
+    family: Family, says: str | Callable[[str], str | FramedText], **memory: Any
+) -> Iterator[tuple[Engine, list[str]]]:
+    """An engine over a checkpoint of a family that says this, and a list of the prompts that it has read.
+
+    Args:
+        family: Its vocabulary, control tokens and chat template.
+        says: Its answer, control tokens among it, or a function that makes it of the prompt.
+        memory: Of the engine.
+    """
+    prompts: list[str] = []
+    model = _loaded(family)
+
+    def sampler(call: SamplerCall) -> Sampler:
+        read = [token for _, tokens in call.view for token in tokens]
+        prompts.append(model.decode([*read, *call.header]))
+        return Speaking(call, model.encode(says if isinstance(says, str) else says(prompts[-1])))
+
+    with Engine.load(replace(model, sampler=sampler), memory=Memory(**{"kv_budget_bytes": 1 << 26} | memory)) as engine:
+        yield engine, prompts
+        engine.check()
+
+
+_LOADED: dict[str, LoadedModel] = {}
+"""By template: a family's name is not part of it."""
+
+
+def _loaded(family: Family) -> LoadedModel:
+    if family.template not in _LOADED:
+        _LOADED[family.template] = load_model(save_checkpoint(Path(tempfile.mkdtemp(prefix="choreo-says-")), family))
+    return _LOADED[family.template]
 
 
 def speaking(model: LoadedModel, said: list[Sequence[int]]) -> LoadedModel:

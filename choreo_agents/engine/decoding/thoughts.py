@@ -72,7 +72,7 @@ def close_of(model: LoadedModel, thinking: Thinking) -> tuple[int, ...]:
 
 def longest_thoughts(model: LoadedModel, thinking: Thinking) -> int:
     """Tokens that thoughts and all that stands between them and the answer can take."""
-    return thinking.budget + len(close_of(model, thinking)) + BLANK_LINES
+    return (0 if thinking.counts else thinking.budget) + len(close_of(model, thinking)) + BLANK_LINES
 
 
 def thoughts_guide(
@@ -92,7 +92,9 @@ def thoughts_guide(
         answer: Guide = FreeAnswer(sampling.max_tokens, stops, stop)
     else:
         answer = led.make()
-    return ThoughtsGuide(thinking.budget, close_of(model, thinking), stops, ThoughtsReader(model, thinking), answer)
+    total = sampling.max_tokens if thinking.counts else None
+    budget = thinking.budget if total is None else min(thinking.budget, total)
+    return ThoughtsGuide(budget, close_of(model, thinking), stops, ThoughtsReader(model, thinking), answer, total)
 
 
 class PhaseTexts:

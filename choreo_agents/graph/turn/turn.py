@@ -258,6 +258,7 @@ class AgentTurn:
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
             ends=speaking.ends,
+            in_parts=speaking.in_parts,
             memo=memo,
             anew=place.again,
             adapter=self.agent.adapter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,15 @@ Summary = Callable[..., str | Awaitable[str | None] | None]
 class Keep:
     """What an agent sees of its view: the latest messages, its own among them, and instructions in any case.
 
+    A call and its results are kept together, or not at all.
+
     What was kept as it was encoded has attended to what came before it, and goes on to say so: a bound on the view is a
     bound on what a call costs, not on what it can know.
     """
 
     last: int | None = None
-    """So many messages. 0: none, its own among them; what it is asked says all that it is to know."""
+    """So many messages; of the latest call all results, though they be more. 0: none, its own among them; what it is
+    asked says all that it is to know."""
     tokens: int | None = None
     """As many messages as take so many positions."""
     summary: Summary | None = None
@@ -38,24 +41,35 @@ class Keep:
             raise InvalidRequestError("a history says what it keeps: Keep(last=...) or Keep(tokens=...)")
 
     def split(
-        self, seen: Sequence[SeenEntry], length: Callable[[SeenEntry], int], instructs: Callable[[SeenEntry], bool]
+        self,
+        seen: Sequence[SeenEntry],
+        length: Callable[[SeenEntry], int],
+        instructs: Callable[[SeenEntry], bool],
+        calls: Mapping[str, str],
     ) -> tuple[list[SeenEntry], list[SeenEntry]]:
-        """What is kept of a view, and what is not, both in its order."""
-        kept: list[SeenEntry] = []
-        left, room, is_full = self.last, self.tokens, False
+        """What is kept of a view, and what is not, both in its order.
+
+        Args:
+            seen: The view.
+            length: Of a message, in positions.
+            instructs: Whether it gives instructions.
+            calls: By a result's message that of its call: both are kept, or neither.
+        """
+        together: dict[str, list[SeenEntry]] = {}
         for each in reversed(seen):
-            if instructs(each):
-                kept.append(each)
-                continue
-            if not is_full and room is not None:
-                room -= length(each)
-            is_full = is_full or left == 0 or (room is not None and room < 0)
-            if not is_full:
-                kept.append(each)
-                left = None if left is None else left - 1
-        kept.reverse()
-        chosen = {id(each.entry) for each in kept}
-        return kept, [each for each in seen if id(each.entry) not in chosen]
+            if not instructs(each):
+                together.setdefault(calls.get(each.entry["message_id"], each.entry["message_id"]), []).append(each)
+        chosen = {id(each.entry) for each in seen if instructs(each)}
+        kept = length_kept = 0
+        for unit in together.values():
+            # Who may see one message sees the latest, and if that is a result, its call and all that it came with.
+            most = self.last if kept or not self.last else max(self.last, len(unit))
+            kept += len(unit)
+            length_kept += 0 if self.tokens is None else sum(map(length, unit))
+            if (most is not None and kept > most) or (self.tokens is not None and length_kept > self.tokens):
+                break
+            chosen |= {id(each.entry) for each in unit}
+        return [e for e in seen if id(e.entry) in chosen], [e for e in seen if id(e.entry) not in chosen]
 
 
 def required_history(name: str, history: Any) -> Keep | None:

@@ -72,9 +72,16 @@ class CallReader:
 
     def gets_words_of(self, entry: HandleEntry) -> bool:
         """Tell whether a message may have attended, in a function, to what is kept from the reader."""
+        if not entry.get("answered"):
+            return False
         # The function may have invoked a graph: then it is the answer of a node in there.
-        pairs = ((name, self.place.author) for name in names_of(entry["author"]))
-        return bool(entry.get("answered")) and (bool(self.rules.guard.hidden) or not self.words_of.isdisjoint(pairs))
+        names = [*names_of(entry["author"])]
+        if self.rules.guard.hidden or any((name, self.place.author) in self.words_of for name in names):
+            return True
+        # What is asked in a route, or for a prompt, is in the name of an agent, and no pair is known of that.
+        nodes, home = self.rules.guard.declared.nodes, self.place.author.rpartition("|")[0]
+        known = [nodes[local] for name in names if (local := name.removeprefix(f"{home}|")) in nodes]
+        return bool(nodes) and "persona" not in entry and not any(node.is_function for node in known)
 
     def has_said(self, entry: HandleEntry) -> bool:
         """Whether a message is its own."""

@@ -30,7 +30,7 @@ from choreo_agents.graph.view.showing import ShownMessages
 from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.view.view import SeenEntry, call_of, visible
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, source_of_author
-from choreo_agents.graph.words.callers import callers_of
+from choreo_agents.graph.words.callers import callers_of, calls_of
 from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
@@ -66,8 +66,9 @@ class Reading:
         self._place = reader.place
         self._persona = reader.persona
         self._messages = messages
+        self._calls = calls_of(messages)
         self._words = ReaderWords(self.bound, messages)
-        self.entries = entries
+        self.entries = [self._as_read(entry) for entry in entries]
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
@@ -75,6 +76,8 @@ class Reading:
         """What stood for messages that were encoded again, and why their encodings are of no use here: by message."""
         self.attends_to_answers = False
         """Whether it sees the encoding of what may have attended to anything."""
+        self._in_words: set[str] = set()
+        """Whose answers are read in their words since they may have attended to what is kept from the reader."""
         self.words_of: dict[str, str] = {}
         """Whose words alone are read where encodings were to be, and why."""
         self._modules: Leases | None = None
@@ -188,25 +191,33 @@ class Reading:
         if keep is None:
             return shown, []
         return keep.split(
-            shown, lambda each: self.showing.length(*each), lambda each: self._words.instructs(each.entry)
+            shown,
+            lambda each: self.showing.length(*each),
+            lambda each: self._words.instructs(each.entry),
+            self._calls,
         )
 
     def _seen(self) -> list[SeenEntry]:
         rules, reader = self._rules, self._reader
-        seen = visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared)
-        return [
-            each._replace(rule=replace(each.rule, mode=REENCODED))
-            if each.rule.mode.hands_on_encodings and reader.gets_words_of(each.entry)
-            else each
-            for each in seen
-        ]
+        seen = visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared, self._calls)
+        names = {each.entry["message_id"] for each in seen}
+        # Somebody's confidential message that it does not see, in whichever graph that was said.
+        is_kept = any(each["confidential"] and each["message_id"] not in names for each in self.entries)
+        found = []
+        for each in seen:
+            answered = bool(each.entry.get("answered")) and each.rule.mode.hands_on_encodings
+            in_words = answered and (is_kept or is_input(each.entry) or reader.gets_words_of(each.entry))
+            if in_words and not is_input(each.entry):
+                self._in_words.add(each.entry["author"])
+            found.append(each._replace(rule=replace(each.rule, mode=REENCODED)) if in_words else each)
+        return found
 
     def _note_words_of(self, shown: Sequence[SeenEntry]) -> None:
         """Note whose encodings are not read though they were to be: kept from the reader, or of all that it merges."""
         for entry, rule in shown:
             # It stays so when the answer is removed: what is said now has attended to it.
             self.attends_to_answers |= rule.mode.hands_on_encodings and bool(entry.get("answered"))
-            if self._reader.gets_words_of(entry):
+            if entry["author"] in self._in_words:
                 self.words_of[entry["author"]] = (
                     "it may have attended to all that its function can read, and some of that is kept from the reader: "
                     "declare less private, or have an Agent say it"
@@ -217,8 +228,15 @@ class Reading:
                 claimed = entry.get("unproven")
                 why = UNPROVEN if claimed else encoding_of(message, self._engines)
                 author = claimed["author"] if claimed else entry["author"]
-                said_by = f"message {message.id}" if author == START_SOURCE else author
+                said_by = "its input" if author == START_SOURCE else author
                 self.words_of[said_by] = why if isinstance(why, str) else NO_REFERENCE
+
+    def _as_read(self, entry: HandleEntry) -> HandleEntry:
+        """An entry as the reader has it: in a graph of LangGraph's own what a function says that it does not declare is
+        input, whoever else does."""
+        declared = {source_of_author(entry["author"], self._place.author), EVERYONE} & self._rules.sources.keys()
+        is_open = self._rules.is_node or declared or "persona" in entry or "via" in entry or entry["confidential"]
+        return entry if is_open else HandleEntry(**{**entry, "author": START_SOURCE})
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
@@ -244,7 +262,9 @@ class Reading:
     async def _prefill_turns(self) -> None:
         """Make entries for messages that no node has encoded as they now are."""
         chat = self._engine.chat
-        before = {entry["message_id"]: entry for entry in self.entries}
+        known = {entry["message_id"]: entry for entry in self.entries}
+        news = {str(m.id) for m in self._messages if is_encoded(m, known) and self._is_news(m, known[str(m.id)])}
+        before = {name: entry for name, entry in known.items() if name not in news}
         lost = forgotten_among(self._engine, before)
         new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
@@ -275,11 +295,18 @@ class Reading:
         handles = [answer if isinstance(answer, MessageHandle) else next(encoded) for answer in answers]
         made = entries_of(new, authors, handles, marks, before, self.superstep, callers)
         for entry, answer in zip(made, answers, strict=True):
+            if entry["message_id"] in news:
+                entry["superstep"] = known[entry["message_id"]]["superstep"]
             if isinstance(answer, MessageHandle):
                 entry["answered"] = True
             elif isinstance(answer, str):
                 self.lost[entry["message_id"]] = entry, answer
         self.inputs += made
+
+    def _is_news(self, message: BaseMessage, entry: HandleEntry) -> bool:
+        """Tell whether others have read as input what is an answer to this reader, which declares who gave it."""
+        is_said = is_input(entry) and _writer(message, self._rules, self._place.author) != START_SOURCE
+        return is_said and isinstance(encoding_of(message, self._engines), MessageHandle)
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""

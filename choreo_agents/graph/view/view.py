@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from choreo_agents.errors import VisibilityError
@@ -27,6 +28,7 @@ def visible(
     rules: Mapping[str, Rule],
     persona: str | None = None,
     undeclared: Collection[str] | None = None,
+    calls: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SeenEntry]:
     """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
 
@@ -39,6 +41,8 @@ def visible(
         rules: Its sources.
         undeclared: If it reads everyone, whom it does not name: without their confidential messages. Then those of one
             superstep stand by name, its own among them, as LangGraph applies what nodes of a superstep say.
+        calls: By a result's message that of its call: a history counts both as said when the call was, and keeps both
+            or neither.
 
     Raises:
         VisibilityError: A `send` hands on more than the reader may see.
@@ -57,12 +61,14 @@ def visible(
         source = _OWN if own else source_of_author(says["author"] if says else entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
     seen: list[tuple[int, SeenEntry]] = []
+    cut: set[str] = set()
     for source, said in by_source.items():
         rule = Rule() if source == _OWN else None if source is None else rules.get(source, rules.get(EVERYONE))
         named = undeclared is None or source == _OWN or (source in rules and source not in undeclared)
-        readable = said if named else [entry for entry in said if not entry["confidential"]]
-        shown = set() if rule is None or not rule.mode.shows else {id(entry) for entry in _recent(readable, rule)}
-        shown = {id(entry) for entry in said if id(entry) in shown and _kept(entry, rule)}
+        shows = rule is not None and rule.mode.shows
+        readable = [entry for entry in said if shows and (named or not entry["confidential"])]
+        shown = {id(entry) for entry in _recent(readable, rule, calls)}
+        cut |= {_unit(entry, calls) for entry in readable if id(entry) not in shown}
         for entry in said:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
@@ -72,7 +78,7 @@ def visible(
                     narrowed = replace(narrowed, mode=via.mode)
                 seen.append((rank.get(source, 0), SeenEntry(entry, narrowed)))
     seen.sort(key=_place)
-    return [item for _, item in seen]
+    return [item for _, item in seen if _unit(item.entry, calls) not in cut]
 
 
 def _rule_of(node: str | None, reader: str, rules: Mapping[str, Rule]) -> Rule | None:
@@ -91,12 +97,6 @@ def _narrowest(rule: Rule, rules: Mapping[str, Rule]) -> Rule:
     return rules[START_SOURCE] if rule.mode.hands_on_encodings else rule
 
 
-def _kept(entry: HandleEntry, rule: Rule | None) -> bool:
-    """Whether a rule's history keeps an entry that a `send` has selected, for all that the branch was not sent."""
-    most = {"all": None, "last": 1}.get(str(rule.history), rule.history) if rule is not None else None
-    return not isinstance(most, int) or entry.get("behind", 0) < most
-
-
 def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader: str) -> Rule:
     """The rule for an entry that a `send` may have selected: never more than the source's."""
     selected = entry.get("select")
@@ -111,13 +111,28 @@ def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader:
     return replace(rule, mode=mode)
 
 
-def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:
-    """The entries of the last supersteps in which a source spoke, as many as the rule's history keeps."""
-    if rule.history == "all":
+def _recent(said: list[HandleEntry], rule: Rule | None, calls: Mapping[str, str]) -> list[HandleEntry]:
+    """The entries of the last supersteps in which a source spoke, as many as the rule's history keeps.
+
+    What a `send` has selected says how many there were since, for all that the branch was not sent.
+    """
+    if rule is None or rule.history == "all":
         return said
     keep = 1 if rule.history == "last" else rule.history
-    supersteps = sorted({entry["superstep"] for entry in said})[-keep:]
-    return [entry for entry in said if entry["superstep"] in supersteps]
+    at = said_at(said, calls)
+    latest = sorted(set(at.values()))[-keep:]
+    return [entry for entry in said if at[entry["message_id"]] in latest and entry.get("behind", 0) < keep]
+
+
+def said_at(entries: Sequence[HandleEntry], calls: Mapping[str, str]) -> dict[str, int]:
+    """Return the supersteps in which messages count as said: results when their call was, as far as it is there."""
+    supersteps = {entry["message_id"]: entry["superstep"] for entry in entries}
+    return {name: supersteps.get(calls.get(name, name), at) for name, at in supersteps.items()}
+
+
+def _unit(entry: HandleEntry, calls: Mapping[str, str]) -> str:
+    """Name what is seen as a whole or not at all: a call with its results, or any other message."""
+    return calls.get(entry["message_id"], entry["message_id"])
 
 
 def call_of(entry: HandleEntry) -> tuple[str, list[int], int, int]:

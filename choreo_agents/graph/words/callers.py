@@ -11,6 +11,21 @@ from choreo_agents.graph.provenance import writer_of
 from choreo_agents.graph.visibility import START_SOURCE
 
 
+def calls_of(messages: Sequence[BaseMessage]) -> dict[str, str]:
+    """Return the ids of messages that made calls, by those of the results, whoever wrote either.
+
+    Args:
+        messages: In the order in which they were said: ids of calls may come again.
+    """
+    made: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for message in messages:
+        made |= {call.id: str(message.id) for call in calls_made(message) if call.id}
+        if isinstance(message, ToolMessage) and message.tool_call_id in made:
+            found[str(message.id)] = made[message.tool_call_id]
+    return found
+
+
 def callers_of(messages: Sequence[BaseMessage]) -> dict[str, BaseMessage]:
     """Return the messages that called tools, by the ids of the results that nodes of the graph have written.
 

@@ -91,8 +91,9 @@ class _Derivation:
         )
         made = replace(made, thoughts=thoughts_of(self.template, made))
         usual = made.thoughts is not None and made.thoughts.usual
-        whole = WholeConversation(self.template, usual=usual)
-        return replace(made, tools=tools_of(self.template, made), whole=whole)
+        tools = tools_of(self.template, made)
+        whole = WholeConversation(self.template, usual=usual, result=None if tools is None else tools.result)
+        return replace(made, tools=tools, whole=whole)
 
     def _cut(self) -> None:
         """Find where the user's turns end and begin, and the assistant's end."""

@@ -5,30 +5,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from keyword import iskeyword
 from typing import Any
 
-from choreo_agents.errors import GrammarError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.chat.tools.grammar import ID
-from choreo_agents.models.guides.sources import JSON_BLANKS
+from choreo_agents.models.chat.tools.literals import is_keyword
+from choreo_agents.models.guides.sources import JSON_BLANKS, without_annotations
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _PYTHON = {"boolean": '("True" | "False")', "null": '"None"'}
 
 
-def call_grammar(how: ToolsFormat, tools: Sequence[Mapping[str, Any]], controls: Mapping[str, int]) -> str:
+def call_grammar(
+    how: ToolsFormat,
+    tools: Sequence[Mapping[str, Any]],
+    controls: Mapping[str, int],
+    options: Mapping[str, Any],
+) -> str:
     """One call of one of these tools, in Lark's notation.
 
     Args:
         how: How the model writes calls.
         tools: Their descriptions.
         controls: Ids of the control tokens that may stand in frames.
-
-    Raises:
-        GrammarError: One has a name that a call cannot be written with.
+        options: Of llguidance, for arguments.
     """
-    writing = _Writing(how, controls)
+    writing = _Writing(how, controls, {**JSON_BLANKS, **options})
     ways = [writing.call(number, function_of(tool)) for number, tool in enumerate(tools)]
     # As headers end without the space that stands before a first word.
     return "\n".join([f'start: " "? ({" | ".join(ways)})', *writing.rules])
@@ -37,8 +39,8 @@ def call_grammar(how: ToolsFormat, tools: Sequence[Mapping[str, Any]], controls:
 class _Writing:
     """Rules of one grammar."""
 
-    def __init__(self, how: ToolsFormat, controls: Mapping[str, int]) -> None:
-        self._grammar, self._controls = how.grammar, controls
+    def __init__(self, how: ToolsFormat, controls: Mapping[str, int], options: Mapping[str, Any]) -> None:
+        self._grammar, self._controls, self._options = how.grammar, controls, options
         longest = sorted(controls, key=len, reverse=True)
         self._piece = re.compile("(" + "|".join(map(re.escape, [*longest, ID])) + ")")
         self.rules: list[str] = []
@@ -46,12 +48,12 @@ class _Writing:
     def call(self, number: int, tool: Mapping[str, Any]) -> str:
         """The rule of a call of one tool."""
         grammar, name = self._grammar, str(tool["name"])
-        schema = {"additionalProperties": False, **(tool.get("parameters") or {"type": "object"})}
+        parameters = without_annotations(tool.get("parameters") or {"type": "object"})
+        schema = {"additionalProperties": False, **parameters}
         rule = f"call_{number}"
         before, after = self._frame(grammar.before), self._frame(grammar.after)
         if grammar.kind == "python":
-            _require_python(name, *name.split("."))
-            core = f'{_text(name + "(")} {self._keywords(rule, name, schema)} ")"'
+            core = f'{_text(name + "(")} {self._keywords(rule, schema)} ")"'
         elif grammar.pairs is not None:
             core, after = f"{_text(name)} {self._pairs(rule, schema)}", ""
         else:
@@ -71,22 +73,18 @@ class _Writing:
         return f"<[{self._controls[part]}]>" if part in self._controls else _text(part)
 
     def _json(self, rule: str, schema: Mapping[str, Any]) -> str:
-        self.rules.append(f"{rule}_json: %json {json.dumps({**schema, 'x-guidance': JSON_BLANKS})}")
+        self.rules.append(f"{rule}_json: %json {json.dumps({**schema, 'x-guidance': self._options})}")
         return f"{rule}_json"
 
     def _arguments(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
         """Names, schemas, and whether they must be given."""
         required = schema.get("required") or ()
         found = (schema.get("properties") or {}).items()
-        return [
-            (name, {**each, **_shared(schema)} if isinstance(each, Mapping) else each, name in required)
-            for name, each in found
-        ]
+        return [(name, _part(each, schema), name in required) for name, each in found]
 
-    def _keywords(self, rule: str, tool: str, schema: Mapping[str, Any]) -> str:
-        """Keyword arguments as Python writes them, in the order of the schema: those that it can name, or has to."""
-        arguments = [each for each in self._arguments(schema) if each[2] or _is_python(each[0])]
-        _require_python(tool, *(name for name, _, _ in arguments))
+    def _keywords(self, rule: str, schema: Mapping[str, Any]) -> str:
+        """Keyword arguments as Python writes them, in the order of the schema: those that it can write, or has to."""
+        arguments = [each for each in self._arguments(schema) if each[2] or is_keyword(each[0])]
         written = [
             (f"{_text(name + '=')} {self._python(f'{rule}_{number}', each)}", must)
             for number, (name, each, must) in enumerate(arguments)
@@ -116,7 +114,8 @@ class _Writing:
             return _PYTHON[kinds]
         ways = schema.get("anyOf") if isinstance(schema, Mapping) else None
         if ways:
-            told = [{**way, **_shared(schema)} if isinstance(way, Mapping) else way for way in ways]
+            shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+            told = [{**way, **shared} if isinstance(way, Mapping) else way for way in ways]
             return "(" + " | ".join(self._python(f"{rule}_{n}", way) for n, way in enumerate(told)) + ")"
         return self._json(rule, schema if isinstance(schema, Mapping) else {})
 
@@ -137,22 +136,23 @@ class _Writing:
         return some if any(must for _, must in written) else f"({some} | {self._frame(marks.empty)})"
 
 
-def _shared(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parts of a schema may refer to."""
-    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+def _part(part: Any, schema: Mapping[str, Any]) -> Any:
+    """A part of a schema by itself. What it may refer to, the whole schema, stands among its definitions."""
+    if not isinstance(part, Mapping) or '"$ref"' not in json.dumps(part):
+        return part
+    whole = {name: each for name, each in schema.items() if name != "$id"}
+    return {**_referring(part), "$defs": {"whole": _referring(whole)}}
 
 
-def _is_python(name: str) -> bool:
-    return name.isidentifier() and not iskeyword(name)
-
-
-def _require_python(tool: str, *names: str) -> None:
-    """Raise `GrammarError` if Python cannot write one of these names of a tool."""
-    if wrong := [name for name in names if not _is_python(name)]:
-        raise GrammarError(
-            f"this model writes calls as Python does, where nothing can be named {wrong[0]!r}, as {tool!r} has it: "
-            "rename it, or leave the call to the model"
-        )
+def _referring(schema: Any) -> Any:
+    """The same, with references to where the whole schema stands now."""
+    if isinstance(schema, list):
+        return [_referring(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    to = schema.get("$ref")
+    moved = {"$ref": f"#/$defs/whole{to[1:]}"} if isinstance(to, str) and (to == "#" or to.startswith("#/")) else {}
+    return {**{name: _referring(each) for name, each in schema.items()}, **moved}
 
 
 def _bare(schema: Mapping[str, Any]) -> str:

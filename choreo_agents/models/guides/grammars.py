@@ -14,7 +14,7 @@ from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.guides.calls import call_grammar
 from choreo_agents.models.guides.matching import ByteGuide, GrammarGuide
-from choreo_agents.models.guides.sources import limits, llguidance, source_of
+from choreo_agents.models.guides.sources import LENIENT, limits, llguidance, source_of, told_left_out
 from choreo_agents.models.spelling import is_control_text
 from choreo_agents.sampling import Grammar, TokenGuide
 from choreo_agents.sampling.guiding.masks import Bits, words_of
@@ -51,7 +51,7 @@ class Grammars:
         self._bytes_of: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
         self._tokens: Any = _byte_tokens() if self._bytes_of else _tokens_of(tokenizer, vocabulary, self._ends)
         self._filler = None if self._bytes_of else GrammarMasks(self._tokens, vocabulary, self._ends)
-        self._calls = lru_cache(_CALLS)(self._matcher)
+        self._calls = lru_cache(_CALLS)(self._call_matcher)
 
     def compile(self, grammar: Grammar) -> MakeGuide:
         """What makes guides to answers of this form. Takes milliseconds, and is not remembered here.
@@ -70,9 +70,14 @@ class Grammars:
             GrammarError: The arguments of one cannot be led by their schema; says why.
         """
         numbers = {text: number for number, text in controls.items()}
-        source = llguidance().LLMatcher.grammar_from_lark(call_grammar(how, tools, numbers))
+        made = llguidance().LLMatcher.grammar_from_lark
         names = ", ".join(function_of(tool)["name"] for tool in tools)
-        return partial(self._guide, self._calls(source, f"a call of {names}"), marks=frozenset(controls))
+        strict, lenient = (made(call_grammar(how, tools, numbers, options)) for options in ({}, LENIENT))
+        return partial(self._guide, self._calls(strict, lenient, f"a call of {names}"), marks=frozenset(controls))
+
+    def _call_matcher(self, strict: str, lenient: str, said: str) -> Any:
+        # Whoever makes the call checks it, as all calls that nobody demands.
+        return self._matcher(lenient if told_left_out(strict, said) else strict, said)
 
     def _matcher(self, source: str, said: Any) -> Any:
         made = llguidance().LLMatcher(self._tokens, source, log_level=0, limits=limits())

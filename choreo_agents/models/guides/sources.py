@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +15,18 @@ from choreo_agents.sampling import Grammar
 EXTRA = "choreo-agents[guided]"
 JSON_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `json.dumps` writes it: where a model may add blanks it may do so for ever."""
+LENIENT = {"lenient": True}
+"""What a guide cannot enforce is left out of it: whoever asks so checks what is said."""
+LOG = logging.getLogger(__name__)
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are no schemas."""
+_ANYTHING: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "not": (False,),
+    **dict.fromkeys(("propertyNames", "unevaluatedProperties", "unevaluatedItems", "dependentSchemas"), (True, {})),
+    "dependentRequired": ({},),
+}
+"""Keywords that the library refuses, and their values that forbid nothing."""
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
@@ -49,12 +64,13 @@ def source_of(grammar: Grammar) -> str:
     matcher = llguidance().LLMatcher
     if grammar.kind == "json_schema":
         schema = _schema(grammar)
-        # By itself first: within a grammar, errors tell places of that.
-        own = matcher.grammar_from_json_schema(json.dumps(schema))
-        _require_valid(matcher, own, grammar)
-        return _valid(
-            matcher, matcher.grammar_from_lark(f'start: " "? json\njson: %json {json.dumps(schema)}'), grammar
-        )
+        # By itself: within a grammar, errors tell places of that.
+        _require_valid(matcher, matcher.grammar_from_json_schema(json.dumps(schema)), grammar)
+        if schema["x-guidance"].get("lenient"):
+            strict = {**schema, "x-guidance": JSON_BLANKS}
+            told_left_out(matcher.grammar_from_json_schema(json.dumps(strict)), f"an answer of {schema.get('title')!r}")
+        source: str = matcher.grammar_from_lark(f'start: " "? json\njson: %json {json.dumps(schema)}')
+        return source
     if grammar.kind == "regex":
         _require_valid(matcher, matcher.grammar_from_regex(grammar.text), grammar)
         return _valid(matcher, matcher.grammar_from_regex(f" ?(?:{grammar.text})"), grammar)
@@ -63,7 +79,7 @@ def source_of(grammar: Grammar) -> str:
 
 def _schema(grammar: Grammar) -> Any:
     try:
-        schema = json.loads(grammar.text)
+        schema = without_annotations(json.loads(grammar.text))
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is no JSON: {error}") from error
     if schema is True:
@@ -72,6 +88,36 @@ def _schema(grammar: Grammar) -> Any:
         raise GrammarError(f"a JSON schema must be an object, not {schema!r}")
     own = schema.get("x-guidance")
     return {**schema, "x-guidance": {**JSON_BLANKS, **(own if isinstance(own, dict) else {})}}
+
+
+def without_annotations(schema: Any) -> Any:
+    """Leave out of a schema what forbids no value and the library refuses: formats of others, dialects, no-ops."""
+    if isinstance(schema, list):
+        return [without_annotations(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        keyword: value if keyword in _DATA else without_annotations(value)
+        for keyword, value in schema.items()
+        if value not in _ANYTHING.get(keyword, ())
+        and not (keyword == "format" and isinstance(value, str) and not _is_known(value))
+        and not (keyword == "$schema" and "json-schema.org" not in str(value))
+    }
+
+
+@lru_cache(1024)
+def _is_known(name: str) -> bool:
+    """Tell whether the library can hold texts to a format."""
+    matcher = llguidance().LLMatcher
+    text = json.dumps({"type": "string", "format": name})
+    return not matcher.validate_grammar(matcher.grammar_from_json_schema(text), limits=limits())
+
+
+def told_left_out(strict: str, what: str) -> bool:
+    """Tell whether a guide can enforce a grammar as a whole; log what it cannot."""
+    if said := str(llguidance().LLMatcher.validate_grammar(strict, limits=limits())).strip():
+        LOG.info("a guide to %s leaves out what is checked afterwards: %s", what, said.splitlines()[0])
+    return bool(said)
 
 
 def _valid(matcher: Any, source: str, grammar: Grammar) -> str:
@@ -88,6 +134,7 @@ def _require_valid(matcher: Any, source: str, grammar: Grammar) -> None:
         said = f"{grammar.text!r}: {said.rpartition('error: ')[2].partition(chr(10))[0]}"
     hints = {
         "regex": "; it is the whole answer that must match, without ^ and $",
-        "json_schema": "; leave out what cannot be held to while tokens are chosen, and check it afterwards",
+        "json_schema": "; leave it out of the schema and check it afterwards, as is done where a type is given",
     }
+    said = said.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Write anyOf")
     raise GrammarError(f"no answer can be led by this {_KINDS[grammar.kind]}: {said}{hints.get(grammar.kind, '')}")

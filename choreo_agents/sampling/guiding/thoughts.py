@@ -38,6 +38,7 @@ class ThoughtsGuide:
         ends: Tokens that end a message.
         phases: Watches the tokens.
         answer: Leads the answer.
+        total: Tokens of both at most, less those that it is made to say; None: as many as either may have.
     """
 
     def __init__(
@@ -47,15 +48,16 @@ class ThoughtsGuide:
         ends: frozenset[int],
         phases: Phases,
         answer: Guide,
+        total: int | None = None,
     ) -> None:
         self.done = self.cut = False
         self._budget, self._close, self._ends = budget, close, ends
         self._phases = phases
-        self._answer = answer
+        self._answer, self._total = answer, total
         self._forced = close if budget == 0 else ()
         """What is left of what must come next."""
         self._phase: Phase = "thoughts"
-        self._thought = 0
+        self._sampled = 0
 
     @property
     def answers(self) -> bool:
@@ -65,7 +67,7 @@ class ThoughtsGuide:
     @property
     def longest(self) -> int:
         """Tokens that are sampled at most."""
-        return self._budget + len(self._close) + BLANK_LINES + self._answer.longest
+        return (0 if self._total else self._budget) + len(self._close) + BLANK_LINES + self._answer.longest
 
     @property
     def leader(self) -> TokenGuide:
@@ -96,19 +98,26 @@ class ThoughtsGuide:
         assert not self.done, "the answer is complete"
         phase = self._phases.add(token)
         if self._phase == "answer":
+            self._sampled += 1
             if phase == "answer" or not isinstance(self._answer, FreeAnswer):
                 self._answer.take(token)
                 self.done, self.cut = self._answer.done, self._answer.cut
+            self._end_if_full()
             return
         was_forced = bool(self._forced)
         self._forced = self._forced[1:]
-        self._thought += not was_forced
+        self._sampled += not was_forced
         over = phase != "thoughts"
         if not was_forced and over:
             self._forced = self._phases.rest
         elif not was_forced and token in self._ends:
             self._forced = self._close[1:]
-        elif not was_forced and self._thought >= self._budget:
+        elif not was_forced and self._sampled >= self._budget:
             self._forced = self._close
         if (over or was_forced) and not self._forced:
             self._phase = "answer"
+            self._end_if_full()
+
+    def _end_if_full(self) -> None:
+        if not self.done and self._sampled == self._total:
+            self.done = self.cut = True

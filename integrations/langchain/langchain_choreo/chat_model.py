@@ -8,12 +8,13 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, closing
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -23,7 +24,7 @@ from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import ConfigDict, Field, model_validator
 
 from choreo_agents import Engine, FramedText
-from choreo_agents.chat import ChatCall, Reuse, astreamed, count_tokens, required_tools, streamed
+from choreo_agents.chat import ChatCall, Reuse, astreamed, context_of, count_tokens, required_tools, streamed
 from choreo_agents.errors import InvalidRequestError
 from langchain_choreo.asking import CALL, SAMPLING, request_of
 from langchain_choreo.engines import KeptEngines
@@ -33,6 +34,7 @@ from langchain_choreo.structured import METHODS, Method, parser_of, response_for
 
 ENVIRONMENT = "CHOREO_MODEL"
 """Names the model where nothing else does."""
+_LIMITS = ("max_input_tokens", "max_output_tokens")
 
 
 class ChatChoreo(Merging, BaseChatModel):
@@ -125,6 +127,15 @@ class ChatChoreo(Merging, BaseChatModel):
         if self.engine is not None and model == self.engine.model.name:
             return self.engine
         return self.engines.over(model, self.load_options)
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        adapter = None if self.engine is None else self.engine.model.adapter
+        context = context_of(self.model or os.environ[ENVIRONMENT]) if adapter is None else adapter.max_positions
+        # Nothing of structured output: LangChain's agents would ask for it beside tools.
+        can = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "temperature", "open_weights")
+        cannot = ("image_inputs", "audio_inputs", "video_inputs", "pdf_inputs")
+        known = {**dict.fromkeys(can, True), **dict.fromkeys(cannot, False)}
+        return cast(ModelProfile, known | ({} if context is None else dict.fromkeys(_LIMITS, context)))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> ChatChoreo:
         """A copy on the same engine."""

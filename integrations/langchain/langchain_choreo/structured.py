@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from choreo_agents.chat import closed
+from choreo_agents.chat import closed, schema_of_type
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 """By a guide to JSON of the schema, the default; by a call of a tool with it; by a guide to any JSON object."""
@@ -32,9 +32,9 @@ def _held_to(schema: Any) -> dict[str, Any]:
         return dict(schema["function"].get("parameters") or {"type": "object"})
     if isinstance(schema, Mapping):
         return dict(schema.get("parameters", schema.get("input_schema", schema)))
-    found = closed(convert_to_json_schema(schema))
-    assert isinstance(found, dict)
-    return found
+    found = convert_to_json_schema(schema)
+    # Only a model is read by what checks it.
+    return schema_of_type(found) if is_basemodel_subclass(schema) else dict(closed(found))
 
 
 def parser_of(schema: Any, method: Method) -> BaseOutputParser[Any]:

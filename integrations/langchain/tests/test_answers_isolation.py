@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from langchain_choreo import ChatChoreo
-from langchain_core.messages import RemoveMessage, SystemMessage
+from langchain_core.messages import AIMessage, RemoveMessage, SystemMessage
 from langgraph.graph import StateGraph
+from langgraph.types import Send
 from support import visible_graphs
 from support.interference import WARN, changed, contexts_of, models, run, unreached
 from support.tiny import save_tiny_llama
@@ -205,3 +206,91 @@ def test_attack_the_answer_that_somebody_attended_to_is_removed() -> None:
         bobs = next(each for each in state["handles"] if each["author"] == "bob")["handle"]["id"]
         ancestors = engine.inspect.ancestors(MessageHandle.model_validate(asked["handle"]))
         assert bobs not in {each.id for each in ancestors}
+
+
+ASKED: Any = {"messages": [("user", "Where are the kites?")]}
+
+
+def attends(engine: Engine, state: Any, reader: str, answers: Sequence[AIMessage] = ()) -> bool:
+    """Whether a reader's last message has attended to an answer: one of these, or that in the state."""
+    answers = answers or [m for m in state["messages"] if "encoded" in m.response_metadata.get("choreo", {})]
+    said = [entry["handle"] for entry in state["handles"] if entry["author"] == reader][-1]
+    ancestors = {each.id for each in engine.inspect.ancestors(MessageHandle.model_validate(said))}
+    return any(answer.response_metadata["choreo"]["handle"] in ancestors for answer in answers)
+
+
+@pytest.mark.parametrize("confidential", [True, False])
+def test_attack_what_a_route_of_an_agents_node_asks_is_not_the_agents(confidential: bool) -> None:
+    """Zoe is kept from ann, and the route, which stands in ann's node, reads all."""
+    with Engine.load(models["tiny"]) as engine:
+        chat, answers = ChatChoreo(engine=engine, max_tokens=3, seed=0), list[AIMessage]()
+
+        def route(state: Any) -> Any:
+            answers.append(chat.invoke(state["messages"]))
+            return [Send("bob", {**state, "messages": [*state["messages"], *answers]})]
+
+        graph = ChoreoGraph().add_node(Agent("zoe", sampling=SPEAKING, confidential=confidential))
+        graph.add_node(Agent("ann", sampling=SPEAKING)).add_node(Agent("bob", sampling=SPEAKING))
+        graph.add_edge(START, "zoe").add_edge("zoe", "ann", visibility="private")
+        app = graph.add_conditional_edges("ann", route, ["bob"]).compile(engine=engine)
+        with pytest.warns(LineageWarning, match="'bob' reads the words, and not the encodings, of 'ann'"):
+            state = app.invoke(ASKED)
+        assert not attends(engine, state, "bob", answers)
+
+
+def answered_between(engine: Engine, confidential: bool, **readers: Agent) -> Any:
+    """A stock graph: ann, a function that asks, readers side by side or, if they are told so, one by one."""
+    chat = ChatChoreo(engine=engine, max_tokens=3, seed=0)
+    graph = StateGraph(ChoreoState).add_node("ann", Agent("ann", engine=engine, confidential=confidential))
+    graph.add_node("echo", lambda state: {"messages": [chat.invoke(state["messages"])]})
+    for name, reader in readers.items():
+        graph.add_node(name, reader)
+    return graph.add_edge(START, "ann").add_edge("ann", "echo")
+
+
+@pytest.mark.parametrize("first", ["bob", "eve"])
+def test_attack_another_models_encoding_of_the_words_is_no_answer(first: str) -> None:
+    """Who reads words alone makes an entry of them, into which the answer's encoding is put side by side."""
+    other = load_model("embedded")
+    with Engine.load(models["tiny"], salt="a salt of both") as engine, Engine.load(other, salt="a salt of both") as far:
+        a, b = ("a", "b") if first == "bob" else ("b", "a")
+        bob = Agent(a, engine=engine, reads={"echo": "shared"}, sampling=SPEAKING)
+        eve = Agent(b, engine=far, reads={"echo": "shared"}, sampling=SPEAKING)
+        dan = Agent("dan", engine=engine, reads={"echo": "shared", "ann": "private"}, sampling=SPEAKING)
+        graph = answered_between(engine, False, **{a: bob, b: eve, "dan": dan})
+        app = graph.add_edge("echo", "a").add_edge("echo", "b").add_edge(["a", "b"], "dan").compile()
+        state = app.invoke(ASKED)
+        assert attends(engine, state, a) and not attends(engine, state, "dan")
+
+
+@pytest.mark.parametrize("reads", [{"echo": "shared"}, {"*": "shared"}])
+def test_attack_somebodys_confidential_message_does_not_come_along_in_a_stock_graph(reads: dict[str, str]) -> None:
+    with Engine.load(models["tiny"]) as engine:
+        bob = Agent("bob", engine=engine, reads=reads, sampling=SPEAKING)
+        app = answered_between(engine, True, bob=bob).add_edge("echo", "bob").compile()
+        with pytest.warns(LineageWarning, match="'bob' reads the words"):
+            assert not attends(engine, app.invoke(ASKED), "bob")
+
+
+@pytest.mark.parametrize("order", [("bob", "cleo"), ("cleo", "bob")])
+def test_an_answer_is_input_to_who_does_not_declare_its_function(order: tuple[str, str]) -> None:
+    """In whatever order: one attends to it, the other reads its words as before."""
+    with Engine.load(models["tiny"]) as engine:
+        bob = Agent("bob", engine=engine, reads={"echo": "shared"}, sampling=SPEAKING)
+        graph = answered_between(engine, False, bob=bob, cleo=Agent("cleo", engine=engine, sampling=SPEAKING))
+        app = graph.add_edge("echo", order[0]).add_edge(*order).compile()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LineageWarning)
+            state = app.invoke(ASKED)
+        assert attends(engine, state, "bob") and not attends(engine, state, "cleo")
+        words = next(m.text for m in state["messages"] if m.response_metadata.get("choreo", {}).get("author") == "echo")
+        said = [entry["handle"] for entry in state["handles"] if entry["author"] == "cleo"][-1]
+        assert any(words in engine.text(each) for each in engine.inspect.ancestors(MessageHandle.model_validate(said)))
+
+
+def test_who_declares_words_is_not_told_that_it_reads_words() -> None:
+    with Engine.load(models["tiny"]) as engine:
+        bob = Agent("bob", engine=engine, reads={"echo": "reencoded", "ann": "private"}, sampling=SPEAKING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LineageWarning)
+            answered_between(engine, False, bob=bob).add_edge("echo", "bob").compile().invoke(ASKED)

@@ -37,19 +37,19 @@ def completion(calls: Sequence[ChatCall], number: str, model: str, *, one_call: 
 
 def _choice(place: int, call: ChatCall, *, one_call: bool) -> dict[str, Any]:
     message = _said(call)
-    told: dict[str, Any] = {"role": "assistant", "content": str(message.text) or None}
+    told: dict[str, Any] = {"role": "assistant", "content": f"{message.text}{_broken(message)}"}
     if thoughts := _thoughts(message):
         told["reasoning_content"] = thoughts
     if message.tool_calls:
         [as_openai] = convert_to_openai_messages([message])
         told["tool_calls"] = as_openai["tool_calls"][: 1 if one_call else None]
-    elif message.invalid_tool_calls:
-        told["content"] = "\n".join(
-            [str(message.text), *(str(each["args"]) for each in message.invalid_tool_calls)]
-        ).strip()
-    elif told["content"] is None:
-        told["content"] = ""
+        told["content"] = told["content"] or None
     return {"index": place, "message": told, **_ending(call)}
+
+
+def _broken(message: AIMessage) -> str:
+    """What was to be a call and is none, behind what else is said: the protocol has no other place for it."""
+    return "".join(f"\n{each['args']}" for each in message.invalid_tool_calls)[0 if message.text else 1 :]
 
 
 def _ending(call: ChatCall) -> dict[str, Any]:
@@ -115,14 +115,15 @@ class Pieces:
             delta |= {"content": text} if (text := str(chunk.text)) else {}
             delta |= {"reasoning_content": thoughts} if (thoughts := _thoughts(chunk)) else {}
         if chunk.tool_call_chunks:
-            calls = [_call(each) for each in chunk.tool_call_chunks if not (self._one_call and each["index"])]
+            can_be_made = [each for each in chunk.tool_call_chunks if each["index"] is not None]
+            calls = [_call(each) for each in can_be_made if not (self._one_call and each["index"])]
             delta |= {"tool_calls": calls} if calls else {}
         return self._choice(place, delta) if delta else b""
 
     def last(self, place: int, call: ChatCall) -> bytes:
         """Why an answer ended."""
-        ending = _ending(call)
-        choice = {"index": place, "delta": {}, **ending}
+        ending, broken = _ending(call), _broken(_said(call))
+        choice = {"index": place, "delta": {"content": broken} if broken else {}, **ending}
         return self._event({"choices": [choice], "choreo": ending["choreo"]})
 
     def usage(self, calls: Sequence[ChatCall]) -> bytes:
@@ -140,7 +141,6 @@ class Pieces:
 
 
 def _call(piece: Any) -> dict[str, Any]:
-    """A piece of a call of a tool; its name and id are told once."""
-    function = {"name": piece["name"]} if piece["name"] else {}
-    told = {"index": piece["index"], "function": {**function, "arguments": piece["args"] or ""}}
-    return {**told, "id": piece["id"], "type": "function"} if piece["id"] else told
+    """A whole call of a tool."""
+    function = {"name": piece["name"], "arguments": piece["args"]}
+    return {"index": piece["index"], "function": function, "id": piece["id"], "type": "function"}

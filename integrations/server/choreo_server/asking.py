@@ -130,6 +130,7 @@ class ChatBody(BaseModel):
             "required": required,
             "sampling": Sampling.model_validate(sampling),
             "thinking": thinking,
+            "counts_thoughts": True,
             "reuse": own.reuse,
             "inherits": tuple(own.inherits),
             "parents": tuple(unsealed(engine, word) for word in own.parents),

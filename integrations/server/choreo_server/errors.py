@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from langchain_core.exceptions import ContextOverflowError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,7 +16,6 @@ from choreo_agents.errors import (
     AdapterError,
     CapacityError,
     ChoreoError,
-    ContextLengthError,
     EngineClosedError,
     GuideError,
     HandleError,
@@ -27,7 +27,7 @@ from choreo_agents.errors import (
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """By status; of those between, what is the client's to change is an invalid request, and all else the server's."""
 _TYPED: tuple[tuple[type[Exception], int, str | None], ...] = (
-    (ContextLengthError, 400, "context_length_exceeded"),
+    (ContextOverflowError, 400, "context_length_exceeded"),
     (GuideError, 400, "unfinished_output"),
     (InvalidRequestError, 400, None),
     (AdapterError, 400, None),
@@ -36,6 +36,8 @@ _TYPED: tuple[tuple[type[Exception], int, str | None], ...] = (
     (RequestTimeoutError, 504, "timeout"),
     (EngineClosedError, 503, "stopping"),
 )
+_TOO_LONG = "the prompt is too long, it exceeds the context window (context_length_exceeded, maximum context length): "
+"""All phrases by which clients know it: some do not look at the code."""
 UNKNOWN_HANDLE = "choreo.parents: a handle that names nothing here: leave it out, and say its words in a message"
 """Of one that was forged, is another tenant's, or is forgotten: nobody learns which."""
 
@@ -78,7 +80,7 @@ def refused(error: Exception) -> RefusedError:
         return RefusedError(error.status_code, error.detail)
     for kind, status, code in _TYPED:
         if isinstance(error, kind):
-            return RefusedError(status, str(error), code)
+            return RefusedError(status, _TOO_LONG * (kind is ContextOverflowError) + str(error), code)
     return RefusedError(500, "the server has failed, not the request: its log says how")
 
 

@@ -7,14 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
 from support.chat_scripts import ANSWER, CALLS, THOUGHTS, family_script
 from support.chatty import save_chatty
 from support.serving import QUESTION, WEATHER, added_up, asked, client_of, streamed
+from support.speaking import engine_that_says
+from support.tool_templates import TOOL_CHECKPOINTS
 
 from choreo_agents import Engine, Memory
 from choreo_agents.chat import ChatCall, ChatRequest
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.testing import Script
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +45,8 @@ async def test_an_answer_has_all_that_openais_has(engine: Engine) -> None:
         assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
         assert choice["finish_reason"] == "length" and choice["logprobs"] is None
         first = said["usage"]
-        assert first["completion_tokens"] == 14, "the end of its turn, of two tokens, among them"
-        assert first["total_tokens"] == first["prompt_tokens"] + 14
+        assert first["completion_tokens"] == 12, "what closes the turn was not sampled"
+        assert first["total_tokens"] == first["prompt_tokens"] + 12
         assert first["prompt_tokens_details"] == {"cached_tokens": 0}
         again = await asked(client, **SAMPLED)
         assert again["choices"][0]["message"] == choice["message"], "a seed says the same"
@@ -57,7 +62,7 @@ async def test_pieces_add_up_to_the_answer(engine: Engine) -> None:
         assert len({event["id"] for event in events}) == 1
         assert events[0]["choices"][0]["delta"]["role"] == "assistant"
         *pieces, usage = events
-        assert len(pieces) > 5 and usage["choices"] == [] and usage["usage"]["completion_tokens"] == 14
+        assert len(pieces) > 5 and usage["choices"] == [] and usage["usage"]["completion_tokens"] == 12
         said = added_up(pieces)
         assert said["content"].strip() == whole["choices"][0]["message"]["content"]
         assert said["finish_reason"] == "length"
@@ -69,7 +74,7 @@ async def test_several_answers_differ_and_read_the_prompt_once(engine: Engine) -
         said = await asked(client, n=3, logprobs=True, top_logprobs=2, **SAMPLED)
         texts = [choice["message"]["content"] for choice in said["choices"]]
         assert [choice["index"] for choice in said["choices"]] == [0, 1, 2] and len(set(texts)) == 3
-        assert said["usage"]["completion_tokens"] == 42
+        assert said["usage"]["completion_tokens"] == 36
         prompt = said["usage"]["prompt_tokens"]
         assert engine.stats().tokens_encoded < 2 * prompt + 42
         told = said["choices"][1]["logprobs"]["content"]
@@ -193,6 +198,67 @@ async def test_calls_that_nobody_can_read_are_told_as_they_were_written(argument
         assert response.status_code in (200, 400) and "server_error" not in response.text
 
 
+async def test_calls_that_a_model_breaks_are_words_streamed_or_not() -> None:
+    """The protocol has no place for them; those that can be made are told beside."""
+    well = '<tool_call>\n{"name": "get_weather", "parameters": {"location": "Bern"}}\n</tool_call>'
+    broken = '<tool_call>\n{"name": "get_weather", "where": "Bern"}\n</tool_call>'
+    for says, calls in ((f"Hm. {broken}", 0), (broken + well + well, 2), (well, 1)):
+        with engine_that_says(TOOL_CHECKPOINTS["Qwen 3"], f"{says}<|im_end|>") as (engine, _):
+            async with client_of(engine) as client:
+                for one in (False, True):
+                    told: Any = {"tools": [WEATHER], "reasoning_effort": "none", "parallel_tool_calls": not one}
+                    choice = (await asked(client, **told))["choices"][0]
+                    whole = choice["message"]
+                    made = [each["function"] for each in whole.get("tool_calls", ())]
+                    pieces = added_up(await streamed(client, **told))
+                    assert [json.loads(call["arguments"]) for call in made] == [{"location": "Bern"}] * (
+                        min(calls, 1) if one else calls
+                    )
+                    assert pieces.get("calls", []) == made and pieces["content"] == (whole["content"] or "")
+                    assert ('"where": "Bern"' in pieces["content"]) == ("where" in says)
+                    assert pieces["finish_reason"] == choice["finish_reason"] == ("tool_calls" if calls else "stop")
+
+
+async def test_a_preamble_of_gpt_oss_does_not_end_its_turn() -> None:
+    start = "I plan.<|end|><|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
+    call = ' to=functions.get_weather<|channel|>commentary json<|message|>{"location": "Bern"}<|call|>'
+    answer = "<|channel|>final<|message|>It rains.<|return|>"
+    for says, words, calls in ((start + call, "I look it up.", 1), (start + answer, "I look it up.\n\nIt rains.", 0)):
+        with engine_that_says(TOOL_CHECKPOINTS["gpt-oss"], says) as (engine, _):
+            async with client_of(engine) as client:
+                whole = (await asked(client, tools=[WEATHER]))["choices"][0]["message"]
+                pieces = added_up(await streamed(client, tools=[WEATHER]))
+                assert whole["content"] == pieces["content"] == words and whole["reasoning_content"] == "I plan."
+                assert len(whole.get("tool_calls", ())) == len(pieces.get("calls", ())) == calls
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "gpt-oss", "LFM2"])
+async def test_all_that_is_sampled_counts(family: str) -> None:
+    """Thoughts, too: where they use up what there may be there is no answer."""
+    close = {"Qwen 3": "\n</think>\n\n", "gpt-oss": "<|end|><|start|>assistant<|channel|>final<|message|>", "LFM2": ""}[
+        family
+    ]
+    end = "<|return|>" if family == "gpt-oss" else "<|im_end|>"
+    with engine_that_says(TOOL_CHECKPOINTS[family], f"I think it over.{close}Hello, I am here.{end}") as (engine, _):
+        long = len(engine.model.encode(f"I think it over.{close}")) + 2
+        async with client_of(engine) as client:
+            for field in ("max_tokens", "max_completion_tokens"):
+                for most in (1, 4, long, 200):
+                    told: dict[str, Any] = {field: most, "stream_options": {"include_usage": True}}
+                    said = await asked(client, **{field: most})
+                    choice, used = said["choices"][0], said["usage"]
+                    assert used["completion_tokens"] <= most
+                    assert choice["finish_reason"] == ("stop" if most == 200 else "length")
+                    answer = choice["message"]["content"]
+                    if family != "LFM2":
+                        assert choice["message"]["reasoning_content"] and bool(answer) == (most >= long)
+                        assert used["completion_tokens_details"]["reasoning_tokens"] <= used["completion_tokens"]
+                    events = await streamed(client, **told)
+                    assert added_up(events)["content"] == answer and events[-1]["usage"] == used | {
+                        "prompt_tokens_details": events[-1]["usage"]["prompt_tokens_details"]
+                    }
+
+
 async def test_long_tools_are_encoded_on_a_thread(engine: Engine) -> None:
     function = {"name": "f", "description": "so " * 9000}
     request = ChatRequest(tools=({"type": "function", "function": function},))
@@ -222,3 +288,15 @@ async def test_models_health_and_metrics(engine: Engine) -> None:
         assert values["choreo_answers_under_way"] == "0"
         [info] = [name for name in values if name.startswith("choreo_engine_info{")]
         assert f'backend="{engine.stats().backend}"' in info and "forward=" in info and values[info] == "1"
+
+
+@pytest.mark.parametrize("budget", [None, 1 << 13], ids=["the model's", "the memory's"])
+async def test_langchains_client_knows_a_full_context(budget: int | None) -> None:
+    memory = {} if budget is None else {"memory": Memory(kv_budget_bytes=budget)}
+    with Script(default="Hello.", context=300 if budget is None else 4096).load(**memory) as engine:
+        async with client_of(engine, name="m") as http:
+            chat = ChatOpenAI(model="m", base_url="http://localhost/v1", api_key="none", http_async_client=http)  # type: ignore[arg-type]
+            with pytest.raises(ContextOverflowError, match="maximum context length"):
+                await chat.ainvoke("boats " * 600)
+            with pytest.raises(ContextOverflowError, match="maximum context length"):
+                [piece async for piece in chat.astream("boats " * 600)]

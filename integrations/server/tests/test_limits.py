@@ -7,8 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -253,16 +252,19 @@ async def test_what_is_stopping_takes_nothing_new_and_ends_what_runs(engine: Eng
 async def test_others_are_answered_while_a_schema_is_compiled(
     asks: dict[str, Any], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may, matcher = threading.Event(), threading.Event(), Grammars._matcher
+    begun, may = threading.Event(), threading.Event()
 
-    def slowly(*told: Any) -> Any:
-        begun.set()
-        may.wait(60)
-        return matcher(*told)
+    def slowly(made: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*told: Any) -> Any:
+            begun.set()
+            may.wait(60)
+            return made(*told)
+
+        return make
 
     grammars = engine.model.grammars
-    monkeypatch.setattr(Grammars, "_matcher", slowly)
-    monkeypatch.setattr(grammars, "_calls", partial(slowly, grammars))
+    monkeypatch.setattr(Grammars, "_matcher", slowly(Grammars._matcher))
+    monkeypatch.setattr(grammars, "_calls", slowly(grammars._calls))
     async with client_of(engine) as client:
         waiting = [asyncio.create_task(asked(client, max_tokens=120, **asks)) for _ in range(2)]
         while not begun.is_set():

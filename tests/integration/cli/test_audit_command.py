@@ -93,7 +93,7 @@ def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
     out = run("eval", "dilemma", "--n", "2", "--report", str(table), "--plot", str(plot))
     assert "no explicit strategy" in out and "leak plan" in out
     written = table.read_text()
-    assert "`choreo " in written and written.count("\n| ") == 4, "its command, and a table"
+    assert "`choreo" in written and written.count("\n| ") == 4, "its command, and a table"
     assert plot.read_bytes().startswith(b"\x89PNG")
     for option in ("--report", "--plot"):
         assert "No such file" in run("eval", "dilemma", "--model", "/nowhere", option, "/proc/nowhere/page", code=1)

@@ -85,7 +85,10 @@ def say(model: LoadedModel, told: list[Sequence[int]]) -> Say:
         tokens = model.encode(text)
         start = model.encode(opening.rstrip(" "))
         assert tokens[: len(start)] == start
-        told.append([*tokens[len(start) :], *([] if end else [model.adapter.end_tokens[0]])])
+        said = tokens[len(start) :]
+        if how.is_headed and not calls:  # what closes a message of a turn does not end the turn
+            said, end = said[: -len(model.encode(end))], ""
+        told.append([*said, *([] if end else [model.adapter.end_tokens[0]])])
 
     return says
 
@@ -173,8 +176,28 @@ def test_text_and_calls_stream_as_they_come(engine: Engine, model: LoadedModel, 
     if speaks:
         words = [chunk for chunk in first if chunk.text.strip()]
         assert len(words) > 3 and not any(chunk.tool_call_chunks for chunk in words)
-    if how.grammar.kind in ("object", "named", "headed"):
-        assert sum(bool(chunk.tool_call_chunks) for chunk in first) > 10
+    assert sum(len(chunk.tool_call_chunks) for chunk in first) == len(calls)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_preamble_does_not_end_the_turn(
+    engine: Engine, model: LoadedModel, told: list[Sequence[int]], thinking: bool
+) -> None:
+    """Of a model whose turns have several messages: what it says before it calls or answers is the answer's start."""
+    if not tools_format(model.chat).is_headed:
+        pytest.skip("its turns are one message")
+    preamble = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
+    thoughts = (
+        "I plan.<|end|><|start|>assistant" if thinking else "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    )
+    call = ' to=functions.find<|channel|>commentary json<|message|>{"thing": "kites"}<|call|>'
+    told += [model.encode(f"{thoughts}{preamble}{call}")]
+    told += [model.encode(f"{thoughts}{preamble}<|channel|>final<|message|>In box 12.<|return|>")]
+    state = loop(find, thinking=thinking).compile(engine=engine).invoke(QUESTION)
+    _, called, result, answer = state["messages"]
+    assert (called.text, result.text) == ("I look it up.", "The kites are in box 12.")
+    assert answer.text == "I look it up.\n\nIn box 12." and answer.response_metadata["finish_reason"] == "stop"
+    assert words_seen(engine, state, "ann").count("I look it up.") == 1
 
 
 def test_parallel_calls_run_side_by_side(engine: Engine, model: LoadedModel, say: Say) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -213,3 +214,26 @@ def test_prompts_that_begin_alike_are_cut_alike(family: str) -> None:
     one, other = (cut([HumanMessage(document + end)]) for end in ("What?", "Why?"))
     shared = [a for a, b in zip(one, other, strict=False) if a == b]
     assert sum(map(len, shared[:-1])) >= 2 * PIECE, "the beginning of a long turn is shared, too"
+
+
+def test_what_a_template_takes_for_a_switch_is_not_missing() -> None:
+    tokenizer = tokenizer_for("Nemotron Nano 2")
+    model = model_of(tokenizer)
+    told: list[BaseMessage] = [SystemMessage("Be brief. /no_think"), HumanMessage("Hi")]
+    assert tokenizer.decode(prompt_of(model, told)) == written(tokenizer, turns(told))
+
+
+def test_a_template_may_write_a_results_call_behind_its_tool() -> None:
+    tokenizer = deepcopy(tool_tokenizer("Hermes"))
+    tokenizer.chat_template = (
+        "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.name if m.role == 'tool' else m.role }}\n"
+        "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}\n<tool_call>\n"
+        "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}\n</tool_call>{% endfor %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    model = model_of(tokenizer)
+    turns = template_turns(CALLED)
+    whole = model.chat.whole(turns, [TOOL], model.chat.header(None), thinks=False)
+    assert whole is not None and whole.text == written(tokenizer, [*map(dict, turns)], tools=[TOOL])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.tool_templates import tool_tokenizer
 
-from choreo_agents.errors import GrammarError
 from choreo_agents.models import tools_format
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.guides.grammars import Grammars
@@ -34,10 +33,26 @@ def test_what_an_argument_refers_to_is_found(family: str) -> None:
     assert compiled(family, "find", REFERS)
 
 
-def test_what_python_cannot_name_is_refused_or_left_out() -> None:
-    for name, argument in (("find-it", "thing"), ("find", "from"), ("find", "a thing")):
-        schema = {"type": "object", "properties": {argument: YES}, "required": [argument]}
-        assert compiled("Qwen 3", name, schema)
-        with pytest.raises(GrammarError, match="as Python does"):
-            compiled("LFM2", name, schema)
-    assert compiled("LFM2", "boxes.find", {"type": "object", "properties": {"from": YES, "thing": YES}})
+BOX = {"type": "object", "properties": {"inside": {"anyOf": [{"type": "null"}, {"$ref": "#/properties/box"}]}}}
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"box": BOX}, "required": ["box"]},
+        {"$id": "https://boxes.example/box", "properties": {"box": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}},
+        {"properties": {"box": {"$ref": "#/definitions/Box"}}, "definitions": {"Box": BOX, "x": {"$ref": "#"}}},
+        {"properties": {"of": {"type": "array", "uniqueItems": True}, "at": {"type": "string", "format": "path"}}},
+        {"properties": {"of": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]}}},
+        {"properties": {"of": {"type": "object", "propertyNames": {"enum": ["a"]}}}, "unevaluatedProperties": False},
+    ],
+)
+def test_arguments_are_led_as_far_as_tokens_can_be(family: str, schema: dict[str, Any]) -> None:
+    assert compiled(family, "find", {"type": "object", **schema})
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
+def test_names_may_have_other_signs(family: str) -> None:
+    for name, argument in (("find-it", "thing"), ("find", "from"), ("find", "a thing"), ("find it", "filter[of]")):
+        assert compiled(family, name, {"type": "object", "properties": {argument: YES}})

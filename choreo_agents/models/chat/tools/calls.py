@@ -36,9 +36,10 @@ class SaidWords(NamedTuple):
 
 
 class CallPart(NamedTuple):
-    """A piece of a call as it comes: first the name, then its arguments as JSON."""
+    """A call, once it is known to be one, or to be none."""
 
     number: int
     """Which of the message's calls."""
     name: str | None
     arguments: str
+    """As JSON; of what is no call, all that was written of it."""

@@ -3,229 +3,227 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from choreo_agents.models.chat.tools.calls import ToolCall
-from choreo_agents.models.chat.tools.grammar import CallGrammar, PairMarks
-from choreo_agents.models.chat.tools.literals import Extent, from_json, from_python, to_json
-from choreo_agents.models.chat.tools.marked import bare, has_control
+from choreo_agents.models.chat.tools.grammar import CallGrammar, Kind, PairMarks
+from choreo_agents.models.chat.tools.literals import Extent, from_json, from_python, to_json, unique
+from choreo_agents.models.chat.tools.marked import CONTROL, bare, has_control, marked
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each tool's parameters, by its name."""
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _BEHIND_NAME = 256
 """Characters between a name and its arguments at most."""
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Keys under which models write what they call with, whatever their template says."""
+_HARMLESS = ("id", "type", "index")
+_PYTHON = r"[^\W\d][\w.]*"
+_BEFORE_PYTHON = r"\s*\("
+_NAME = r"[^\s\ue000{]+"
+"""Up to a control token, a blank or the end of a line."""
+_BEFORE = r"[\s\ue000{]|$"
+_ANNOUNCED = re.compile(r"(\s*\ue000[^\ue001]*\ue001\s*\w*\s*)*")
+_OBJECTS = re.compile(r"\s*(\[\s*)?(\{|$)")
 
 
 class BrokenCallError(Exception):
     """It cannot become a call."""
 
 
-class Core(Protocol):
-    """Reads one call. Text is marked (see `marked`)."""
+class CallText:
+    """What is written of one call, or of a list of them, as it comes. Text is marked (see `marked`).
 
-    name: str | None
-    """Of the tool, once it is known."""
-    arguments: str
-    """JSON, as far as it has come."""
+    Args:
+        grammar: The family's. JSON objects with a name and arguments are read in the place of any other form, too.
+        close: What closes a call of pairs; kept for who reads on.
+        schemas: Say which values of pairs are texts.
+        name: Of the tool, if it has been read before: what is written are its arguments.
+    """
+
+    def __init__(self, grammar: CallGrammar, close: str, schemas: Schemas, name: str | None = None) -> None:
+        self.text = ""
+        self._kind: Kind | None = None
+        self._grammar, self._close, self._schemas, self._name = grammar, close, schemas, name
+        self._extent = Extent("\"'" if grammar.kind == "python" else '"')
 
     def take(self, text: str) -> int | None:
         """The next piece; how much of it belongs to the call if that ends in it. Raises `BrokenCallError`."""
-        ...
+        before, self.text = len(self.text), self.text + text
+        if self._kind is None and (written := self.text.lstrip()):
+            self._kind = self._kind_of(written[0])
+        used = self._end(text, before)
+        self.text = self.text if used is None else self.text[: before + used]
+        return used
 
-    def call(self) -> ToolCall:
-        """The whole call; raises `ValueError` if it is none."""
-        ...
+    def _kind_of(self, first: str) -> Kind:
+        kind = self._grammar.kind
+        if kind == "headed" and first != "{":
+            raise BrokenCallError("its arguments are no JSON object")
+        if kind != "headed" and first in "{[":
+            self._extent = Extent('"')
+            return "object"
+        if kind == "object":
+            raise BrokenCallError(f"it starts with {bare(first)!r}, and is no JSON object")
+        return kind
 
+    def _end(self, text: str, before: int) -> int | None:
+        if self._kind is None:
+            return None
+        if self._kind == "pairs":
+            end = self.text.find(self._close, max(0, before - len(self._close)))
+            return None if end < 0 else end - before
+        if self._kind == "python" and not self._extent.begun and not self._may_be_python():
+            raise BrokenCallError("it is no call of a function")
+        if self._kind == "object" and not _OBJECTS.match(self.text):
+            raise BrokenCallError("it is a list of other things than calls")
+        start = 0
+        if self._kind == "named" and not self._extent.begun and (start := text.find("{")) < 0:
+            if len(self.text) > _BEHIND_NAME:
+                raise BrokenCallError("no arguments follow its name")
+            return None
+        used = self._bracketed(text[start:])
+        return None if used is None else used + start
 
-class _Bracketed:
-    """Text that ends where its first bracket is closed."""
+    def _may_be_python(self) -> bool:
+        text = self.text.lstrip()
+        is_known = any(text.startswith(name[: len(text)]) for name in map(marked, self._schemas))
+        return is_known or re.match(rf"{_PYTHON}\s*(\(|$)", text) is not None
 
-    def __init__(self, quotes: str = '"') -> None:
-        self.text = ""
-        self._extent = Extent(quotes)
-
-    def take(self, text: str) -> int | None:
-        cut = text.find("\ue000") if not self._extent.is_text else -1
+    def _bracketed(self, text: str) -> int | None:
+        """Where the first bracket is closed. Within a string a control token is text, and elsewhere no part of it."""
+        cut = text.find(CONTROL) if not self._extent.is_text else -1
         used = self._extent.take(text if cut < 0 else text[:cut])
         if used is None and cut >= 0:
             if not self._extent.is_text:
                 raise BrokenCallError("it is cut off by a control token")
-            # The piece before it has opened a string, in which it is text.
+            # The piece before it has opened a string.
             used = self._extent.take(text[cut:])
             used = None if used is None else used + cut
-        self.text += text if used is None else text[:used]
         return used
 
     @property
-    def begun(self) -> bool:
-        return self._extent.begun
+    def name(self) -> str | None:
+        """Of the first tool that it names, as far as it is written."""
+        match self._kind:
+            case "object":
+                key = re.escape(to_json(self._grammar.name_key))
+                start = r'[\s\[]*(?:\{[^{}]*"function"\s*:\s*)?\{\s*'
+                found = re.match(rf'{start}(?:{key}|"name")\s*:\s*({_STRING})', self.text)
+                return None if found is None else _text(found[1])
+            case "python" if self._extent.begun:
+                return name_before(self.text.lstrip(), self._schemas, _PYTHON, _BEFORE_PYTHON)
+            case "named" if self._extent.begun:
+                return name_before(self.text.lstrip(), self._schemas)
+            case "pairs" if (key := self._marks.first.strip()) in self.text:
+                return bare(self.text.partition(key)[0]).strip()
+        return self._name
 
-
-class ObjectCore:
-    """`{"name": ..., "arguments": {...}}`"""
-
-    def __init__(self, grammar: CallGrammar) -> None:
-        self.name: str | None = None
-        self.arguments = ""
-        self._grammar = grammar
-        self._whole = _Bracketed()
-        key, given = (re.escape(to_json(name)) for name in (grammar.name_key, grammar.arguments_key))
-        self._start = re.compile(rf"\s*\{{\s*{key}\s*:\s*({_STRING})\s*,\s*{given}\s*:\s*(?=\S)")
-        self._named = re.compile(rf"\s*\{{\s*{key}\s*:\s*({_STRING})")
-        self._streamed: _Bracketed | None = None
-        self._read = 0
-        self._done = False
-
-    def take(self, text: str) -> int | None:
-        if not self._whole.begun and (first := (self._whole.text + text).lstrip()[:1]) not in ("", "{"):
-            raise BrokenCallError(f"it starts with {first!r}, and is no JSON object")
-        used = self._whole.take(text)
-        self._stream()
-        return used
-
-    def _stream(self) -> None:
-        """What can be told before the end: name and arguments of an object that has them in this order."""
-        written = self._whole.text
-        if self.name is None and (named := self._named.match(written)):
-            self.name = _text(named[1])
-        if self._streamed is None and (start := self._start.match(written)):
-            self._streamed, self._read = _Bracketed(), start.end()
-            self._done = written[self._read] != "{"
-        if self._streamed is not None and not self._done and self._read < len(written):
-            new, self._read = written[self._read :], len(written)
-            used = self._streamed.take(new)
-            self._done = used is not None
-            self.arguments += bare(new[:used])
-
-    def call(self) -> ToolCall:
-        said = from_json(bare(self._whole.text))
-        grammar = self._grammar
-        inside = said.get("function")
-        said = inside if isinstance(inside, dict) and grammar.name_key not in said else said
-        name = said.get(grammar.name_key)
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"it has no {grammar.name_key!r}")
-        self.name = name
-        given = said.get(grammar.arguments_key, {})
-        return ToolCall(name, _arguments(from_json(given) if isinstance(given, str) else given))
-
-
-class NamedCore:
-    """A name, then a JSON object with the arguments.
-
-    Args:
-        name: Of the tool, if it has been read.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name
-        self.arguments = ""
-        self._before = ""
-        self._given = _Bracketed()
-
-    def take(self, text: str) -> int | None:
-        start = 0
-        if not self._given.begun and "{" not in text:
-            self._before += text
-            if len(self._before) > _BEHIND_NAME:
-                raise BrokenCallError("no arguments follow its name")
-            return None
-        if not self._given.begun:
-            start = text.index("{")
-            self._before += text[:start]
-            if self.name is None:
-                self.name = _first_name(self._before)
-            elif self._before.strip():
-                raise BrokenCallError("its arguments are no JSON object")
-        used = self._given.take(text[start:])
-        self.arguments += bare(text[start:][:used])
-        return None if used is None else used + start
-
-    def call(self) -> ToolCall:
-        assert self.name is not None
-        return ToolCall(self.name, _arguments(from_json(self.arguments)))
-
-
-def _first_name(text: str) -> str:
-    """The name that a call starts with: up to a control token, a blank or the end of a line."""
-    found = re.match(r"\s*([^\s\ue000{]+)", text)
-    if found is None:
-        raise BrokenCallError("it has no name")
-    return bare(found[1])
-
-
-class PythonCore:
-    """`name(key="value")`"""
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.arguments = ""
-        self._whole = _Bracketed("\"'")
-
-    def take(self, text: str) -> int | None:
-        if not self._whole.begun and not re.match(r"\s*[^\W\d][\w.]*\s*(\(|$)|\s*$", self._whole.text + text):
-            raise BrokenCallError("it is no call of a function")
-        used = self._whole.take(text)
-        if self.name is None and (found := re.match(r"\s*([\w.]+)\s*\(", self._whole.text)):
-            self.name = found[1]
-        return used
-
-    def call(self) -> ToolCall:
-        self.name, given = from_python(bare(self._whole.text))
-        self.arguments = to_json(given)
-        return ToolCall(self.name, given)
-
-
-class PairsCore:
-    """A name, and keys and values between marks, up to the mark that closes the call.
-
-    Args:
-        marks: What stands around keys and values.
-        close: What closes a call; kept for who reads on.
-        schemas: Say which values are texts.
-    """
-
-    def __init__(self, marks: PairMarks, close: str, schemas: Schemas) -> None:
-        self.name: str | None = None
-        self.arguments = ""
-        self._text = ""
-        self._close = close
-        self._schemas = schemas
-        key, inner = marks.first.strip(), marks.inner.strip()
-        self._key = key
-        self._pair = re.compile(rf"{re.escape(key)}(.*?){_blanks(inner)}(.*?){re.escape(marks.value_end)}", re.DOTALL)
-
-    def take(self, text: str) -> int | None:
-        before = len(self._text)
-        self._text += text
-        if self.name is None and self._key in self._text:
-            self.name = bare(self._text.partition(self._key)[0]).strip()
-        end = self._text.find(self._close, max(0, before - len(self._close)))
-        if end < 0:
-            return None
-        self._text = self._text[:end]
-        return end - before
-
-    def call(self) -> ToolCall:
-        name, _, rest = self._text.partition(self._key)
-        self.name = bare(name).strip()
-        if not self.name or has_control(name):
+    def calls(self) -> list[ToolCall]:
+        """The whole of it; raises `ValueError` if that is not understood in full."""
+        match self._kind:
+            case "object":
+                said = from_json(bare(self.text))
+                return [self._object(each) for each in (said if isinstance(said, list) else [said])]
+            case "pairs":
+                return [self._paired()]
+        if not (name := self.name):
             raise ValueError("it has no name")
-        given, end = {}, 0
-        rest = self._key + rest if rest else ""
-        for found in self._pair.finditer(rest):
-            if rest[end : found.start()].strip():
-                break
-            given[bare(found[1]).strip()] = bare(found[2])
-            end = found.end()
-        if rest[end:].strip():
-            raise ValueError(f"{bare(rest[end:]).strip()!r} is no pair of a key and a value")
-        fields = self._schemas.get(self.name, {}).get("properties") or {}
-        arguments = {key: _typed(value, fields.get(key)) for key, value in given.items()}
-        self.arguments = to_json(arguments)
-        return ToolCall(self.name, arguments)
+        text = self.text if self._kind == "headed" else self.text.lstrip().removeprefix(marked(name))
+        if self._kind == "python":
+            return [ToolCall(name, from_python(bare(text)))]
+        before, start, given = text.partition("{")
+        if not self._is_frame(before):
+            raise ValueError(f"{bare(name + before).strip()!r} is no name of a tool")
+        return [self._call(name, from_json(bare(start + given)))]
+
+    def _is_frame(self, text: str) -> bool:
+        """Whether this may stand between a name and its arguments: it says nothing that no control token announces."""
+        return text.strip() in ("", self._grammar.before_arguments.strip()) or bool(_ANNOUNCED.fullmatch(text))
+
+    def _object(self, said: Any) -> ToolCall:
+        """A call in JSON. A key that is not known may hold what it was meant to be called with."""
+        if isinstance(said, dict) and isinstance(inside := said.get("function"), dict):
+            _require_known(said, {"function", *_HARMLESS})
+            said = inside
+        if not isinstance(said, dict):
+            raise ValueError(f"{said!r} is no call")
+        names = {self._grammar.name_key, "name"} & said.keys()
+        name = said[names.pop()] if len(names) == 1 else None
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"it has no {self._grammar.name_key!r}")
+        return self._call(name, self._unwrapped(name, said))
+
+    def _unwrapped(self, name: str, said: Mapping[str, Any]) -> Any:
+        """What an object holds that says which tool is called, and with what."""
+        keys = {self._grammar.arguments_key, *_ARGUMENTS} & said.keys()
+        # Without arguments a key that is harmless elsewhere may be one of them.
+        harmless = set(_HARMLESS) - (set() if keys else self._fields(name).keys())
+        _require_known(said, {*keys, *harmless, self._grammar.name_key, "name"})
+        if any(said.get(key, name) != name for key in (self._grammar.name_key, "name")):
+            raise ValueError("it names several tools")
+        if len(keys) > 1:
+            raise ValueError(f"it has arguments in several places: {', '.join(map(repr, sorted(keys)))}")
+        given = said[keys.pop()] if keys else {}
+        return from_json(given) if isinstance(given, str) else given
+
+    def _call(self, name: str, given: Any) -> ToolCall:
+        """A call with arguments; with those inside, if a call, or its arguments under a key, stands in their place."""
+        given = self._unwrapped(name, given) if self._is_wrapped(name, given) else given
+        if not isinstance(given, dict) or self._is_wrapped(name, given):
+            raise ValueError("its arguments are no JSON object")
+        return ToolCall(name, given)
+
+    def _is_wrapped(self, name: str, given: Any) -> bool:
+        """Tell whether arguments stand under a key that the tool has no argument of."""
+        schema, fields = self._schemas.get(name, {}), self._fields(name)
+        takes_any = "properties" not in schema or schema.get("additionalProperties")
+        keys = given.keys() if isinstance(given, dict) and not takes_any else set[str]()
+        return bool(keys & {self._grammar.arguments_key, *_ARGUMENTS}) and not keys & fields.keys()
+
+    def _fields(self, name: str) -> Mapping[str, Any]:
+        return self._schemas.get(name, {}).get("properties") or {}
+
+    @property
+    def _marks(self) -> PairMarks:
+        assert self._grammar.pairs is not None
+        return self._grammar.pairs
+
+    def _paired(self) -> ToolCall:
+        key, inner, value_end = self._marks.first.strip(), self._marks.inner.strip(), self._marks.value_end
+        name, found, rest = self.text.partition(key)
+        name, is_frame = bare(name).strip(), has_control(name)
+        if is_frame or (name not in self._schemas and not re.fullmatch(r"[\w.-]+", name)):
+            raise ValueError("it has no name")
+        pairs, rest = list[tuple[str, str]](), found + rest
+        pair = re.compile(rf"\s*{re.escape(key)}(.*?){_blanks(inner)}(.*?){re.escape(value_end)}", re.DOTALL)
+        while (each := pair.match(rest)) is not None:
+            pairs.append((bare(each[1]).strip(), bare(each[2])))
+            rest = rest[each.end() :]
+        if rest.strip():
+            raise ValueError(f"{bare(rest).strip()!r} is no pair of a key and a value")
+        fields = self._fields(name)
+        return ToolCall(name, unique((key, _typed(value, fields.get(key))) for key, value in pairs))
+
+
+def name_before(text: str, schemas: Schemas, pattern: str = _NAME, behind: str = _BEFORE) -> str | None:
+    """Read a name at the start of marked text: the longest that a tool has, whatever its signs, or what looks like one.
+
+    Args:
+        text: It starts with the name.
+        schemas: Of the tools.
+        pattern: Of what looks like a name.
+        behind: What follows a name.
+    """
+    known = [name for name in schemas if re.match(rf"{re.escape(marked(name))}(?:{behind})", text)]
+    found = re.match(rf"({pattern})(?:{behind})", text)
+    return max(known, key=len, default=None if found is None else bare(found[1]))
+
+
+def _require_known(said: Mapping[str, Any], known: Collection[str]) -> None:
+    if unknown := [key for key in said if key not in known]:
+        raise ValueError(f"nobody knows what {unknown[0]!r} means in it")
 
 
 def _blanks(mark: str) -> str:
@@ -248,9 +246,3 @@ def _text(quoted: str) -> str | None:
         return str(from_json(bare(quoted)))
     except ValueError:
         return None
-
-
-def _arguments(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError("its arguments are no JSON object")
-    return given

@@ -80,7 +80,7 @@ class ToolsFormat:
         """Reads a message of one who may call these tools; see `ToolCallReader`."""
         functions = [function_of(tool) for tool in tools]
         schemas = {str(each.get("name")): each.get("parameters") or {} for each in functions}
-        return ToolCallReader(self.grammar, schemas, controls, shown)
+        return ToolCallReader(self.grammar, schemas, controls, shown, self.opening)
 
 
 def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 
 _BEGIN, _END, _ESCAPE = "\ue000", "\ue001", "\ue002"
+CONTROL = _BEGIN
+"""What every control token of marked text starts with."""
 _ESCAPED = {ord(sign): f"{_ESCAPE}{chr(ord(sign) + 16)}" for sign in (_BEGIN, _END, _ESCAPE)}
 _CONTROL = re.compile(f"{_BEGIN}([^{_END}]*){_END}")
 _HIDDEN = re.compile(f"{_ESCAPE}(.)", re.DOTALL)

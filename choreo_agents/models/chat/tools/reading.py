@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
 
 from choreo_agents.models.chat.tools.calls import BrokenCall, CallPart, SaidWords, ToolCall
-from choreo_agents.models.chat.tools.cores import (
-    BrokenCallError,
-    Core,
-    NamedCore,
-    ObjectCore,
-    PairsCore,
-    PythonCore,
-    Schemas,
-)
+from choreo_agents.models.chat.tools.cores import BrokenCallError, CallText, Schemas, name_before
 from choreo_agents.models.chat.tools.grammar import CallGrammar
 from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.chat.tools.marked import (
+    CONTROL,
     bare,
     find_mark,
     first_control,
@@ -28,10 +22,12 @@ from choreo_agents.models.chat.tools.marked import (
 )
 
 Heard = SaidWords | CallPart
+_MORE = re.compile(r"[,;]?\s*(?:(\{)|$)")
+"""Behind a JSON object: another one, or what may be before one."""
 
 
 class ToolCallReader:
-    """Of one message: told its pieces, wherever they are cut, it says the same.
+    """Of one message: it reads sign by sign, so that it says the same wherever its pieces are cut.
 
     A control token counts as a mark where the tokenizer has one for it; the same letters spelled out are words.
 
@@ -40,6 +36,7 @@ class ToolCallReader:
         schemas: Of the tools that there are.
         controls: All texts that are control tokens.
         shown: Those of them that are read like words.
+        opening: What a turn of the model's starts with.
     """
 
     def __init__(
@@ -48,12 +45,14 @@ class ToolCallReader:
         schemas: Schemas,
         controls: Collection[str] = (),
         shown: Collection[str] = (),
+        opening: str = "",
     ) -> None:
         self.words = ""
         self.calls: list[ToolCall | BrokenCall] = []
         self._grammar = g = grammar.mapped(lambda text: marked_frame(text, controls))
         self._schemas = schemas
         self._hidden = frozenset(controls) - frozenset(shown)
+        self._own = marked_frame(opening, controls).strip()
         before = g.before.strip()
         self._opening = "" if grammar.is_bare else first_control(before) or before
         self._usual_lead = before.partition(self._opening)[2].strip() if self._opening else before
@@ -64,20 +63,28 @@ class ToolCallReader:
             self._next = ";"
         self._rest = ""
         """What is not understood yet."""
-        self._core: Core | None = None
-        self._written = ""
-        """Of the call that is being read."""
-        self._told = (False, 0)
-        """Whether its name was shown, and how much of its arguments."""
+        self._call = CallText(g, self._close, schemas)
+        """The call that is being read, ..."""
+        self._before = self._written = ""
+        """... what stands before it and is no words, and what has come of it; ..."""
+        self._whole: list[ToolCall] = []
+        """... or those that have been read, before it is known whether anything makes nonsense of them."""
         self._state = "header" if grammar.kind == "headed" else "start" if grammar.is_bare else "words"
+        self._is_behind = False
+        """Whether nothing was said since a call: of blanks between calls nobody is told."""
         self._tentative = False
         """Whether what looks like a call may still be words."""
         self._why = ""
+        self._searched = 0
+        """How far it is known that what is broken does not end."""
 
     def add(self, text: str, *, is_control: bool = False) -> list[Heard]:
         """The next piece; what is new of words and calls."""
-        self._rest += marked(text, is_control=is_control)
-        return list(self._read(final=False))
+        heard: list[Heard] = []
+        for sign in [text] if is_control else text:
+            self._rest += marked(sign, is_control=is_control)
+            heard += self._read(final=False)
+        return _joined(heard)
 
     def end(self) -> list[Heard]:
         """Nothing follows."""
@@ -96,11 +103,13 @@ class ToolCallReader:
                 case "lead":
                     self._begin(final)
                 case "call":
-                    yield from self._read_call(final)
+                    self._read_call(final)
                 case "broken":
-                    self._skip(final)
+                    yield from self._skip(final)
                 case "after":
-                    self._after(final)
+                    yield from self._after(final)
+                case "over":
+                    self._rest = ""
             if (self._state, len(self._rest)) == before:
                 return
 
@@ -111,8 +120,7 @@ class ToolCallReader:
         if opening:
             self._rest, self._state = text.removeprefix(opening), "lead"
             return
-        first = self._lead or "{"
-        if text.startswith(first):
+        if text.startswith(self._lead or ("{", "[")):
             self._tentative, self._state = True, "lead"
         elif text or final:
             self._state = "words"
@@ -126,12 +134,18 @@ class ToolCallReader:
                 self._state = "words"  # it speaks without saying what that is
             return
         self._rest = rest
-        called = re.search(rf"{re.escape(grammar.before.strip())}([\w.\-]+)", header)
-        if called is not None:
-            self._core, self._written, self._told = NamedCore(called[1]), "", (False, 0)
-            self._state = "call"
+        start = first_control(self._own)
+        if start and header.strip().startswith(start) and not header.strip().startswith(self._own):
+            self._state = "over"  # the model invents what others say: nothing of that is the model's
+            return
+        to, equals, own = grammar.before.strip().rpartition("=")
+        _, called, to_whom = header.partition(to + equals)
+        if called and (name := name_before(to_whom.removeprefix(own), self._schemas)):
+            self._before, self._written, self._state = header + found, "", "call"
+            self._call = CallText(grammar, self._close, self._schemas, name)
         else:
             self._state = "unspoken" if grammar.unspoken and grammar.unspoken in header else "words"
+            self._rest = f"\n\n{rest}" if self._state == "words" and self.words.strip() else rest
 
     def _read_words(self, final: bool) -> Iterator[Heard]:
         is_headed, is_spoken = self._grammar.kind == "headed", self._state == "words"
@@ -140,13 +154,15 @@ class ToolCallReader:
         at = find_mark(text, opening)
         kept = 0 if final or at >= 0 else held_back(text, opening)
         said = text[:at] if at >= 0 else text[: len(text) - kept]
-        if not said.strip() and self.calls and at < 0 and not final:
-            return  # of blanks between calls nobody is told
+        is_blank = self._is_behind and not said.strip()
+        if is_blank and at < 0 and not final:
+            return
         self._rest = text[len(said) :].removeprefix(opening if at >= 0 else "")
         if at >= 0:
             self._state = "header" if is_headed else "lead"
-        if is_spoken and (said.strip() or not self.calls) and (told := bare(said, self._hidden)):
+        if is_spoken and not is_blank and (told := bare(said, self._hidden)):
             self.words += told
+            self._is_behind = False
             yield SaidWords(told)
 
     def _begin(self, final: bool) -> None:
@@ -157,116 +173,85 @@ class ToolCallReader:
         taken = text.removeprefix(lead) if lead else text
         if not taken.strip() and not final:
             return
-        self._written = self._rest[: len(self._rest) - len(taken)] if self._tentative else ""
-        self._rest, self._told = taken, (False, 0)
-        self._core, self._state = self._new_core(), "call"
+        self._before = self._rest[: len(self._rest) - len(taken)] if self._tentative else ""
+        self._rest, self._written, self._state = taken, "", "call"
+        self._call = CallText(self._grammar, self._close, self._schemas)
 
-    def _new_core(self) -> Core:
-        grammar = self._grammar
-        if grammar.kind == "object":
-            return ObjectCore(grammar)
-        if grammar.kind == "python":
-            return PythonCore()
-        if grammar.pairs is not None:
-            return PairsCore(grammar.pairs, self._close, self._schemas)
-        return NamedCore()
-
-    def _read_call(self, final: bool) -> Iterator[Heard]:
-        core, text = self._core, self._rest
-        assert core is not None
+    def _read_call(self, final: bool) -> None:
+        call, text = self._call, self._rest
         try:
-            used = core.take(text) if text else None
-        except BrokenCallError as error:
+            used = call.take(text) if text else None
+            self._written, self._rest = call.text, "" if used is None else text[used:]
+            if used is not None:
+                self._whole, self._state = call.calls(), "after"
+                if self._tentative and any(each.name not in self._schemas for each in self._whole):
+                    self._give_up("there is no such tool")
+            elif self._tentative and call.name not in (None, *self._schemas):
+                self._give_up("there is no such tool")
+            elif final:
+                self._give_up("the message ends within it")
+        except (BrokenCallError, ValueError) as error:
             self._give_up(str(error))
-            return
-        written = self._written + text
-        # What closes it may have begun in what came before.
-        end = len(written) if used is None else len(self._written) + used
-        self._written, self._rest = written[:end], written[end:]
-        if used is not None:
-            yield from self._finish(core)
-        elif self._tentative and core.name is not None and core.name not in self._schemas:
-            self._give_up("there is no such tool")
-        else:
-            yield from self._stream(core)
-            if final:
-                self._cut_off()
-
-    def _stream(self, core: Core) -> Iterator[Heard]:
-        """What is new of a call that goes on."""
-        named, shown = self._told
-        if core.name is None or (self._tentative and not core.arguments):
-            return
-        self._tentative = False
-        if not named or len(core.arguments) > shown:
-            self._told = (True, len(core.arguments))
-            yield CallPart(len(self.calls), None if named else core.name, core.arguments[shown:])
-
-    def _finish(self, core: Core) -> Iterator[Heard]:
-        try:
-            call = core.call()
-        except ValueError as error:
-            if not self._tentative:
-                self._state = "after"
-                self._break(str(error))
-            else:
-                self._give_up(str(error))
-            return
-        if self._tentative and call.name not in self._schemas:
-            self._give_up("there is no such tool")
-            return
-        self._tentative = False
-        core.arguments = core.arguments or to_json(call.arguments)
-        yield from self._stream(core)
-        self.calls.append(call)
-        self._core, self._written, self._state = None, "", "after"
 
     def _give_up(self, why: str) -> None:
         """It is no call: words after all, or something broken up to where calls end."""
-        if self._tentative:
-            self._rest, self._core = self._written + self._rest, None
-            self._tentative, self._written, self._state = False, "", "words"
-            return
-        self._why, self._state = why, "broken"
+        self._rest, self._whole = self._written + self._rest, []
+        if self._tentative and self._call.name not in self._schemas:
+            self._rest, self._tentative, self._state = self._before + self._rest, False, "words"
+        else:
+            self._why, self._state = why, "broken"
 
-    def _skip(self, final: bool) -> None:
+    def _skip(self, final: bool) -> Iterator[Heard]:
         """What is written of a broken call."""
-        ends = [self._close, self._opening]
+        ends = [mark for mark in (self._close, self._opening) if len(mark) > 1]  # a bracket may stand in it
         if self._grammar.kind == "headed" and has_control(self._rest):
             ends = [first_control(self._rest)]
-        found = [at for at in (find_mark(self._rest, mark) for mark in ends) if at >= 0]
+        # What has been searched before is not searched again: what is broken may be long.
+        longest = max(map(len, ends), default=0)
+        known, self._searched = max(0, self._searched - longest), len(self._rest)
+        found = [at + known for at in (find_mark(self._rest[known:], mark) for mark in ends) if at >= 0]
         if not found and not final:
             return
         at = min(found, default=len(self._rest))
-        self._written, self._rest, self._state = self._written + self._rest[:at], self._rest[at:], "after"
-        self._break(self._why)
+        text = bare(self._before + self._rest[:at]).strip()
+        self._rest, self._state, self._tentative, self._searched = self._rest[at:], "after", False, 0
+        # Whoever adds up the pieces of a stream takes what starts like an object for one that is not yet whole.
+        text = f"{bare(self._opening) or '<tool_call>'}{text}" if text[:1] in ("", "{") else text
+        yield self._heard(BrokenCall(self._call.name, text, self._why))
 
-    def _cut_off(self) -> None:
-        """The message ends within a call: where a mark closes it, it was never whole."""
-        why = "the message ends within it"
-        if self._tentative:
-            self._give_up(why)
-            return
-        at = find_mark(self._written, self._close)
-        if at >= 0:
-            self._written, self._rest = self._written[:at], self._written[at:]
-        self._state = "after"
-        self._break(why)
+    def _heard(self, call: ToolCall | BrokenCall) -> CallPart:
+        self.calls.append(call)
+        said = call.text if isinstance(call, BrokenCall) else to_json(call.arguments)
+        return CallPart(len(self.calls) - 1, call.name, said)
 
-    def _break(self, why: str) -> None:
-        name = None if self._core is None else self._core.name
-        self.calls.append(BrokenCall(name, bare(self._written).strip(), why))
-        self._core, self._written = None, ""
+    def _after(self, final: bool) -> Iterator[Heard]:
+        """What stands behind a call: another one, the mark that calls are over, or what makes nonsense of it."""
+        text, close = self._rest.lstrip(), self._close
+        marks = [mark for mark in (self._next, close, self._opening) if mark]
+        more = None if self._grammar.kind == "headed" else _MORE.match(text)
+        begun = any(mark.startswith(text) and mark != text for mark in marks) or (more is not None and not more[1])
+        if not final and (not text or begun):
+            return
+        ended = next((mark for mark in (close, first_control(close)) if mark and text.startswith(mark)), "")
+        has_next = bool(self._next) and text.startswith(self._next)
+        is_over = not text or has_next or ended or more or text.startswith((CONTROL, *marks))
+        if self._whole and not is_over and (close or self._grammar.kind == "headed"):
+            self._give_up("something else follows it")
+            return
+        yield from map(self._heard, self._whole)
+        self._whole, self._tentative, self._is_behind = [], False, True
+        if has_next or (more is not None and more[1]):
+            self._rest = text.removeprefix(self._next) if has_next else text[more.start(1) :]  # type: ignore[union-attr]
+            self._state, self._lead = "lead", ""
+        else:
+            self._rest = "" if more is not None else text.removeprefix(ended)
+            self._state, self._lead = "words", self._usual_lead
 
-    def _after(self, final: bool) -> None:
-        """What stands behind a call: another one, or the mark that calls are over."""
-        text = self._rest.lstrip()
-        marks = [mark for mark in (self._next, self._close) if mark]
-        if not final and (not text or any(mark.startswith(text) and mark != text for mark in marks)):
-            return
-        if self._next and text.startswith(self._next):
-            self._rest, self._state, self._lead = text.removeprefix(self._next), "lead", ""
-            return
-        if self._close and text.startswith(self._close):
-            self._rest = text.removeprefix(self._close)
-        self._state, self._lead = "words", self._usual_lead
+
+def _joined(heard: Iterable[Heard]) -> list[Heard]:
+    """The same with words that follow each other in one."""
+    made: list[Heard] = []
+    for is_words, each in groupby(heard, lambda each: isinstance(each, SaidWords)):
+        pieces = [*each]
+        made += [SaidWords("".join(piece.text for piece in pieces))] if is_words else pieces  # type: ignore[union-attr]
+    return made
