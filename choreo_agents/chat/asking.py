@@ -34,7 +34,7 @@ class ChatRequest:
     thinking: bool | int | None = None
     """Whether it thinks before it answers, or for how many tokens at most; None: as its template has it."""
     counts_thoughts: bool = False
-    """Whether the sampling's `max_tokens`, if it has one, is of thoughts and answer together."""
+    """If true, the sampling's `max_tokens` bounds thoughts and answer together."""
     reuse: Reuse = "prefix"
     inherits: tuple[str, ...] = ()
     """Names of messages of the same thread that are not in this call, and that what is reused may have attended to:

@@ -56,7 +56,7 @@ class Speaking:
 
     @property
     def in_parts(self) -> bool:
-        """Whether a turn may have several messages: what it says of a call comes before the call."""
+        """Tell whether a turn may have several messages: a preamble, then a call."""
         how = tools_format(self._model.chat)
         return bool(self._tools) and how.is_headed and bool(how.ends)
 

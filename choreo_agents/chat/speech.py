@@ -59,7 +59,7 @@ class Speech:
         self._told = ""
         """... and what was told of its text."""
         self.calls: list[Called] = []
-        """Those that can be made, and those that cannot."""
+        """All calls of the message: those that can be made, and those that cannot."""
 
     @classmethod
     def of(cls, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str, tokens: Sequence[int]) -> Speech:
@@ -71,7 +71,7 @@ class Speech:
         return said
 
     def add(self, token: int) -> list[str | Called]:
-        """What the next token says: words and calls."""
+        """Return the words and calls that the next token completes."""
         return self._add(token, "" if token in self._model.controls else self._texts.add(token))
 
     def _add(self, token: int, text: str) -> list[str | Called]:
@@ -89,7 +89,7 @@ class Speech:
         return [*self._rest(), *self._heard(self._reader.end())]
 
     def _rest(self) -> list[str | Called]:
-        """What a text without control tokens says behind all that was told of it."""
+        """Return what the text since the last control token says beyond what was told of it."""
         text, told = self._model.decode(self._run, special=False) if self._run else "", self._told
         self._run, self._told, self._texts = [], "", Detokenizer(self._model)
         return self._heard(self._reader.add(text[len(told) :])) if text != told and text.startswith(told) else []

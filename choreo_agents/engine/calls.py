@@ -45,7 +45,7 @@ class Thinking:
     budget: int = 4096
     """Tokens of thoughts at most; 0: none."""
     counts: bool = False
-    """Whether `max_tokens` is of thoughts and answer together: where thoughts use it up, there is no answer."""
+    """If true, `max_tokens` bounds thoughts and answer together: thoughts that use it up leave no answer."""
 
     def __post_init__(self) -> None:
         texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, FramedText)
@@ -201,7 +201,7 @@ class Decode:
     """Tokens that end the message besides, as nothing else closes it then: `<|call|>`, where other turns are closed by
     `<|end|>`. They are part of it."""
     in_parts: bool = False
-    """Whether a turn may go on behind its closing, which then does not stop the decode: it closes each part."""
+    """If true, the closing ends a part of the turn and not the decode, as `<|end|>` does between gpt-oss' messages."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
     anew: bool = False

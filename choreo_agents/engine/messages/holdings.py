@@ -75,7 +75,7 @@ class Holdings:
     def __init__(self, table: MessageTable, lock: EngineLock) -> None:
         self.table, self.lock = table, lock
         self._held: defaultdict[str, dict[Name, Holding]] = defaultdict(dict)
-        """By tenant."""
+        """What each thread holds, by tenant and by the thread's name."""
         self._inside: defaultdict[Scope | None, set[Holding]] = defaultdict(set)
         """Who has a scope that ends with this one, or with none."""
         self._runs: OrderedDict[Holding, None] = OrderedDict()

@@ -249,9 +249,9 @@ class ToolCallReader:
 
 
 def _joined(heard: Iterable[Heard]) -> list[Heard]:
-    """The same with words that follow each other in one."""
+    """Return the same pieces, with words that follow each other joined into one."""
     made: list[Heard] = []
-    for is_words, each in groupby(heard, lambda each: isinstance(each, SaidWords)):
-        pieces = [*each]
-        made += [SaidWords("".join(piece.text for piece in pieces))] if is_words else pieces  # type: ignore[union-attr]
+    for run in ([*pieces] for _, pieces in groupby(heard, type)):
+        words = [each.text for each in run if isinstance(each, SaidWords)]
+        made += [SaidWords("".join(words))] if words else run
     return made
