@@ -26,7 +26,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.options import errors_as_lines
 from choreo_agents.terminal.waiting import importing
 
@@ -67,13 +66,13 @@ def require_writable(path: Path | None) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Read lengths with commas between; raises `InvalidRequestError`."""
+    """Read lengths with commas between; raises `ValueError`."""
     try:
         found = [int(each) for each in text.split(",")]
     except ValueError:
         found = [0]
     if min(found) < 1:
-        raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
+        raise ValueError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
     return found
 
 
@@ -181,9 +180,9 @@ def output(as_json: bool = False, report: Path | None = None, plot: Path | None 
 
 
 def require_embedded(model: LoadedModel) -> None:
-    """Raise `InvalidRequestError` if a model does not speak the language that problems are drawn in."""
+    """Raise `ValueError` if a model does not speak the language that problems are drawn in."""
     if not model.speaks_embedded:
-        raise InvalidRequestError(
+        raise ValueError(
             f"{model.name!r} does not speak the embedded language, which problems are drawn in: score it with choreo "
             "eval WORKFLOW --inputs, train it with choreo train distill"
         )

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.options import JsonOption, errors_as_lines
 from choreo_agents.terminal.waiting import importing
 
@@ -80,7 +79,7 @@ def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGra
         pair, _, mode = spelled.partition("=")
         source, colon, reader = pair.partition(":")
         if not colon or not mode:
-            raise InvalidRequestError(f"spell a rule as SOURCE:READER=MODE, not {spelled!r}")
+            raise ValueError(f"spell a rule as SOURCE:READER=MODE, not {spelled!r}")
         graph = graph.with_rule(source, reader, cast("Mode", mode))  # what is no mode is refused there
     if keep:
         kept = {name: frozenset(filter(None, who.split(","))) for name, _, who in (k.partition("=") for k in keep)}

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.errors import ChoreoError
 from choreo_agents.terminal.loading import DTYPES, USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
 from choreo_agents.terminal.waiting import importing, waiting
@@ -73,7 +72,7 @@ def check(
                 found = check_model(model, device=loading.device, dtype=loading.torch_dtype, chat=chosen)
             fits = found.memory.measured and found.memory.holds_weights
             loaded = load(console, model, loading) if measure and fits else None
-        except (ChoreoError, OSError, ValueError) as error:
+        except Exception as error:
             if as_json:
                 typer.echo(json.dumps({"model": model, "served": False, "why": str(error)}, indent=2))
             raise

@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines
 from choreo_agents.terminal.waiting import importing, waiting
@@ -128,7 +127,7 @@ def run_prompt(
 
     with errors_as_lines(console):
         if folder is not None and not salt:
-            raise InvalidRequestError(
+            raise ValueError(
                 "files in --folder are sealed, for other runs, with a secret of yours: put it into CHOREO_SALT, or "
                 "give it with --salt"
             )

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.errors import AdapterError
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
 from choreo_agents.terminal.waiting import importing, waiting
@@ -355,7 +354,7 @@ def recorded_app(
 def _settings(header: RecordingHeader) -> dict[str, Any]:
     """Of the engine: as it was."""
     if header.adapter is not None and header.adapter not in header.adapters:
-        raise AdapterError(f"the recording does not say where its adapter {header.adapter!r} is")
+        raise ValueError(f"the recording does not say where its adapter {header.adapter!r} is")
     return {
         "method": header.conditions["method"],
         "seed": header.seed,

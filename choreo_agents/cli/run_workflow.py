@@ -19,7 +19,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.case_options import (
     BudgetOption,
     InputsOption,
@@ -75,9 +74,9 @@ def run_case(
     with errors_as_lines(console):
         variant, *more = require_variants(case, method)
         if more:
-            raise InvalidRequestError(f"--method takes one of {', '.join(case.variants)}: choreo eval compares several")
+            raise ValueError(f"--method takes one of {', '.join(case.variants)}: choreo eval compares several")
         if inputs is None and out is not None:
-            raise InvalidRequestError("--out keeps the results of many items: give a file of them with --inputs")
+            raise ValueError("--out keeps the results of many items: give a file of them with --inputs")
         items = [] if inputs is None else read_items(case, inputs)
         options = make_options()
         loaded = load(console, model, loading)

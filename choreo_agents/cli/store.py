@@ -16,7 +16,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.terminal.options import JsonOption, bar, errors_as_lines
 from choreo_agents.terminal.waiting import importing
 
@@ -114,14 +113,14 @@ def compact(
 def _salt(path: Path) -> str:
     salt = path.read_text().strip("\r\n")
     if not salt:
-        raise InvalidRequestError(f"there is no salt in {str(path)!r}")
+        raise ValueError(f"there is no salt in {str(path)!r}")
     return salt
 
 
 def _age(text: str) -> timedelta:
     found = re.fullmatch(r"(\d{1,6})([smhdw])", text)
     if found is None or not int(found[1]):
-        raise InvalidRequestError(f"--older-than is a number with s, m, h, d or w behind it, as 30d, not {text!r}")
+        raise ValueError(f"--older-than is a number with s, m, h, d or w behind it, as 30d, not {text!r}")
     return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
 
 

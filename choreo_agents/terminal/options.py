@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from choreo_agents.errors import ChoreoError, InvalidRequestError
-
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -29,9 +27,14 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
     """Print an expected error without a traceback and end with this exit code."""
     try:
         yield
-    except (ChoreoError, OSError, ValueError) as error:
+    except Exception as error:
+        # Imported here: with LangChain's errors that takes a good part of the time in which help is shown.
         from pydantic import ValidationError
 
+        from choreo_agents.errors import ChoreoError
+
+        if not isinstance(error, ChoreoError | OSError | ValueError):
+            raise
         said = str(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
@@ -43,12 +46,12 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
 
 
 def named_values(option: str, said: Sequence[str] | None) -> dict[str, str]:
-    """Read what is typed as NAME=VALUE; raises `InvalidRequestError`."""
+    """Read what is typed as NAME=VALUE; raises `ValueError`."""
     found = {}
     for text in said or ():
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise InvalidRequestError(f"{option} takes NAME=VALUE, not {text!r}")
+            raise ValueError(f"{option} takes NAME=VALUE, not {text!r}")
         found[name] = value
     return found
 

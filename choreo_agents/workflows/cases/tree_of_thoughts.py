@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.questions import Question
@@ -71,7 +70,7 @@ class TreeCase:
 def _ballot(prompts: Prompts) -> Ballot:
     """Votes name a candidate, or the result that it found."""
     if prompts("ballot") not in ("value", "name"):
-        raise InvalidRequestError(f"ballot in the prompts of {prompts.source} must be 'value' or 'name'")
+        raise ValueError(f"ballot in the prompts of {prompts.source} must be 'value' or 'name'")
     if prompts("ballot") == "name":
         return lambda name, _: f"{name}."
 

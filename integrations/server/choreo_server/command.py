@@ -9,8 +9,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from choreo_agents.errors import ChoreoError, InvalidRequestError
-
 _TURN_S = 0.0005
 """Seconds for which what is said to clients may keep the engine's thread from its next operation."""
 _WHERE, _LIMITS, _ENGINE = "Who may call, and where", "Limits", "The engine"
@@ -145,6 +143,7 @@ def serve(
     import uvicorn
 
     from choreo_agents import Memory, Scheduling
+    from choreo_agents.errors import ChoreoError
     from choreo_server.app import server_app
     from choreo_server.limits import Limits
     from choreo_server.process import StoppingServer, load_engine
@@ -152,7 +151,7 @@ def serve(
 
     try:
         if record and recordings is None:
-            raise InvalidRequestError("--record: say with --recordings in which folder")
+            raise ValueError("--record: say with --recordings in which folder")
         known = read_keys(keys)
         limits = Limits(
             body_bytes=round(max_body_mb * (1 << 20)),
