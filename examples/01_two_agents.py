@@ -5,7 +5,7 @@ from choreo_agents import END, START, Agent, ChoreoGraph, Engine
 graph = ChoreoGraph(system="Agents read their notes, hear each other and agree on one answer.")
 graph.add_node(Agent("scout", system="Notes: Ann has 3 red kites. Bob has 5 blue boats. Cleo has 2 green drums."))
 graph.add_node(Agent("captain"))
-graph.add_edge(START, "scout", visibility="reencoded")  # it reads the question in the light of its notes
+graph.add_edge(START, "scout")  # it reads the question behind its notes
 graph.add_edge("scout", "captain", visibility="shared")  # make it "private", and it does not know
 graph.add_edge("captain", END)
 

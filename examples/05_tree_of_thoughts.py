@@ -37,10 +37,11 @@ thinker = Worker("thinker", sampling=WARM)
 voter = Worker("voter", speaker=VOTER, lead=VOTE, choices=lambda state: [*results(state).values()], sampling=WARM)
 graph = ChoreoGraph(system="Work it out in steps.")
 graph.add_node(thinker).add_node(voter).add_node("checker", Agent(CHECKER, prompt="Check it."))
-graph.add_node("stand", lambda state: {}).add_node("count", lambda state: {})  # wait for all branches
+# Both wait for all branches. They write no messages, so who comes after "stand" sees who came before it.
+graph.add_node("stand", lambda state: {}, writes=()).add_node("count", lambda state: {}, writes=())
 graph.add_conditional_edges(START, grow, ["thinker"])
 graph.add_edge("thinker", "stand")
-graph.add_conditional_edges("stand", poll, ["voter"], visibility={"thinker": "shared"})
+graph.add_conditional_edges("stand", poll, ["voter"])
 graph.add_edge("voter", "count")
 graph.add_conditional_edges("count", best, ["checker"], visibility={"thinker": "shared"})
 graph.add_edge("checker", END)

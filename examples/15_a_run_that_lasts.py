@@ -24,11 +24,9 @@ for name, notes in NOTES.items():
     question = f"What does {notes.split()[0]} have?"
     graph.add_node(Agent(name, system=f"Notes: {notes}", prompt=question, sampling=Sampling(max_tokens=16)))
     graph.add_edge(START, name)
-graph.add_node("publish", publish).add_edge([*NOTES], "publish")
+graph.add_node("publish", publish, writes=()).add_edge([*NOTES], "publish")  # David sees whom it waited for
 graph.add_node(Agent("David", prompt="What does Cleo have?", sampling=Sampling(max_tokens=16)))
 graph.add_edge("publish", "David").add_edge("David", END)
-for name in NOTES:
-    graph.share(name, "David")
 
 
 def one_process(file, given):

@@ -16,11 +16,8 @@ from choreo_agents.terminal.waiting import importing
 
 if TYPE_CHECKING:
     from choreo_agents.graph import AuditReport, ChoreoGraph
-    from choreo_agents.graph.audit import Finding
     from choreo_agents.graph.visibility import Mode
 
-_ROWS = 200
-"""Findings, and lines on what is blocked, that are printed: a large graph has as many as pairs of nodes."""
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
 
 
@@ -89,46 +86,30 @@ def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGra
 
 
 def _print(console: Console, target: str, report: AuditReport) -> None:
+    from choreo_agents.graph.audit.report import ROWS
+
     table = Table(box=box.SIMPLE_HEAD, title=f"what can reach whom in {target}", title_justify="left")
-    for column in ("private context", "reader", "channel", "shortest path", "cut by"):
+    for column in ("private context", "readers", "channel", "shortest paths", "cut by"):
         table.add_column(column, overflow="fold")
-    listed = iter(report.listed)
-    for finding in islice(listed, _ROWS):
-        broken = "[red bold]✗ [/]" if finding.violation else ""
-        channel = _CHANNELS[finding.channel]
-        table.add_row(broken + escape(finding.context), finding.reader, channel, escape(finding.walk()), _cut(finding))
+    how = {"encoding": "reencoded", "words": "private"}
+    for row in report.rows(ROWS):
+        broken = "[red bold]✗ [/]" if row.is_broken else ""
+        cuts = "\n".join(f"{cut}: {how[row.channel]}" for cut in row.cuts.splitlines()) or "[dim]no other rule[/]"
+        table.add_row(broken + escape(row.context), row.readers, _CHANNELS[row.channel], escape(row.walks), cuts)
     if report.findings:
         console.print(table)
-        if more := sum(1 for _ in listed):
+        if (more := len(report.listed) - ROWS) > 0:
             console.print(f"[dim]and {more:,} more: --json for all of them[/]")
     else:
         console.print(f"No private context of [b]{target}[/b] reaches anybody but its owner.")
-    _print_blocked(console, report)
+    blocked = report.blocked_rows()
+    for reader, messages, unseen in islice(blocked, ROWS):
+        console.print(f"[dim]blocked: {escape(f'{reader} reads {messages} as encoded without {unseen}')}[/]")
+    if more := sum(1 for _ in blocked):
+        console.print(f"[dim]and {more:,} more that are blocked: --json for all of them[/]")
     for hop in report.changed:
         console.print(f"[green]re-encoded by the policy:[/] {hop.source} -> {hop.reader}")
     if report.outside:
         console.print(f"[dim]Outside the proof: {escape('; '.join(report.outside))}.[/]")
     for finding in report.violations:
         console.print(f"[red bold]broken:[/] {escape(finding.violation)} ({finding.channel})")
-
-
-def _print_blocked(console: Console, report: AuditReport) -> None:
-    from choreo_agents.graph import START
-
-    readers: dict[tuple[str, str], list[str]] = {}
-    for pair in report.blocked:
-        readers.setdefault((pair.reader, pair.earlier), []).append("input" if pair.later == START else pair.later)
-    for (reader, earlier), later in islice(readers.items(), _ROWS):
-        seen = "input" if earlier == START else escape(earlier)
-        console.print(f"[dim]blocked: {reader} reads {escape(', '.join(later))} as encoded without {seen}[/]")
-    if len(readers) > _ROWS:
-        console.print(f"[dim]and {len(readers) - _ROWS:,} more that are blocked: --json for all of them[/]")
-
-
-def _cut(finding: Finding) -> str:
-    from choreo_agents.graph import Rule
-
-    if not finding.cut:
-        return "[dim]no other rule[/]"
-    how = Rule().without(finding.channel).words()
-    return "\n".join(f"{source} -> {reader}: {how}" for source, reader in finding.cut)

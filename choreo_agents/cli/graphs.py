@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,7 +41,13 @@ def _named(module_name: str, name: str) -> Any:
         raise InvalidRequestError(f"there is no module {module_name!r}: {error}") from error
     for part in name.split("."):
         named = getattr(named, part, None)
-    return named() if callable(named) and not isinstance(named, ChoreoGraph | CompiledChoreoGraph) else named
+    if not callable(named) or isinstance(named, ChoreoGraph | CompiledChoreoGraph):
+        return named
+    try:
+        inspect.signature(named).bind()
+    except TypeError as error:
+        raise InvalidRequestError(f"'{module_name}:{name}' cannot be called without arguments: {error}") from error
+    return named()
 
 
 @contextmanager

@@ -69,6 +69,9 @@ class Engine:
         self.record, self.lineage = Recordings(self._tenant), LineageExchange(self._tenant)
         """Records runs of graphs; and what messages are computed from, for a store."""
 
+    def __repr__(self) -> str:
+        return f"Engine({self.model.name})"
+
     @classmethod
     def load(
         cls,

@@ -151,6 +151,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """What it merges, if it is a synthesizer."""
         self._reader_rules: ReaderRules | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
     def speaker(self, _: Any) -> str:
         """Whose name stands in the header, given the state."""
         return self.name

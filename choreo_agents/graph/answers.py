@@ -14,11 +14,11 @@ from choreo_agents.engine import Engine, UnkeptRun
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.errors import HandleError, LineageWarning
 from choreo_agents.graph.keeping import thread_in
-from choreo_agents.graph.langgraph_internals import author_of, hidden_in, is_nested, run_step_of, with_hidden
+from choreo_agents.graph.langgraph_internals import is_nested, run_step_of
+from choreo_agents.graph.nesting import author_of
 from choreo_agents.graph.provenance import digest_of, handle_of, note_of, persona_of, signing
 from choreo_agents.kv.handle import MessageHandle
 
-_WORDS_OF = "words_of"
 _told: WeakKeyDictionary[Seals, set[tuple[str, str]]] = WeakKeyDictionary()
 """Of whom which reader was told, for each tenant of an engine."""
 _ENCODED = "encoded"
@@ -56,7 +56,7 @@ class AnswerSigner:
         note = {"handle": handle.id, "model": handle.model, "length": handle.length, _ENCODED: encoded}
         if is_nested(self._config):
             # As `sign` notes what a node writes: it lets this stand.
-            note |= {"author": author_of(self._config, ""), "step": run_step_of(self._config), "confidential": False}
+            note |= {"author": author_of(self._config), "step": run_step_of(self._config), "confidential": False}
         return signing(self._config, engine.lineage.seals).noted(message, note)
 
     def merged(self, engine: Engine, messages: Sequence[BaseMessage]) -> list[MessageHandle | BaseMessage]:
@@ -75,18 +75,6 @@ class AnswerSigner:
         return found
 
 
-def with_words_of(config: RunnableConfig, called: RunnableConfig, pairs: frozenset[tuple[str, str]]) -> RunnableConfig:
-    """Return the config of a run in which readers get the words alone of answers in functions: see `Chart.words_of`.
-
-    Args:
-        config: As the graph was given it, and `called` as it runs with it.
-        pairs: Of the graph; one around it may keep more from its readers.
-    """
-    home, around = (f"{author_of(called, '')}|", words_of_in(called)) if is_nested(called) else ("", frozenset())
-    own = frozenset((home + function, home + reader) for function, reader in pairs)
-    return with_hidden(config, _WORDS_OF, own | around)
-
-
 def tell_words_of(engine: Engine, reader: str, words_of: Mapping[str, str]) -> None:
     """Warn, once for each of them, of whose words alone a node reads though it was to read encodings, and why."""
     told = _told.setdefault(engine.lineage.seals, set())
@@ -95,12 +83,6 @@ def tell_words_of(engine: Engine, reader: str, words_of: Mapping[str, str]) -> N
     if new:
         named = "; ".join(f"{author!r} ({why})" for author, why in new.items())
         warnings.warn(f"{reader!r} reads the words, and not the encodings, of {named}", LineageWarning, stacklevel=2)
-
-
-def words_of_in(config: RunnableConfig) -> frozenset[tuple[str, str]]:
-    """Return the functions and readers of a run that `with_words_of` has named, by their paths."""
-    found = hidden_in(config, _WORDS_OF)
-    return found if isinstance(found, frozenset) else frozenset()
 
 
 def answers_in(messages: Iterable[BaseMessage]) -> list[MessageHandle]:

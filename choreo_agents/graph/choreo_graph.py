@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,9 +17,9 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Policy, audit_chart, harmless, without_answers
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, harmless, without_answers
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
-from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, unwrapped
+from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, require_ways, unwrapped
 from choreo_agents.graph.compiling.binding import (
     bound_agent,
     named_contexts,
@@ -32,14 +32,18 @@ from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.compiling.unseen import note_unseen
+from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import LineageChoice, require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
-from choreo_agents.graph.provenance import sign
+from choreo_agents.graph.nesting import placed_node
+from choreo_agents.graph.provenance import sign, unsaid
 from choreo_agents.graph.recording.around import around, around_routes
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.tenancy import Resolver, require_by_tenant
 from choreo_agents.graph.visibility import (
+    EVERYONE,
+    REENCODED,
     SHARED,
     History,
     Mode,
@@ -85,16 +89,18 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.positions = positions
         self.personas: dict[str, str] = {}
         """Of functions that are declared to be somebody's nodes."""
+        self.control_flow: set[tuple[str, str]] = set()
+        """Pairs of which an edge says that it declares nothing of them; `EVERYONE`: whom a route leads to."""
         self._visibility = VisibilityTable(default=None if visibility is None else rule_of(visibility))
         self._audited: AuditReport | None = None
         self.engine: Engine | None = None
         """Of a compiled graph's builder, the engine that signs what is said in it; None: it has no agents."""
         self.engines: tuple[Engine, ...] = ()
         """Of a compiled graph's builder, all that serve it, subgraphs included."""
-        self.words_of: frozenset[tuple[str, str]] = frozenset()
-        """Of a compiled graph's builder: see `Chart.words_of`."""
-        self._charted: Chart | None = None
-        """Of a compiled graph's builder, the chart as it runs."""
+        self.declared = Declared()
+        """Of a compiled graph's builder, all that it declares, as it runs."""
+        self.changed: tuple[tuple[Hop, Rule], ...] = ()
+        """Of a compiled graph's builder, the edges that its policy has changed, and how."""
         self.origin: ChoreoGraph = self
         self.served: tuple[EngineChoice | None, bool] = (None, False)
         """Of a compiled graph's builder, of which graph it was compiled, with which engines, and whether `strict`."""
@@ -102,16 +108,27 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
         self.lineage: LineageChoice = None
 
-    def add_node(self: Self, node: Any, action: Any = None, *, persona: str | None = None, **options: Any) -> Self:
+    def add_node(
+        self: Self,
+        node: Any,
+        action: Any = None,
+        *,
+        persona: str | None = None,
+        writes: tuple[()] | None = None,
+        **options: Any,
+    ) -> Self:
         """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
 
         Args:
             node: Its name, or what runs; `action` and `options` as LangGraph's.
             persona: Of a function: for whose agents it speaks. It may write in their name, and edit what they said; by
                 default all that it writes is its own, also what it has edited.
+            writes: `()`: it writes neither messages nor handles, as a router, a counter or a barrier, and who sees it
+                sees what it sees. None: it may.
 
         Raises:
-            InvalidRequestError: An agent is wrapped otherwise than by `with_retry` or `with_config`, or has a persona.
+            InvalidRequestError: An agent is wrapped otherwise than by `with_retry` or `with_config`, or has a persona;
+                or `writes` is of no function, or is not `()`.
         """
         agent, policy = unwrapped(node if action is None else action)
         node, action = (agent, None) if action is None else (node, agent)
@@ -123,11 +140,23 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             )
         if isinstance(agent, Agent) and persona is not None:
             raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
+        graphs = [*found(agent, CompiledStateGraph)]
+        inside = [*found(agent, Agent), *(each for inner in graphs for each in agents_of(inner.builder))]
+        if writes is not None and (inside or graphs or persona is not None or tuple(writes)):
+            raise InvalidRequestError(
+                f"writes={writes!r}: only () can be said, of a function that speaks for nobody and writes no messages"
+            )
         before = set(self.nodes)
         if isinstance(agent, Agent) and agent.update is not None:
             options = {"destinations": destinations_of(agent.update)} | options
         super().add_node(node, action, **options)
-        self.personas |= {name: persona for name in self.nodes.keys() - before if persona is not None}
+        added = {each for each in self.nodes.keys() - before if not self.nodes[each].is_error_handler}
+        self.personas |= dict.fromkeys(added, persona) if persona is not None else {}
+        self._visibility.describe(
+            silent=added if writes is not None else (),
+            confidential=added if any(each.confidential for each in inside) else (),
+            told=_told({name: self.nodes[name] for name in added}),
+        )
         if isinstance(agent, Agent):
             for source, rule in agent.rules.items():
                 self._visibility.declare(source, node if isinstance(node, str) else agent.name, rule)
@@ -147,7 +176,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Args:
             start_key: One node, or several that must all be done.
             end_key: The reader.
-            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a `Rule`;
+            visibility: `"shared"` (the default, but from START to an agent with a system prompt, which reads the input
+                behind that, `"reencoded"`), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a `Rule`;
                 or a dict from source to one of these, which says all that this edge declares: `{}` makes it mere
                 control flow.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
@@ -161,11 +191,15 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         if end_key == END and explicit:
             raise VisibilityError("END sees nothing: leave visibility, history and scope out")
         starts = [start_key] if isinstance(start_key, str) else start_key
+        if start_key == START and scope is not None and visibility is None:
+            visibility = REENCODED
         rules = _declared(visibility, [start for start in starts if start != end_key], history, scope)
         super().add_edge(start_key, end_key)
+        self.control_flow |= {(start, end_key) for start in starts if start not in rules}
         if end_key != END:
             for source, rule in rules.items():
-                self._visibility.declare(source, end_key, rule, explicit=explicit)
+                has_mode = visibility is not None
+                self._visibility.declare(source, end_key, rule, explicit=explicit, has_mode=has_mode)
         return self
 
     def add_conditional_edges(
@@ -188,9 +222,13 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         for name, branch in self.branches[source].items():
             if name in before:
                 continue
+            if branch.ends is None and visibility is not None:
+                self.control_flow.add((source, EVERYONE))
             for target in (branch.ends or {}).values():
                 starts = [source] if source != target else []
-                for start, rule in ({} if target == END else _declared(visibility, starts)).items():
+                rules = {} if target == END else _declared(visibility, starts)
+                self.control_flow |= {(start, target) for start in starts if start not in rules}
+                for start, rule in rules.items():
                     self._visibility.declare(start, target, rule, explicit=visibility is not None)
         return self
 
@@ -228,6 +266,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         does, and `VisibilityError` if there is no such agent."""
         changed = self._copied()
         changed.nodes = with_system(self.nodes, node, text)
+        changed._visibility.describe(told=_told(changed.nodes))
         return changed
 
     def _copied(self: Self) -> Self:
@@ -235,15 +274,21 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
         copied.waiting_edges = set(self.waiting_edges)
         copied.branches = defaultdict(dict, {source: dict(each) for source, each in self.branches.items()})
-        copied.personas = dict(self.personas)
+        copied.personas, copied.control_flow = dict(self.personas), set(self.control_flow)
+        copied._audited = None
         copied._visibility = self._visibility.copy()
         return copied
 
-    def reads_of(self, name: str, agent: Agent) -> dict[str, Rule]:
-        """The rules by which an agent reads as the node of that name."""
+    @property
+    def silent(self) -> Collection[str]:
+        """The functions that are declared to write no messages."""
+        return self._visibility.silent
+
+    def reads_of(self, name: str, agent: Agent | None) -> dict[str, Rule]:
+        """The rules by which an agent reads as the node of that name; without one, by which a graph does."""
         return self._visibility.reads(name, self.nodes)
 
-    def undeclared_of(self, name: str, agent: Agent) -> tuple[str, ...] | None:
+    def undeclared_of(self, name: str, agent: Agent | None) -> tuple[str, ...] | None:
         """If it reads everyone, those of whom nothing is said by name."""
         return self._visibility.undeclared(name, self.nodes)
 
@@ -263,6 +308,19 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         chart = without_answers(self.chart())
         chart, changed = harmless(chart) if self.policy.on_violation == "reencode" else (chart, [])
         return audit_chart(chart, changed)
+
+    def draw(self) -> Drawing:
+        """The graph as a Mermaid flowchart: see `CompiledChoreoGraph.draw`."""
+        return Drawing(draw_audit(self, self.audit()))
+
+    def _repr_markdown_(self) -> str:
+        try:
+            return self.draw()._repr_markdown_()
+        except VisibilityError:  # it is being built: what is declared of nodes comes before these
+            return f"`{self!r}`"
+
+    def __repr__(self) -> str:
+        return f"ChoreoGraph({', '.join(self.nodes)})"
 
     def compile(
         self,
@@ -291,6 +349,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """
         _require_names(self)
         require_channels(self)
+        require_ways(self, self._visibility.explicit())
         bound = self._copied()
         bound.origin, bound.resolver = self._copied(), tenant
         engines, bound.served = Engines(engine), (engine, strict)
@@ -307,9 +366,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
     """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
     whole, report = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
-    bound._charted, bound._audited, bound.words_of = whole, report, whole.words_of
-    for hop in report.changed:
-        bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
+    bound.declared, bound._audited = Declared(whole, TextsByModel(bound)), report
+    bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in report.changed)
+    for hop, rule in bound.changed:
+        if hop.reader in bound.nodes:  # what is given to agents of subgraphs they know by the chart
+            bound._visibility.change(hop.source, hop.reader, rule)
     return whole
 
 
@@ -337,17 +398,18 @@ def _guard_runs(bound: ChoreoGraph) -> None:
 
 def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str, Any]:
     """Its nodes: agents that know what they may read, and functions that sign what they write."""
-    assert bound._charted is not None
     nodes: dict[str, Any] = {}
-    declared, shared = Declared(bound._charted, TextsByModel(bound)), texts_shared_in(bound.nodes)
+    shared = texts_shared_in(bound.nodes)
     for name, spec in bound.nodes.items():
         node: Any = spec.runnable
         if isinstance(node, Agent):
-            nodes[name] = bound_agent(bound, name, spec, engines, declared, shared, **told)
+            nodes[name] = bound_agent(bound, name, spec, engines, bound.declared, shared, **told)
         else:
-            signing = partial(sign, persona=bound.personas.get(name))
-            heard = node if _holds_agents(node) else around(node, name)
-            nodes[name] = replace(spec, runnable=heard | RunnableLambda(signing, name=f"sign {name}"))
+            signing = partial(sign, node=name, persona=bound.personas.get(name))
+            signing = partial(unsaid, node=name) if name in bound.silent else signing
+            holds_agents = _holds_agents(node)
+            placed = placed_node(node if holds_agents else around(node), name, signing, holds_agents=holds_agents)
+            nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
     return nodes
 
 
@@ -369,6 +431,12 @@ def _require_names(graph: ChoreoGraph) -> None:
     require_personas(graph.personas, graph.nodes)
     graph._visibility.require_contexts(named_contexts(graph.nodes))
     graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
+
+
+def _told(nodes: Mapping[str, Any]) -> dict[str, str]:
+    """The personas of the agents that have a system prompt, by node."""
+    agents = {name: spec.runnable for name, spec in nodes.items() if isinstance(spec.runnable, Agent)}
+    return {name: agent.persona or name for name, agent in agents.items() if agent.system is not None}
 
 
 def _declared(

@@ -12,14 +12,11 @@ from langchain_core.runnables.graph import Graph
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.answers import with_words_of
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, audit_entries
+from choreo_agents.graph.audit import AuditReport, Declared, Policy, audit_entries
 from choreo_agents.graph.compiling.charting import agents_of
-from choreo_agents.graph.compiling.texts import TextsByModel
-from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit
+from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit, labelled
 from choreo_agents.graph.durable.finding import LineageChoice, lineage_store_for, with_lineage
 from choreo_agents.graph.durable.forgetting import forget_thread
-from choreo_agents.graph.edge_labels import labelled
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, with_engines
 from choreo_agents.graph.keeping import akept, forgetting, kept, with_thread
 from choreo_agents.graph.langgraph_internals import (
@@ -31,28 +28,26 @@ from choreo_agents.graph.langgraph_internals import (
     saved_state_of,
     saver_of,
 )
+from choreo_agents.graph.nesting import in_graph
 from choreo_agents.graph.provenance import InputFilter, by_id, signer_of, with_signer
 from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
+from choreo_agents.graph.state import entries_in
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import RunTenant, TenantThreads
-from choreo_agents.graph.view.tasks_around import with_tasks_around
-from choreo_agents.graph.visibility import Rule
+from choreo_agents.graph.view.reader_rules import with_chart
 
 
-class _Built(Protocol):
+class _Built(Drawable, Protocol):
     """The graph that it was compiled of, bound to its engine."""
 
     engine: Engine | None
     engines: Sequence[Engine]
+    declared: Declared
+    policy: Policy
     lineage: LineageChoice
     origin: Drawable
-    words_of: frozenset[tuple[str, str]]
 
     def audit(self) -> AuditReport: ...
-
-    def chart(self) -> Chart: ...
-
-    def visibility_table(self) -> dict[str, dict[str, Rule]]: ...
 
 
 class CompiledChoreoGraph(TenantThreads):
@@ -127,8 +122,9 @@ class CompiledChoreoGraph(TenantThreads):
             engine, engines = engine.tenant(tenant.salt), [each.tenant(tenant.salt) for each in engines]
         seals, saved = None if engine is None else engine.lineage.seals, saved_state_of(self, called)
         run = with_signer(config, called, seals, self.name)
-        run = with_tasks_around(with_thread(with_engines(run, called, engines), called, self), called, self)
-        run = with_words_of(with_lineage(run, called, self._built.lineage), called, self._built.words_of)
+        run = with_chart(run or {}, called, self._built.declared, self._built.policy.on_violation)
+        run = in_graph(with_thread(with_engines(run, called, engines), called, self), called)
+        run = with_lineage(run, called, self._built.lineage)
         return InputFilter(signer_of(run) or signer_of(called), called, saved), run, engines, tenant
 
     def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
@@ -193,19 +189,24 @@ class CompiledChoreoGraph(TenantThreads):
         if state is None:
             return self._built.audit()
         engines = self._built.engines if engine is None else Engines(engine).given
-        entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
-        declared = Declared(self._built.chart(), TextsByModel(self.builder))
-        return audit_entries(engines, declared, entries or [])
+        return audit_entries(engines, self._built.declared, entries_in(state))
 
     def draw(self) -> Drawing:
         """The graph as a Mermaid flowchart, which notebooks draw: nodes, edges with their visibilities, and over them
         each private context's way to whoever it can reach: thick for encodings, dotted for words, red where a promise
         is broken.
         """
-        return Drawing(draw_audit(self._built.origin, self.audit()))
+        return Drawing(draw_audit(self._built, self.audit()))
 
     def _labelled(self, graph: Graph) -> Graph:
-        return labelled(graph, self._built.visibility_table())
+        return labelled(graph, self._built)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """The drawing, as notebooks draw it: no web service is asked for a picture."""
+        return {"text/plain": repr(self), "text/markdown": self.draw()._repr_markdown_()}
+
+    def __repr__(self) -> str:
+        return f"CompiledChoreoGraph({', '.join(self.builder.nodes)})"
 
 
 def _moved(run: RunnableConfig, supersteps: Any, standing: Any) -> Any:

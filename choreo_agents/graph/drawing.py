@@ -1,14 +1,17 @@
-"""A graph's picture with the paths of private contexts drawn in, as Mermaid."""
+"""A graph's pictures: LangGraph's own with visibilities on its edges, and one with the paths of private contexts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, Protocol
 
+from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START
 
-from choreo_agents.graph.audit import AuditReport, Chart, Finding
+from choreo_agents.graph.audit import AuditReport, Chart
+from choreo_agents.graph.audit.chart import ChartNode
 from choreo_agents.graph.visibility import Rule, rule_between
 
 
@@ -38,53 +41,106 @@ class Drawable(Protocol):
     def visibility_table(self) -> dict[str, dict[str, Rule]]: ...
 
 
+def rules_drawn(graph: Drawable) -> Callable[[str, str], Rule | None]:
+    """Return how nodes see each other, by source and reader, as drawings say it; None: a function reads, or nothing is
+    seen.
+
+    What agents say confidentially is not for who reads it by a default alone.
+    """
+    chart, table = graph.chart(), graph.visibility_table()
+
+    def seen_by(node: ChartNode, source: str) -> Rule | None:
+        said_by, rule = chart.inside(source), node.rules.get(source)
+        seen = rule is None or not rule.mode.shows or not said_by or any(node.reads(source, each) for each in said_by)
+        return rule if seen else None
+
+    def rule_of(source: str, reader: str) -> Rule | None:
+        inside = chart.inside(reader)
+        # Of a graph, how its agents see the source, if they all do so alike.
+        rules = {seen_by(node, source) for node in inside if len(inside) == 1 or not node.is_function}
+        return rules.pop() if len(rules) == 1 else rule_between(table, source, reader)
+
+    return rule_of
+
+
+def labelled(drawing: Graph, graph: Drawable) -> Graph:
+    """LangGraph's drawing, changed: rules on its edges, and an edge for each declared pair without control flow."""
+    drawn, rule_of = {(edge.source, edge.target) for edge in drawing.edges}, rules_drawn(graph)
+    drawing.edges = [
+        edge if edge.data or rule is None else edge._replace(data=rule.words())
+        for edge in drawing.edges
+        for rule in [rule_of(edge.source, edge.target)]
+    ]
+    for reader, rules in graph.visibility_table().items():
+        for source in rules:
+            rule = rule_of(source, reader)
+            says = rule is not None and (rule.mode.shows or rule.mode.keeps_out)
+            if rule is not None and says and (source, reader) not in drawn and {source, reader} <= drawing.nodes.keys():
+                drawing.edges.append(Edge(source, reader, data=rule.words(), conditional=True))
+    return drawing
+
+
 def draw_audit(graph: Drawable, report: AuditReport) -> str:
     """Nodes and edges of a graph in grey, and over them each context's way to its readers: thick for encodings, dotted
     for words, red where a promise is broken."""
-    lines = ["flowchart TD", *_nodes(graph.chart()), *_flow(graph)]
+    chart, flow = graph.chart(), [*_flow(graph)]
+    lines = ["flowchart TD", *_nodes(chart), *flow]
     styles: list[str] = []
-    count = sum("-->" in line for line in lines)
-    drawn: set[tuple[str, ...]] = set()
+    count = len(flow)
+    taken, told = {node.name for node in chart.nodes}, [each.name for each in report.contexts if each.kind != "message"]
+    boxes = {name: _id(name, "c" if name in taken else "n") for name in told}
+    drawn: set[str] = set()
     for finding in report.listed:
-        for source, reader in _walk(finding):
-            key = (finding.context, source, reader, finding.channel)
-            if key in drawn:
+        for place, hop in enumerate(finding.path):
+            source = boxes.get(hop.source) if place == 0 else None
+            arrow = f"{_ARROWS[finding.channel]}|{_text(finding.context)}|"
+            line = f"    {source or _id(hop.source)} {arrow} {_id(hop.reader)}"
+            if line in drawn:
                 continue
-            drawn.add(key)
-            lines.append(f"    {_id(source)} {_ARROWS[finding.channel]}|{finding.context}| {_id(reader)}")
+            drawn.add(line)
+            lines.append(line)
             colour = "#d1495b" if finding.violation else "#edae49" if finding.channel == "words" else "#e07a1f"
             styles.append(f"    linkStyle {count} stroke:{colour},color:{colour}")
             count += 1
-    for context in report.contexts:
-        lines.append(f'    {_id(context.name)}[["{context.name}"]]:::private')
+    for name in (context.name for context in report.contexts):
+        lines.append(
+            f"    {boxes[name]}[[{_quoted(name)}]]:::private" if name in boxes else f"    {_id(name)}:::private"
+        )
     lines += ["    classDef private fill:#fbe3e6,stroke:#d1495b", "    classDef function fill:#eeeeee,stroke:#999999"]
     return "\n".join([*lines, *styles])
 
 
 def _nodes(chart: Chart) -> Iterator[str]:
-    for node in chart.nodes:
-        yield f'    {_id(node.name)}["{node.name}"]' + (":::function" if node.is_function else "")
+    for name, inside in groupby(chart.nodes, lambda node: node.name.split("|")[0]):
+        nodes = [*inside]
+        drawn = [f"    {_id(n.name)}[{_quoted(n.name)}]{':::function' if n.is_function else ''}" for n in nodes]
+        is_graph = nodes[0].name != name
+        yield from [f"    subgraph {_id(name)}[{_quoted(name)}]", *drawn, "    end"] if is_graph else drawn
 
 
 def _flow(graph: Drawable) -> Iterator[str]:
     """Control flow, with the visibility of each edge."""
-    table = graph.visibility_table()
+    rule_of = rules_drawn(graph)
     pairs = set(graph.edges) | {(start, end) for starts, end in graph.waiting_edges for start in starts}
     for source, branches in graph.branches.items():
         pairs |= {(source, end) for branch in branches.values() for end in (branch.ends or {}).values()}
     for source, end in sorted(pairs):
         if source == START or end == END:
             continue
-        rule = rule_between(table, source, end)
-        label = "" if rule is None else f"|{rule.words()}|"
+        rule = rule_of(source, end)
+        label = "" if rule is None else f"|{_text(rule.words())}|"
         yield f"    {_id(source)} -->{label} {_id(end)}"
 
 
-def _walk(finding: Finding) -> Iterator[tuple[str, str]]:
-    for hop in finding.path:
-        yield hop.source, hop.reader
+def _text(words: str) -> str:
+    """Return words as Mermaid takes them for what it shows."""
+    return words if re.fullmatch(r"[\w .,]+", words) else _quoted(words)
 
 
-def _id(name: str) -> str:
+def _quoted(words: str) -> str:
+    return '"' + words.replace('"', "#quot;") + '"'
+
+
+def _id(name: str, kind: str = "n") -> str:
     """A name as Mermaid takes it for a node."""
-    return "n_" + re.sub(r"[^0-9A-Za-z]", lambda found: f"_{ord(found.group())}_", name)
+    return f"{kind}_" + re.sub(r"[^0-9A-Za-z]", lambda found: f"_{ord(found.group())}_", name)

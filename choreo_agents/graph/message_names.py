@@ -15,7 +15,8 @@ from collections import Counter
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.graph.langgraph_internals import author_of, branch_of, hidden_in, superstep_of, with_hidden
+from choreo_agents.graph.langgraph_internals import branch_of, hidden_in, superstep_of, with_hidden
+from choreo_agents.graph.nesting import author_of
 
 _NAMES = "names"
 
@@ -35,7 +36,7 @@ class MessageNames:
 
     def name(self, message: BaseMessage, config: RunnableConfig) -> str:
         """The id of a message that a node with this config has made."""
-        where = f"{self._run} {author_of(config, '')} {superstep_of(config)} {branch_of(config)}"
+        where = f"{self._run} {author_of(config)} {superstep_of(config)} {branch_of(config)}"
         said = repr((where, message.type, message.name, message.content, getattr(message, "tool_calls", None)))
         digest = hmac.digest(self._key, said.encode(), "sha256").hex()
         with self._lock:

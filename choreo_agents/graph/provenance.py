@@ -25,15 +25,13 @@ from langgraph.types import Command, Overwrite, Send, StateSnapshot
 
 from choreo_agents.chat import calls_made, thoughts_said
 from choreo_agents.engine.messages.seals import Seals
-from choreo_agents.errors import InvalidRequestError, ProvenanceWarning
+from choreo_agents.errors import InvalidRequestError, ProvenanceWarning, VisibilityError
 from choreo_agents.graph.by_model import handles_of, model_of
 from choreo_agents.graph.langgraph_internals import (
     SENDS,
-    author_of,
     channel_values,
     hidden_in,
     is_nested,
-    nodes_of,
     overwritten,
     run_step_of,
     running_saver_of,
@@ -41,6 +39,7 @@ from choreo_agents.graph.langgraph_internals import (
     with_hidden,
 )
 from choreo_agents.graph.message_names import with_id
+from choreo_agents.graph.nesting import author_of, given_in, path_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
@@ -174,7 +173,7 @@ class Signer:
 
     def guards(self, config: RunnableConfig) -> bool:
         """Tell whether all that a node reads was filtered, or signed: other words than these are an operator's edit."""
-        return self.graph == nodes_of(config)[:-1]
+        return self.graph == path_of(config)[:-1]
 
     def signed(self, entry: HandleEntry) -> HandleEntry:
         """Return an entry with its signature, in place of what it had."""
@@ -273,7 +272,7 @@ def with_signer(
         seals: Of the graph's own engine; None: it has none, and signs as the graph around it.
         name: The graph's.
     """
-    outer, place, around = signer_of(called), [name, thread_of(called)], nodes_of(called) if is_nested(called) else ()
+    outer, place, around = signer_of(called), [name, thread_of(called)], path_of(called) if is_nested(called) else ()
     if outer is None:
         if seals is None:
             return config
@@ -468,7 +467,9 @@ def by_id(held: Any) -> dict[str, BaseMessage]:
     return {str(message.id): message for message in held or [] if isinstance(message, BaseMessage)}
 
 
-def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, confidential: bool = False) -> Any:
+def sign(
+    output: Any, config: RunnableConfig, node: str | None, persona: str | None = None, *, confidential: bool = False
+) -> Any:
     """Sign the messages that a plain node adds, in any form of output that LangGraph takes, with the node's name.
 
     What it only hands on stays as it is: what stands in the state, people's and instructions with an id, what was said
@@ -477,14 +478,14 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
 
     Args:
         output: What the node returned.
-        config: The node's.
+        config: The node's, and `node` its name.
         persona: Whose node it is declared to be; None: its own.
         confidential: Whether what it adds of its own is a private context.
 
     Raises:
         InvalidRequestError: It wrote to the messages what is none.
     """
-    signer, author = signer_of(config), author_of(config, "")
+    signer, author = signer_of(config), author_of(config, node)
     speaks_for = persona and "|".join([*author.split("|")[:-1], persona])
 
     def proves(message: BaseMessage) -> bool:
@@ -530,6 +531,39 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, con
     return rewritten(output, {"messages": put_on})
 
 
+def unsaid(output: Any, config: RunnableConfig, node: str) -> Any:
+    """Return the output of a node that is declared to say nothing as it is.
+
+    Raises:
+        VisibilityError: It says something, in any form of output that LangGraph takes.
+    """
+
+    def refuse(channel: str, _: Any) -> Any:
+        raise VisibilityError(
+            f"node {author_of(config, node)!r} was added with writes=(), and writes {channel!r}: leave one of them out"
+        )
+
+    standing = by_id(channel_values(config, ("messages",)).get("messages"))
+
+    def sent(payload: Any) -> Any:
+        """What stands in the state may be sent on, as by a router."""
+
+        def handed(written: Any) -> Any:
+            new = [each for each in listed_messages(written or []) if not _repeats_in(each, standing)]
+            return refuse("messages", new) if new else written
+
+        return rewritten(payload, {"messages": handed})
+
+    _everywhere(output, {channel: partial(refuse, channel) for channel in ("messages", "handles")}, sent)
+    return output
+
+
+def _repeats_in(message: BaseMessage, standing: Mapping[str, BaseMessage]) -> bool:
+    """Tell whether a message stands in the state, in these very words."""
+    there = standing.get(str(message.id))
+    return there is not None and repeats(message, digest_of(there))
+
+
 # What an agent may believe
 
 
@@ -552,7 +586,11 @@ class ProvenState:
         writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}
         self.entries: list[HandleEntry] = []
         self._claims: dict[str, dict[str, Any]] = {}
-        for given in _channel(state, "handles"):
+        held = _channel(state, "handles")
+        named = {each.get("message_id") for each in held if isinstance(each, dict)}
+        # What a graph around hands in is of words that came in here: a branch sees no more than it was sent.
+        given_here = (each for each in given_in(config) if each["message_id"] in said.keys() - named)
+        for given in [*held, *given_here]:
             entry = self.signer.proven(given)
             is_input = isinstance(given, dict) and given.get("author") == START_SOURCE
             if entry is not None and (is_input or _is_of(entry, said, writers)):

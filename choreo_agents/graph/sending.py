@@ -33,7 +33,8 @@ def send(
     The choice never widens what the graph lets the node see: more than that is a `VisibilityError` when it runs.
 
     Args:
-        node: The target, an agent. Each branch is a reader of its own.
+        node: The target, an agent: each branch is a reader of its own. A graph takes shared ones, and its agents see
+            these as is declared.
         state: The state, as the routing function has it.
         shared: Messages that it attends to as they were encoded.
         reencoded: Messages that it attends to in a fresh encoding of their words.

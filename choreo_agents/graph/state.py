@@ -81,6 +81,11 @@ class HandleEntry(TypedDict):
     its id: what models have encoded side by side is put together."""
 
 
+def entries_in(state: Any) -> list[HandleEntry]:
+    """Return the entries that a graph's state, in any form, holds."""
+    return (state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)) or []
+
+
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:
     """Reducer of the `handles` channel: append, and replace the entry of a message that was said again."""
     merged = {entry["message_id"]: entry for entry in left or []}

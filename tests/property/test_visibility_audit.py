@@ -16,6 +16,7 @@ from support.tuning import make_tuning
 from support.visible_graphs import BOX, MODES, OWN, Forced, Speaker, Spec, key_of, specs
 
 from choreo_agents import Engine, Memory, Rule, RunOptions
+from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
@@ -38,6 +39,19 @@ def test_visibility_audit_static_covers_dynamic(spec: Spec, seed: int) -> None:
     known = {(finding.context, finding.reader, finding.channel) for finding in static.findings}
     found = {(finding.context, finding.reader, finding.channel) for finding in dynamic.findings}
     assert found <= known, f"not foreseen: {found - known}"
+
+
+@given(specs() | specs(modes=(*MODES, *OWN, *OWN)))
+def test_what_a_function_passes_on_is_what_its_sources_would_be_declared_as(spec: Spec) -> None:
+    """To the audit, which also covers what then happens: see above."""
+    by_hand = replace(spec, passed=frozenset()).graph(WARN).audit()
+    passed = replace(spec, passed=frozenset(spec.rules)).graph(WARN).audit()
+    assert {*map(_told, passed.findings)} == {*map(_told, by_hand.findings)}
+    assert {*passed.blocked} == {*by_hand.blocked}
+
+
+def _told(finding: Finding) -> tuple[object, ...]:
+    return finding.context, finding.reader, finding.channel, finding.violation.partition(":")[0]
 
 
 @given(specs(), st.integers(0, 99), st.data())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import MessagesState, StateGraph
 
 from choreo_agents import (
     END,
@@ -112,6 +114,8 @@ class Spec:
     """What stands in the system prompt of each persona, and in each confidential module."""
     sent: Mapping[str, Sending] = field(default_factory=dict)
     """The nodes of later layers that a route sends to; the others are started by an edge."""
+    passed: frozenset[tuple[str, str]] = frozenset()
+    """Pairs that are declared by way of a function that says nothing, as far as such a function passes them on."""
 
     @property
     def sends(self) -> int:
@@ -138,6 +142,8 @@ class Spec:
         options, behind = options or {}, behind or {}
         echoes = any(ECHO in layer for layer in self.layers)
         rules = {pair: rule for pair, rule in self.rules.items() if pair[0] != ECHO or echoes}
+        secret = {START_SOURCE, *(speaker.name for speaker in self.speakers if speaker.confidential)}
+        passed = {p: rule for p, rule in rules.items() if p in self.passed and rule.mode.shows and p[0] not in secret}
         for speaker in self.speakers:
             number = self.numbers.get(speaker.persona, 3)
             system = f"{speaker.persona} has {number} red kites." if speaker.has_system else None
@@ -147,7 +153,7 @@ class Spec:
                 prompt=self._told(speaker, system),
                 persona=speaker.persona,
                 confidential=speaker.confidential,
-                reads={source: rule for (source, reader), rule in rules.items() if reader == speaker.name},
+                reads={s: rule for (s, r), rule in rules.items() if r == speaker.name and (s, r) not in passed},
                 **({"sampling": SPEAKING} | dict(options.get(speaker.name, {}))),
             )
             graph.add_node(speaker.name, agent)
@@ -155,6 +161,12 @@ class Spec:
             graph.add_node(ECHO, echo if echoing else mutter)
         for name in self.layers[0]:
             graph.add_edge(START, name, visibility={})
+        for number, ((source, reader), rule) in enumerate(passed.items()):
+            hall = f"hall {number}"
+            graph.add_node(hall, lambda _: None, writes=()).add_edge(START, hall, visibility={})
+            # Whether one narrows the other or the other the one is the same.
+            into, out = (rule, "shared") if number % 2 and not rule.contexts else ("shared", rule)
+            graph.share(source, hall, into).share(hall, reader, out)
         ends = [*self.layers]
         for number, (name, node) in behind.items():
             graph.add_node(name, node).add_edge(list(self.layers[number]), name, visibility={})
@@ -220,6 +232,11 @@ def echo(state: State) -> dict[str, Any]:
 def mutter(_: State) -> dict[str, Any]:
     """The same, whatever the state says."""
     return {"messages": [AIMessage("I heard 4 and 2.")]}
+
+
+def tell(name: str, state: State) -> dict[str, Any]:
+    """The same, other words each time that a function of this name is called."""
+    return {"messages": [AIMessage(f"{name} heard {len(state['messages'])}.")]}
 
 
 class Forced(Mapping[tuple[str, int, int, int], Any]):
@@ -318,4 +335,114 @@ def specs(draw: st.DrawFn, *, personas: bool = True, modes: Sequence[Any] = MODE
     }
     layers = (tuple(first), tuple(second))
     positions: Positions = draw(st.sampled_from(["sequential", "parallel"]))
-    return Spec(tuple(speakers), rules, layers, draw(st.integers(1, 2)), positions, sent=sent)
+    passed = draw(st.frozensets(st.sampled_from(sorted(rules)), max_size=3))
+    return Spec(tuple(speakers), rules, layers, draw(st.integers(1, 2)), positions, sent=sent, passed=passed)
+
+
+UNSEEN = VisibilityMode("unseen", "nothing")
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A graph of agents, one after the other, with another such graph among them; names come again at each level."""
+
+    kind: str
+    """`ours` or `stock`: in LangGraph's own graph nothing is declared of what a graph that is a node sees."""
+    keeps: bool | None
+    """Whether it keeps a thread of its own."""
+    order: tuple[str, ...]
+    rules: Mapping[tuple[str, str], str | Rule]
+    """Modes by source, START among them, and reader, as far as they are declared."""
+    inner: tuple[str, Nest] | None = None
+    """Which of its nodes is a graph, and that."""
+    takes: type = ChoreoState
+    gives: type = ChoreoState
+    """What comes into it, and out of it: with a channel for encodings, or words alone."""
+    tells: str = ""
+    """Which of its nodes is a function, if it is no graph."""
+
+    def speakers(self, home: str = "") -> Iterator[tuple[str, bool]]:
+        """Yield the paths of all nodes that speak, in the order in which they run, and whether each is an agent."""
+        for node in self.order:
+            if self.inner is not None and node == self.inner[0]:
+                yield from self.inner[1].speakers(f"{home}{node}|")
+            else:
+                yield f"{home}{node}", node != self.tells
+
+    def graph(self, engine: Engine, home: str = "") -> Any:
+        """Return it, not compiled; `home` is before what it stands, as in `team|`."""
+        schemas: Any = {"input_schema": self.takes, "output_schema": self.gives}
+        made: Any = StateGraph(ChoreoState, **schemas)
+        if self.kind == "ours":
+            made = ChoreoGraph(policy=Policy(on_violation="warn"), **schemas)
+        name, inner = self.inner or ("", None)
+        before = START
+        for node in self.order:
+            reads = {source: mode for (source, reader), mode in self.rules.items() if reader == node}
+            if inner is not None and node == name:
+                options = {"engine": engine} if inner.kind == "ours" else {}
+                made.add_node(node, inner.graph(engine, f"{home}{node}|").compile(inner.keeps, **options))
+                for source, mode in reads.items() if self.kind == "ours" else ():
+                    made.share(source, node, mode)
+            elif node == self.tells:
+                made.add_node(node, partial(tell, f"{home}{node}"))
+            else:
+                # A stock graph has no policy: a promise that others break there is an error.
+                kept: Any = {
+                    s: UNSEEN if mode == "private" and self.kind == "stock" else mode for s, mode in reads.items()
+                }
+                agent = Agent(node, engine=engine, reads=kept, system=f"{home}{node} has 3 kites.", sampling=SPEAKING)
+                made.add_node(node, agent)
+            made.add_edge(before, node, **({"visibility": {}} if self.kind == "ours" else {}))
+            before = node
+        return made
+
+    def shows(self, author: Sequence[str], reader: Sequence[str], *, is_input: bool = False) -> bool:
+        """Tell whether the node of one path sees what that of another says, or what comes as input.
+
+        Args:
+            author: Its path; empty for input. `reader`: the other's.
+            is_input: Whether it comes into this graph from outside of it.
+        """
+        if author == reader and not is_input:
+            return True
+        node, name = reader[0], "" if self.inner is None else self.inner[0]
+        if author and not is_input and author[0] == node:
+            return self.inner is not None and self.inner[1].shows(author[1:], reader[1:])
+        source = author[0] if author and not is_input else START
+        says = None if self.kind == "stock" and node == name else self.rules.get((source, node))
+        mode = mode_of(says.mode if isinstance(says, Rule) else says or ("shared" if source == START else "private"))
+        inside = node != name or self.inner is None or self.inner[1].shows(author, reader[1:], is_input=True)
+        return mode.shows and inside
+
+
+@st.composite
+def nests(draw: st.DrawFn, levels: int = 3, around: str = "ours") -> Nest:
+    """Two or three graphs in each other, the outermost one of ours."""
+    name = draw(st.sampled_from(NAMES[:3]))
+    is_last = levels == 1 or (levels == 2 and draw(st.booleans()))
+    kind = "ours" if levels == 3 else draw(st.sampled_from(["ours", "stock"]))
+    inner = None if is_last else (name, draw(nests(levels - 1, kind)))
+    keeps = None if levels == 3 else draw(st.sampled_from([None, True]))
+    # In a graph of LangGraph's own what functions say is everybody's.
+    tells = draw(st.sampled_from(["", *NAMES[:3]])) if levels > 1 and kind == "ours" else ""
+    agents = {*NAMES[:3]} - {tells, "" if inner is None else name}
+    modes, histories = (
+        st.sampled_from(["shared", "shared", "reencoded", "private", None]),
+        st.sampled_from(["all", "last"]),
+    )
+    rules: dict[tuple[str, str], str | Rule] = {}
+    for source, reader in ((s, r) for r in NAMES[:3] for s in (START, *NAMES[:3]) if s != r):
+        if (mode := draw(modes)) is None or mode == "private" or (source not in agents and source != START):
+            rules |= {} if mode is None else {(source, reader): mode}
+            continue
+        is_placed = (
+            mode == "reencoded" and source == START and kind == "ours" and reader in agents and draw(st.booleans())
+        )
+        scope: Any = (f"{draw(st.sampled_from(sorted(agents)))}.system",) if is_placed else "reader"
+        rules[source, reader] = Rule(mode, draw(histories), scope)
+    schemas = st.sampled_from([ChoreoState, MessagesState])
+    takes = draw(schemas) if levels < 3 else ChoreoState
+    # What agents say in a graph leaves it in words alone only through one of ours.
+    gives = draw(schemas) if levels < 3 and around == "ours" else ChoreoState
+    return Nest(kind, keeps, tuple(draw(st.permutations(NAMES[:3]))), rules, inner, takes, gives, tells)

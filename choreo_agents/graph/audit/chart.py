@@ -24,6 +24,8 @@ class ChartNode:
     """Whether its engine hands on encodings: not under a method that encodes text again."""
     is_function: bool = False
     """It reads the words in the state instead of a view, and its messages are encoded alone."""
+    is_silent: bool = False
+    """It adds no messages after all."""
     routes: bool = False
     """It may send control anywhere, and write any channel."""
     has_system: bool = False
@@ -50,7 +52,8 @@ class ChartNode:
     def reads(self, source: str, said_by: ChartNode) -> bool:
         """Whether it has anything of what a node says that it knows under this name."""
         rule = self.rules.get(source)
-        return rule is not None and rule.mode.shows and not (source in self.undeclared and said_by.confidential)
+        hidden = said_by.is_silent or (source in self.undeclared and said_by.confidential)
+        return rule is not None and rule.mode.shows and not hidden
 
     def speaks_to(self, reader: ChartNode) -> bool:
         """Whether a reader's model can read its encodings; what a function writes, each model encodes for itself."""
@@ -195,7 +198,8 @@ class Chart:
                         where, alone = (source, reader.name), (node.name, reader.name) in self.words_of
                         yield Edge(node.name, reader.name, mode, where, label, reader.may_be_sent, alone)
             if reader.is_function:
-                yield from (Edge(n.name, reader.name, None, None, "state") for n in self.nodes if n is not reader)
+                others = (node for node in self.nodes if node is not reader and not node.is_silent)
+                yield from (Edge(node.name, reader.name, None, None, "state") for node in others)
                 continue
             for node in self.of_persona(reader.persona):
                 # What it said itself reaches a node again as other than KV only by a Send.
@@ -230,7 +234,7 @@ class Chart:
 
     @cached_property
     def _functions(self) -> Sequence[ChartNode]:
-        return [node for node in self.nodes if node.is_function]
+        return [node for node in self.nodes if node.is_function and not node.is_silent]
 
     @cached_property
     def scopes(self) -> Mapping[str, Sequence[tuple[str, str]]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError, VisibilityWarning
+from choreo_agents.graph.audit.chart import names_of
 from choreo_agents.graph.audit.labels import Declared, Labels
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.state import HandleEntry
@@ -27,6 +28,13 @@ class Guard:
     """What its graph declares: by that it is known who said what."""
     spared: frozenset[str] = frozenset()
     """If everyone is private to it, who is not: whom it names, and its own persona."""
+
+    home: str | None = None
+    """Before which nodes the graph stands whose names these are; None: it is the reader's own."""
+
+    def home_of(self, reader: str) -> str:
+        """Return before which nodes the graph stands whose names these are."""
+        return reader.rpartition("|")[0] if self.home is None else self.home
 
     def watch(self, engine: Engine, reader: str, others: Iterable[Engine] = ()) -> Watch:
         """What looks at one call of the reader: a node, by its path; `others` serve the graph, too."""
@@ -67,8 +75,8 @@ class Watch:
         if not guard.hidden and not any(guard.forbidden.values()):
             return True
         if entries is not self._entries:
-            home = self._reader.rpartition("|")[0]
-            self._entries, self._labels = entries, Labels(self._engines, guard.declared, entries, home)
+            home, self._entries = guard.home_of(self._reader), entries
+            self._labels = Labels(self._engines, guard.declared, entries, home)
             self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._unnamed())
         broken = self._broken(entry, words_only)
         if broken is None:
@@ -76,7 +84,8 @@ class Watch:
         channel, what = broken
         if guard.on_violation == "reencode" and channel == "encoding":
             return False
-        said_by, node = source_of_author(entry["author"], self._reader), self._reader.rsplit("|", maxsplit=1)[-1]
+        said_by = source_of_author(entry["author"], self._reader) or entry["author"]
+        node = self._reader.rsplit("|", maxsplit=1)[-1]
         message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
         message += f"{node!r} {REENCODED!r}"
         if channel == "words":
@@ -103,7 +112,8 @@ class Watch:
         guard, node = self._guard, self._reader.rsplit("|", maxsplit=1)[-1]
         reached = sorted(self._labels.of(entry, self._model) or ())
         for name, channel in () if words_only else reached:
-            source = name.partition("|")[0]  # what is said in a graph that is a node is that node's
+            # What is said in a graph that is a node is that node's.
+            source = next((each for each in names_of(name) if each in self._hidden), name)
             if channel == "encoding" and source in self._hidden:
                 return "encoding", f"{source!r} is declared private to {node!r}"
             if channel == "encoding" and source == EVERYONE and self._hidden:

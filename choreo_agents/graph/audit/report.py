@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, Protocol, TypeVar, overload
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from pydantic import (
     BaseModel,
@@ -16,13 +16,15 @@ from pydantic import (
     computed_field,
 )
 
-from choreo_agents.graph.visibility import Channel
+from choreo_agents.graph.visibility import START_SOURCE, Channel
 from choreo_agents.tracing import table_html
 
 SENT = "sent"
 """In a hop, before the mode in which a `Send` hands on what a rule shares."""
 ACROSS = "across models"
 """In a hop, behind the rule: its reader runs on another model than the source, whose words are encoded again for it."""
+ROWS = 200
+"""Findings, and lines on what is blocked, that are shown: a large graph has as many as pairs of nodes."""
 _TOLD = 3
 """Items that stand in the representation of a listing."""
 ContextKind = Literal["system", "message", "module", "thoughts"]
@@ -119,6 +121,23 @@ class Blocked(_Plain):
 
 
 Each = TypeVar("Each")
+
+
+class Row(NamedTuple):
+    """Findings of one context through one channel, as a line of a table."""
+
+    context: str
+    readers: str
+    channel: Channel
+    walks: str
+    """The paths, one a line, without those that others begin with."""
+    cuts: str
+    """The edges that would cut them, by reader."""
+    is_broken: bool
+
+
+def _input(source: str) -> str:
+    return "input" if source == START_SOURCE else source
 
 
 class Listing(Sequence[Each]):
@@ -222,21 +241,47 @@ class AuditReport(_Plain):
 
     @property
     def listed(self) -> Sequence[Finding]:
-        """The findings without those that say nothing new: words that a `Send` could hand on to who may attend to the
-        encoding, and what follows from that."""
+        """The findings, worst first, without words that get to who may attend to the encoding: these say nothing new,
+        unless they break a promise."""
         return Listing(self._listed)
 
     def _listed(self) -> Iterator[Finding]:
+        yield from self.violations
+        yield from (each for each in self.findings if each.channel == "encoding" and not each.violation)
         attended: dict[str, set[str]] = {}
         for finding in self.findings:
-            if finding.channel == "words" and finding.reader not in attended:
-                attended[finding.reader] = self.reached(finding.reader, "encoding")
-            if (
-                finding.channel == "encoding"
-                or finding.context not in attended[finding.reader]
-                or not any(hop.by.startswith(f"{SENT} ") for hop in finding.path)
-            ):
-                yield finding
+            if finding.channel == "words" and not finding.violation:
+                if finding.reader not in attended:
+                    attended[finding.reader] = self.reached(finding.reader, "encoding")
+                if finding.context not in attended[finding.reader]:
+                    yield finding
+
+    def rows(self, most: int | None = None) -> Iterator[Row]:
+        """The findings that are listed, or the first of them, those of one context through one channel together."""
+        folded: dict[tuple[object, ...], list[Finding]] = {}
+        for each in islice(self.listed, most):
+            folded.setdefault((each.context, each.channel, bool(each.violation), bool(each.cut)), []).append(each)
+        for findings in folded.values():
+            first = findings[0]
+            walks = dict.fromkeys(each.walk() for each in findings)
+            ways = [walk for walk in walks if not any(other.startswith(f"{walk} ") for other in walks)]
+            edges: dict[str, dict[str, None]] = {}
+            for source, reader in (edge for each in findings for edge in each.cut):
+                edges.setdefault(reader, {})[source] = None
+            cuts = [f"{', '.join(sources)} -> {reader}" for reader, sources in edges.items()]
+            readers = ", ".join(dict.fromkeys(each.reader for each in findings))
+            yield Row(first.context, readers, first.channel, "\n".join(ways), "\n".join(cuts), bool(first.violation))
+
+    def blocked_rows(self) -> Iterator[tuple[str, str, str]]:
+        """What is blocked, as readers, messages, and what these have not seen."""
+        later: dict[tuple[str, str], list[str]] = {}
+        for pair in self.blocked:
+            later.setdefault((pair.reader, _input(pair.earlier)), []).append(_input(pair.later))
+        earlier: dict[tuple[str, str], list[str]] = {}
+        for (reader, unseen), messages in later.items():
+            earlier.setdefault((reader, ", ".join(messages)), []).append(unseen)
+        for (reader, seen), unseen_there in earlier.items():
+            yield reader, seen, ", ".join(unseen_there)
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
         """The contexts that reach a reader through a channel."""
@@ -244,11 +289,8 @@ class AuditReport(_Plain):
         return self.findings.reached(reader, channel)
 
     def _repr_html_(self) -> str:
-        rows = (
-            (f.context, f.reader, f.channel, f.walk(), ", ".join(map(" -> ".join, f.cut)) or None, f.violation or None)
-            for f in self.listed
-        )
-        columns = ("private context", "can reach", "through", "path", "cut by", "breaks")
+        rows = ((*row[:4], row.cuts or None, "✗" if row.is_broken else None) for row in self.rows(ROWS))
+        columns = ("private context", "can reach", "through", "path", "cut by", "breaks a promise")
         found = table_html(f"who can be influenced by what: {len(self.violations)} promises are broken", columns, rows)
-        blocked = ((each.reader, each.later, each.earlier) for each in self.blocked)
-        return found + table_html("encoded without", ("in the view of", "message", "has not seen"), blocked)
+        blocked = islice(self.blocked_rows(), ROWS)
+        return found + table_html("encoded without", ("in the view of", "messages", "have not seen"), blocked)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from choreo_agents.graph.audit.blockage import blocked
-from choreo_agents.graph.audit.chart import Chart
+from choreo_agents.graph.audit.chart import Chart, is_inside
 from choreo_agents.graph.audit.closure import bits
 from choreo_agents.graph.audit.reach import JointReach, Reach, cut, nearest, reach
 from choreo_agents.graph.audit.report import AuditReport, Finding, Findings, Hop, Listing, PrivateContext
@@ -162,10 +162,17 @@ def without_answers(chart: Chart) -> Chart:
     return chart
 
 
+def is_bound(source: str, reader: str) -> bool:
+    """Tell whether both are nodes of one subgraph."""
+    home = reader.rpartition("|")[0]
+    return bool(home) and is_inside(source, home)
+
+
 def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
     """Switch to `reencoded` what would break a promise through the encoding channel.
 
-    Only edges of the graph itself: those of its subgraphs were bound when these were compiled.
+    Only edges of the graph itself, and what they give to agents of its subgraphs: the edges in these were bound when
+    those were compiled.
 
     Returns:
         The chart, and the edges that were changed.
@@ -173,7 +180,7 @@ def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
     changed: list[Hop] = []
     while True:
         broken = [finding for finding in audit_chart(chart).violations if finding.channel == "encoding"]
-        cuts = (found for each in broken if (found := each.cut) and not any("|" in reader for _, reader in found))
+        cuts = (found for each in broken if (found := each.cut) and not any(is_bound(*edge) for edge in found))
         nearest_cut = next(cuts, None)
         if nearest_cut is None:
             return chart, changed

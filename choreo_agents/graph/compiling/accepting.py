@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 from langchain_core.runnables.retry import RunnableRetry
 from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, RetryPolicy
 
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.compiling.charting import found
+from choreo_agents.graph.compiling.charting import agents_of, found
 from choreo_agents.graph.langgraph_internals import merges_by
 from choreo_agents.graph.state import merge_entries, merge_updates
+from choreo_agents.graph.visibility import Rule
 
 
 def unwrapped(node: Any) -> tuple[Any, RetryPolicy | None]:
@@ -79,6 +81,26 @@ def destinations_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
         if get_origin(targets) is Literal:
             return tuple(map(str, get_args(targets)))
     return None
+
+
+def require_ways(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple[str, str, Rule]]) -> None:
+    """Raise `VisibilityError` if what agents say cannot come into a graph that is a node, or out of it, as declared.
+
+    Args:
+        graph: In which they stand.
+        declared: How who sees whom in it.
+    """
+    nodes = graph.nodes.items()
+    graphs = {name: inner.builder for name, spec in nodes for inner in found(spec.runnable, CompiledStateGraph)}
+    for source, reader, rule in declared:
+        for node, way in ((source, "output_schema"), (reader, "input_schema")):
+            builder: Any = graphs[node] if rule.mode.shows and node in graphs else None
+            schema = getattr(builder, way) if builder is not None and any(agents_of(builder)) else None
+            if schema is not None and "messages" not in builder.schemas[schema]:
+                raise VisibilityError(
+                    f"the visibility {source!r} to {reader!r} cannot be {rule.words()!r}: {schema.__name__}, the {way} "
+                    f"of {node!r}, has no 'messages': derive it from ChoreoState"
+                )
 
 
 def require_channels(graph: StateGraph[Any, Any, Any, Any]) -> None:

@@ -113,7 +113,7 @@ def bound_agent(
         )
     require_served(name, spec.runnable, engine.model, graph.channels)
     rules = _reader_rules(graph, name, spec.runnable, declared, shared)
-    rules = replace(rules, by_tenant=by_tenant, strict=strict, is_node=True)
+    rules = replace(rules, by_tenant=by_tenant, strict=strict, node=name)
     choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
     metadata = {**(spec.metadata or {}), "choreo": choreo}
     return replace(spec, runnable=spec.runnable.bound(engine, rules), metadata=metadata)

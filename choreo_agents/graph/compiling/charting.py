@@ -11,6 +11,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.policy import Policy
@@ -25,9 +26,9 @@ from choreo_agents.graph.words.thoughts import thinks
 class _Declaring(Protocol):
     """A graph that says who reads whom."""
 
-    def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]: ...
+    def reads_of(self, name: str, agent: Agent | None) -> Mapping[str, Rule]: ...
 
-    def undeclared_of(self, name: str, agent: Agent) -> Collection[str] | None: ...
+    def undeclared_of(self, name: str, agent: Agent | None) -> Collection[str] | None: ...
 
 
 class _OwnReads:
@@ -36,15 +37,15 @@ class _OwnReads:
     def __init__(self, nodes: Collection[str]) -> None:
         self._nodes = nodes
 
-    def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]:
+    def reads_of(self, name: str, agent: Agent | None) -> Mapping[str, Rule]:
         return self._table(name, agent).reads(name, self._nodes)
 
-    def undeclared_of(self, name: str, agent: Agent) -> Collection[str] | None:
+    def undeclared_of(self, name: str, agent: Agent | None) -> Collection[str] | None:
         return self._table(name, agent).undeclared(name, self._nodes)
 
-    def _table(self, name: str, agent: Agent) -> VisibilityTable:
+    def _table(self, name: str, agent: Agent | None) -> VisibilityTable:
         table = VisibilityTable()
-        for source, rule in agent.rules.items():
+        for source, rule in ({} if agent is None else agent.rules).items():
             table.declare(source, name, rule)
         return table
 
@@ -63,11 +64,13 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
     policies: list[tuple[str, Policy]] = []
     for name, spec in builder.nodes.items():
         path = prefix + name
-        inner = next(found(spec.runnable, CompiledStateGraph), None)
+        inner = _graph_in(path, spec.runnable, is_ours=isinstance(builder, _Declaring))
         agent = next(found(spec.runnable, Agent), None)
         if inner is not None:
             chart = chart_of(inner.builder, f"{path}|", engines)
-            nodes += chart.nodes
+            given, unnamed = declared.reads_of(name, None), declared.undeclared_of(name, None) or ()
+            rules, undeclared = _prefixed(given, prefix), frozenset(prefix + source for source in unnamed)
+            nodes += (_given(node, rules, undeclared) for node in chart.nodes)
             outside += chart.outside
             policies += chart.policies
         elif agent is not None:
@@ -84,10 +87,10 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
                 outside.append(f"the answers that {path!r} may give, which a function makes from the state")
         else:
             persona = prefix + getattr(builder, "personas", {}).get(name, name)
-            nodes.append(ChartNode(path, persona=persona, is_function=True))
-            outside.append(
-                f"the function {path!r}: what it reads, calls, says in a person's name, and where it sends control"
-            )
+            is_silent = name in getattr(builder, "silent", ())
+            nodes.append(ChartNode(path, persona=persona, is_function=True, is_silent=is_silent))
+            says = "" if is_silent else "says in a person's name, "
+            outside.append(f"the function {path!r}: what it reads, calls, {says}and where it sends control")
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     if builder.branches or any(node.is_function or node.routes for node in nodes):
@@ -99,7 +102,31 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
     own: Policy | None = getattr(builder, "policy", None)
     modules = {module for node in nodes for module in node.modules}
     policies += [] if own is None or not own.confidential else [(prefix, own.within(prefix, modules))]
-    return Chart(tuple(nodes), tuple(outside), tuple(policies))
+    chart = Chart(tuple(nodes), tuple(outside), tuple(policies))
+    for hop, rule in getattr(builder, "changed", ()):
+        chart = chart.with_rule(prefix + hop.source, prefix + hop.reader, _placed(rule, prefix))
+    return chart
+
+
+def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
+    """The graph that a node of a graph of ours, or of LangGraph's, is or has among its steps; None: it has none.
+
+    Raises:
+        VisibilityError: What its agents say could not be told as it is declared.
+    """
+    graphs = [*found(runnable, CompiledStateGraph)]
+    speaking = [each for each in graphs if any(agents_of(each.builder))]
+    if len(speaking) > 1:
+        raise VisibilityError(
+            f"the node {path!r} holds {len(speaking)} graphs of agents, and what is declared of it is given to one: "
+            "make each a node of its own"
+        )
+    if speaking and not is_ours and "handles" not in speaking[0].output_channels:
+        raise VisibilityError(
+            f"what agents say in {path!r} leaves it in words alone: the output_schema of that graph has no 'handles', "
+            "and a StateGraph stands around it: derive it from ChoreoState"
+        )
+    return next(iter([*speaking, *graphs]), None)
 
 
 def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
@@ -127,12 +154,36 @@ def _agent_node(agent: Agent, name: str, prefix: str, declared: _Declaring, engi
         recalls=served is not None and served.chat.thoughts is not None and served.chat.thoughts.kept,
         schema=None if told is None else told.schema.name,
         modules=() if told is None else confidential_modules(told),
-        rules={
-            source if source == START_SOURCE else prefix + source: _placed(rule, prefix)
-            for source, rule in rules.items()
-        },
+        rules=_prefixed(rules, prefix),
         undeclared=frozenset(prefix + source for source in declared.undeclared_of(name, agent) or ()),
     )
+
+
+def _prefixed(rules: Mapping[str, Rule], prefix: str) -> dict[str, Rule]:
+    """Rules of a graph's sources, named by their paths."""
+    return {s if s == START_SOURCE else prefix + s: _placed(rule, prefix) for s, rule in rules.items()}
+
+
+def _given(node: ChartNode, rules: Mapping[str, Rule], undeclared: frozenset[str]) -> ChartNode:
+    """A node of a graph that is a node itself, with what this one's edges give to it: no more than it has of input.
+
+    Raises:
+        VisibilityError: It cannot have that.
+    """
+    if node.is_function:
+        return node
+    found = dict(node.rules)
+    for source, rule in rules.items():
+        try:
+            if rule.contexts and node.rules[START_SOURCE].mode.shows:
+                raise VisibilityError(f"words cannot be encoded there in {', '.join(rule.contexts)}")
+            narrowed = rule.narrowed(node.rules[START_SOURCE])
+        except VisibilityError as error:
+            raise VisibilityError(f"what {source!r} says cannot be given to {node.name!r}: {error}") from error
+        # What it does not see of input is no promise of others.
+        if source == START_SOURCE or narrowed.mode.shows or not rule.mode.shows:
+            found[source] = narrowed
+    return replace(node, rules=found, undeclared=node.undeclared | (undeclared & found.keys()))
 
 
 def _placed(rule: Rule, prefix: str) -> Rule:

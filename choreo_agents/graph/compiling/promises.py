@@ -48,10 +48,16 @@ def said(finding: Finding, chart: Chart) -> str:
     start = f"{finding.violation}, but {what} would get there: {finding.walk()}"
     if not finding.cut:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
-    edges = " and ".join(f"{source!r} to {reader!r}" for source, reader in finding.cut)
+    edges = " and ".join(dict.fromkeys(_declared(source, reader) for source, reader in finding.cut))
     if finding.channel == "words" or _keeps_words(finding, chart):
         return f"{start}. Undeclare {edges}"
     return f"{start}. Declare {edges} {REENCODED!r}"
+
+
+def _declared(source: str, reader: str) -> str:
+    """Where a pair is declared: what an agent of a graph sees of a source beside that, over an edge to the graph."""
+    beside = "|".join(reader.split("|")[: source.count("|") + 1])
+    return f"{source!r} to {beside!r}"
 
 
 def _keeps_words(finding: Finding, chart: Chart) -> bool:

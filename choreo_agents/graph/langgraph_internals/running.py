@@ -25,17 +25,16 @@ _HIDDEN = "__pregel_choreo_"
 # Where a node runs: of the config that it gets
 
 
-def author_of(config: RunnableConfig, default: str) -> str:
-    """The node that runs with this config, behind the subgraphs that it stands in: `team|judge`."""
-    path = task_path_of(config).split("|")
-    names = "|".join(part.split(":")[0] for part in path if ":" in part)
-    return names or str(_metadata(config).get("langgraph_node", default))
-
-
-def nodes_of(config: RunnableConfig) -> tuple[str, ...]:
-    """The node that runs with this config, behind those around its graph; empty outside LangGraph."""
-    path = task_path_of(config).split("|")
-    return tuple(part.split(":")[0] for part in path if part and not part.isdigit())
+def nodes_behind(config: RunnableConfig, depth: int) -> tuple[str, ...]:
+    """The nodes that LangGraph names the task of this config by, behind so many parts of that name."""
+    parts, graphs = task_parts_of(config), _configurable(config).get("checkpoint_map") or {}
+    # Of several graphs that one task has called, the second and those after it have their number there. A node may be
+    # called by a number, too: then the graph that it is of is named by what stands before it.
+    return tuple(
+        part.partition(":")[0]
+        for at, part in enumerate(parts)
+        if at >= depth and (not part.isdigit() or "|".join(parts[:at]) in graphs)
+    )
 
 
 def branch_of(config: RunnableConfig) -> int:
@@ -83,11 +82,9 @@ def task_path_of(config: RunnableConfig) -> str:
     return str(_metadata(config).get("langgraph_checkpoint_ns", ""))
 
 
-def paths_around(config: RunnableConfig) -> list[str]:
-    """The paths of the tasks around a node's graph, outermost first. Of several graphs that one task has called, the
-    second and those after it have their number behind that: `team:1`, `team:1|1`."""
-    parts = task_path_of(config).split("|")
-    return ["|".join(parts[:count]) for count in range(1, len(parts))]
+def task_parts_of(config: RunnableConfig) -> list[str]:
+    """The parts of that: tasks, and what LangGraph counts the graphs of one task by."""
+    return [part for part in task_path_of(config).split("|") if part]
 
 
 def task_token_of(config: RunnableConfig) -> Any:

@@ -14,14 +14,14 @@ from choreo_agents.graph.recording.listening import NodeExecution, execution_of,
 from choreo_agents.graph.recording.packing import named
 
 
-def around(node: Any, name: str) -> AroundNode:
+def around(node: Any) -> AroundNode:
     """A node that is no agent, which is listened to; the same where nobody does."""
 
     def run(given: Any, config: RunnableConfig) -> Any:
         listener = listener_in(config)
         if listener is None:
             return node.invoke(given, config)
-        execution: NodeExecution = execution_of(config, name, given)
+        execution: NodeExecution = execution_of(config, given)
         if (found := listener.before(execution)) is not None:
             return found.value
         inside = listener.inside(execution)
@@ -38,7 +38,7 @@ def around(node: Any, name: str) -> AroundNode:
         listener = listener_in(config)
         if listener is None:
             return await node.ainvoke(given, config)
-        execution = execution_of(config, name, given)
+        execution = execution_of(config, given)
         if (found := listener.before(execution)) is not None:
             return found.value
         inside = listener.inside(execution)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph.langgraph_internals import (
-    author_of,
     branch_of,
     channel_values,
     hidden_in,
@@ -20,6 +19,7 @@ from choreo_agents.graph.langgraph_internals import (
     superstep_of,
     with_hidden,
 )
+from choreo_agents.graph.nesting import author_of
 from choreo_agents.graph.recording.packing import canonical
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
@@ -180,8 +180,8 @@ def heard_by(config: RunnableConfig | None, listener: Listener) -> RunnableConfi
     return with_hidden(config, _LISTENER, listener)
 
 
-def execution_of(config: RunnableConfig, name: str, given: Any) -> NodeExecution:
+def execution_of(config: RunnableConfig, given: Any) -> NodeExecution:
     """What a node with this config does."""
     state = channel_values(config, ("messages", "handles"))
     asked, place = canonical([given, resumed_with(config)]), (superstep_of(config), branch_of(config))
-    return NodeExecution(author_of(config, name), *place, given, state, config, asked, time.perf_counter())
+    return NodeExecution(author_of(config), *place, given, state, config, asked, time.perf_counter())

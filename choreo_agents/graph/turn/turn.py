@@ -26,7 +26,7 @@ from choreo_agents.chat import (
 )
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
-from choreo_agents.graph.answers import answers_in, tell_words_of, words_of_in
+from choreo_agents.graph.answers import answers_in, tell_words_of
 from choreo_agents.graph.durable.run_lineage import RunLineage
 from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.keeping import named_in, speaking
@@ -40,7 +40,7 @@ from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.merged_branches import MergeSpec
 from choreo_agents.graph.view.placed_view import PlacedView
-from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
+from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules, placed_rules
 from choreo_agents.graph.view.reading import Reading
 from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.graph.words.entries import entry_of, still_said
@@ -109,7 +109,8 @@ class AgentTurn:
         self.state = state
         self.config = config
         rules = agent.reader_rules()
-        self.place = RunPlace.of(config, agent.name, state, is_node=rules.is_node)
+        self.place = RunPlace.of(config, agent.name, state, node=rules.node)
+        rules = placed_rules(rules, config, self.place.author)
         home = self.place.author.rpartition("|")[0]
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         proven = ProvenState(state, config, engine.lineage.seals)
@@ -124,7 +125,6 @@ class AgentTurn:
             merging=agent.merging,
             confidential=agent.confidential,
             keep=agent.history,
-            words_of=words_of_in(config),
         )
         entries = still_said(proven.entries, proven.messages, state)
         earliest = max(proven.superstep, sent_at(state))

@@ -12,6 +12,7 @@ from langgraph.types import Command
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance import sign
 from choreo_agents.graph.state import with_said
+from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.words.told import called
 
 Update = Callable[..., Any]
@@ -26,6 +27,8 @@ class Updating(Protocol):
     persona: str | None
     confidential: bool
     update: Update | None
+
+    def reader_rules(self) -> ReaderRules: ...
 
 
 async def with_update(agent: Updating, said: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
@@ -53,7 +56,7 @@ async def with_update(agent: Updating, said: dict[str, Any], state: Any, config:
         raise InvalidRequestError(
             f"the update of {agent.name!r} must be a dict of channels or a Command of one, not {what}"
         )
-    signed = sign(added, config, agent.persona, confidential=agent.confidential)
+    signed = sign(added, config, agent.reader_rules().node, agent.persona, confidential=agent.confidential)
     more = signed.pop("messages", None) or []
     # Else it overwrites the channel.
     whole = {**said, **signed, "messages": [*messages, *more] if isinstance(more, list) else more}

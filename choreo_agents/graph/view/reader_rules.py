@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine
-from choreo_agents.graph.audit.chart import names_of
+from choreo_agents.graph.audit.chart import is_inside, names_of
 from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.audit.labels import Declared
+from choreo_agents.graph.audit.policy import OnViolation
+from choreo_agents.graph.langgraph_internals import hidden_in, is_nested, with_hidden
+from choreo_agents.graph.nesting import author_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.merged_branches import MergeSpec
 from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.graph.view.view import is_own
-from choreo_agents.graph.visibility import Positions, Rule
+from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, Rule, hidden_sources
+
+_CHARTED = "charted"
 
 
 @dataclass(frozen=True)
@@ -34,12 +42,83 @@ class ReaderRules:
     confidential: frozenset[str] = frozenset()
     """The nodes whose messages are private contexts."""
     guard: Guard = field(default_factory=Guard)
+    around: tuple[Guard, ...] = ()
+    """What graphs around keep from it, each by itself; empty: there is none, or none that says what it sees."""
+    unnamed: frozenset[str] = frozenset()
+    """Of the sources outside of its graph, those that say nothing confidential to it."""
     strict: bool = False
     """Whether what other models have encoded is an error where encodings are shared."""
     by_tenant: bool = False
     """Whether each run is served for the tenant that it is for, and not for whom the engine was loaded."""
-    is_node: bool = False
-    """Whether the reader is a node of a graph of ours: what it says is in its state."""
+    node: str | None = None
+    """The reader's name as a node of a graph of ours: what it says is in its state. None: it is none."""
+
+
+@dataclass(frozen=True)
+class _Charted:
+    """What the outermost graph of ours has charted: all that its agents see, those of its subgraphs included."""
+
+    home: str
+    """Before which nodes it stands; empty: none."""
+    declared: Declared
+    on_violation: Mapping[str, OnViolation]
+    """By the nodes that they stand in, as the chart names them, what graphs do about promises that would break."""
+
+    def local(self, name: str) -> str | None:
+        """Return a name as the chart has it; None: it is of no node in there."""
+        prefix = f"{self.home}|" if self.home else ""
+        return name.removeprefix(prefix) if name.startswith(prefix) else None
+
+
+def with_chart(
+    config: RunnableConfig, called: RunnableConfig, declared: Declared, on_violation: OnViolation
+) -> RunnableConfig:
+    """Return the config of a run whose agents know what the graphs around show them.
+
+    Args:
+        config: As the graph was given it, and `called` as it runs with it.
+        declared: What the graph declares, subgraphs included, and its policy's `on_violation`.
+    """
+    around, known = author_of(called) if is_nested(called) else "", hidden_in(called, _CHARTED)
+    local = known.local(around) if around and isinstance(known, _Charted) else None
+    charted = _Charted(around, declared, {"": on_violation})
+    if local is not None and any(node.name != local for node in known.declared.chart.inside(local)):
+        charted = replace(known, on_violation={**known.on_violation, local: on_violation})  # it is charted there
+    return with_hidden(config, _CHARTED, charted)
+
+
+def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> ReaderRules:
+    """Return the rules of an agent where it stands: with what the edges of graphs around give to its own.
+
+    Args:
+        rules: As its own graph tells it, and `config` that it runs with.
+        author: It, behind the nodes around its graph.
+    """
+    known = hidden_in(config, _CHARTED)
+    local = known.local(author) if isinstance(known, _Charted) else None
+    node = None if local is None else known.declared.nodes.get(local)
+    home = "" if node is None else node.name.rpartition("|")[0]
+    if node is None or node.is_function or not home:
+        return rules
+    prefix = OUTSIDE + (f"{known.home}|" if known.home else "")
+    outside = {source: _within(rule, home) for source, rule in node.rules.items() if not is_inside(source, home)}
+    input_rule = outside.pop(START_SOURCE)
+    sources = {**{prefix + source: rule for source, rule in outside.items()}, **rules.sources, START_SOURCE: input_rule}
+    hidden: dict[str, set[str]] = {}
+    for source in hidden_sources(outside):
+        hidden.setdefault(source.rpartition("|")[0], set()).add(source)
+    guards = (
+        Guard(frozenset(hidden.get(at, ())), {}, on_violation, known.declared, home=known.home)
+        for at, on_violation in known.on_violation.items()
+    )
+    unnamed = frozenset(prefix + source for source in node.undeclared if source in outside)
+    return replace(rules, sources=sources, around=tuple(guards), unnamed=unnamed)
+
+
+def _within(rule: Rule, home: str) -> Rule:
+    """A rule of a chart as an agent's own graph names its private contexts."""
+    scope = tuple(name.removeprefix(f"{home}|") for name in rule.contexts)
+    return replace(rule, scope=scope) if scope else rule
 
 
 @dataclass(frozen=True)
@@ -62,8 +141,6 @@ class CallReader:
     """Whether what it says is a private context."""
     keep: Keep | None = None
     """How much it sees of what it may."""
-    words_of: frozenset[tuple[str, str]] = frozenset()
-    """Functions, and readers that get the words alone of chat models' answers in these."""
 
     @property
     def system(self) -> str:
@@ -75,13 +152,16 @@ class CallReader:
         if not entry.get("answered"):
             return False
         # The function may have invoked a graph: then it is the answer of a node in there.
-        names = [*names_of(entry["author"])]
-        if self.rules.guard.hidden or any((name, self.place.author) in self.words_of for name in names):
-            return True
+        names, reader = [*names_of(entry["author"])], self.place.author
+        for guard in (self.rules.guard, *self.rules.around):
+            known, home = guard.declared, f"{guard.home_of(reader)}|"
+            local = [name.removeprefix(home) for name in names]
+            pairs = ((name, reader.removeprefix(home)) for name in local)
+            if guard.hidden or not known.chart.words_of.isdisjoint(pairs):
+                return True
         # What is asked in a route, or for a prompt, is in the name of an agent, and no pair is known of that.
-        nodes, home = self.rules.guard.declared.nodes, self.place.author.rpartition("|")[0]
-        known = [nodes[local] for name in names if (local := name.removeprefix(f"{home}|")) in nodes]
-        return bool(nodes) and "persona" not in entry and not any(node.is_function for node in known)
+        is_function = any(name in known.nodes and known.nodes[name].is_function for name in local)
+        return bool(known.nodes) and "persona" not in entry and not is_function
 
     def has_said(self, entry: HandleEntry) -> bool:
         """Whether a message is its own."""

@@ -198,8 +198,9 @@ class Reading:
         )
 
     def _seen(self) -> list[SeenEntry]:
-        rules, reader = self._rules, self._reader
-        seen = visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared, self._calls)
+        rules, reader, calls = self._rules, self._reader, self._calls
+        options: Any = {"persona": self._persona, "undeclared": rules.undeclared, "unnamed": rules.unnamed}
+        seen = visible(self.entries, self._place.author, rules.sources, calls=calls, **options)
         names = {each.entry["message_id"] for each in seen}
         # Somebody's confidential message that it does not see, in whichever graph that was said.
         is_kept = any(each["confidential"] and each["message_id"] not in names for each in self.entries)
@@ -224,7 +225,7 @@ class Reading:
                 )
         for entry in () if self.words_of else self._branches.in_words(shown):
             message = self._words.in_state(entry)
-            if message is not None and not (is_input(entry) and (self._rules.is_node or message.type != "ai")):
+            if message is not None and not (is_input(entry) and (self._rules.node or message.type != "ai")):
                 claimed = entry.get("unproven")
                 why = UNPROVEN if claimed else encoding_of(message, self._engines)
                 author = claimed["author"] if claimed else entry["author"]
@@ -234,8 +235,8 @@ class Reading:
     def _as_read(self, entry: HandleEntry) -> HandleEntry:
         """An entry as the reader has it: in a graph of LangGraph's own what a function says that it does not declare is
         input, whoever else does."""
-        declared = {source_of_author(entry["author"], self._place.author), EVERYONE} & self._rules.sources.keys()
-        is_open = self._rules.is_node or declared or "persona" in entry or "via" in entry or entry["confidential"]
+        declared = not _is_everybodys(source_of_author(entry["author"], self._place.author), self._rules)
+        is_open = declared or "persona" in entry or "via" in entry or entry["confidential"]
         return entry if is_open else HandleEntry(**{**entry, "author": START_SOURCE})
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
@@ -304,9 +305,8 @@ class Reading:
         self.inputs += made
 
     def _is_news(self, message: BaseMessage, entry: HandleEntry) -> bool:
-        """Tell whether others have read as input what is an answer to this reader, which declares who gave it."""
-        is_said = is_input(entry) and _writer(message, self._rules, self._place.author) != START_SOURCE
-        return is_said and isinstance(encoding_of(message, self._engines), MessageHandle)
+        """Tell whether others have read as input what is not that to this reader: it knows who said it."""
+        return is_input(entry) and _writer(message, self._rules, self._place.author) != START_SOURCE
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
@@ -317,7 +317,12 @@ class Reading:
         for said in group:
             so_far, first = before.copy(), self.bound.handle(said[0].entry)
             if self.is_parallel and first.id in self._branches.stands_for:
-                so_far.resume_at(before.behind({each.id for each in self._engine.inspect.ancestors(first)}))
+                # A branch that has read input in an encoding of its own stands behind that input all the same.
+                attended = {each.id for each in self._engine.inspect.ancestors(first)}
+                inputs = {self.bound.handle(entry).id for entry in self.entries if is_input(entry)}
+                made = self._engine.inspect.descent([first], ())
+                attended |= {source for each in attended for source in made[each].sources if source in inputs}
+                so_far.resume_at(before.behind(attended))
             shown = len(so_far.handles)
             for entry, rule in said:
                 await self.showing.append(so_far, entry, rule, self.entries)
@@ -359,12 +364,20 @@ def _author(message: BaseMessage, known: HandleEntry | None) -> str | None:
 
 def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
     """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
-    author, known = writer_of(message), rules.guard.declared.names
+    author, chart = writer_of(message), rules.guard.declared.chart
     source = source_of_author(author, reader)
-    if persona_of(message) is None and not rules.is_node and not {source, EVERYONE} & rules.sources.keys():
-        return START_SOURCE  # in a graph of LangGraph's own what functions write is everybody's, unless it is declared
-    foreign = bool(rules.guard.declared.nodes) and source not in known
+    if source is None and rules.around:
+        return author
+    if persona_of(message) is None and _is_everybodys(source, rules):
+        return START_SOURCE
+    foreign = bool(chart.nodes) and not chart.inside(source or "")
     return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
+
+
+def _is_everybodys(source: str | None, rules: ReaderRules) -> bool:
+    """Tell whether what a function says is input: in a graph of LangGraph's own it is, unless it is declared."""
+    is_known = rules.node or (source is None and rules.around)
+    return not is_known and not {source, EVERYONE} & rules.sources.keys()
 
 
 def _role(message: BaseMessage) -> str | None:

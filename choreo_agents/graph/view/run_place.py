@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.graph.langgraph_internals import (
-    author_of,
     branch_of,
     channel_values,
     place_in_superstep,
@@ -25,8 +24,8 @@ from choreo_agents.graph.langgraph_internals import (
     task_token_of,
     thread_of,
 )
+from choreo_agents.graph.nesting import TaskPlace, author_of, tasks_around
 from choreo_agents.graph.view.run_options import Replay, Watch, options_of
-from choreo_agents.graph.view.tasks_around import TaskPlace, tasks_around
 
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 """The calls of each task so far, by an object that LangGraph makes anew whenever it runs a task."""
@@ -63,19 +62,19 @@ class RunPlace:
     again: bool = False
 
     @classmethod
-    def of(cls, config: RunnableConfig, agent: str, given: Any = None, *, is_node: bool = False) -> RunPlace:
+    def of(cls, config: RunnableConfig, agent: str, given: Any = None, *, node: str | None = None) -> RunPlace:
         """Read it from a node's config; outside LangGraph all of it is default. Raises what `options_of` raises.
 
         Args:
             config: The node's.
             agent: Whose call it is.
             given: The state that it was given.
-            is_node: Whether the agent is a node of a graph of ours itself, and not called by a function.
+            node: Its name, if the agent is a node of a graph of ours itself, and not called by a function.
         """
-        task, options = task_path_of(config), options_of(config)
+        task, options, is_node = task_path_of(config), options_of(config), node is not None
         return cls(
             agent=agent,
-            author=author_of(config, agent),
+            author=author_of(config, node) or agent,
             thread=None if running_saver_of(config) is None else thread_of(config),
             task=task,
             around=tasks_around(config),

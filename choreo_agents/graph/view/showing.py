@@ -50,7 +50,8 @@ class ShownMessages:
         self._shared = shared
         self._turns = turns
         self._stands_for = stands_for
-        self._watch = reader.rules.guard.watch(bound.engine, reader.place.author, reader.others)
+        guards = [reader.rules.guard, *reader.rules.around]
+        self._watches = [guard.watch(bound.engine, reader.place.author, reader.others) for guard in guards]
         self.starts: dict[str, int] = {}
         """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
         self.shown: dict[str, MessageHandle] = {}
@@ -106,7 +107,11 @@ class ShownMessages:
     def require_words(self, entry: HandleEntry, entries: Sequence[HandleEntry]) -> None:
         """Raise `VisibilityError` if a policy keeps from the reader what a message of all `entries` says."""
         if not self._reader.has_said(entry):
-            self._watch.admits(entry, entries, words_only=True)
+            self._admits(entry, entries, words_only=True)
+
+    def _admits(self, entry: HandleEntry, entries: Sequence[HandleEntry], *, words_only: bool) -> bool:
+        admitted = [watch.admits(entry, entries, words_only=words_only) for watch in self._watches]
+        return all(admitted)
 
     async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule, entries: Sequence[HandleEntry]) -> None:
         """Append a message of all `entries` by the rule for its source."""
@@ -114,7 +119,7 @@ class ShownMessages:
         self.starts[entry["message_id"]] = view.end
         own, reencode = self._reader.has_said(entry), rule.mode.encodes_again
         if not own:
-            reencode = not self._watch.admits(entry, entries, words_only=reencode) or reencode
+            reencode = not self._admits(entry, entries, words_only=reencode) or reencode
         if reencode:
             shown = await self._reencoded(view, entry, handle, rule, entries)
         else:

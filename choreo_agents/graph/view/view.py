@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, mode_of, source_of_author
+from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, mode_of, source_in
 
 _OWN = "|own"
 """The source of what a reader's own persona said; no node can be named so."""
@@ -28,6 +28,7 @@ def visible(
     rules: Mapping[str, Rule],
     persona: str | None = None,
     undeclared: Collection[str] | None = None,
+    unnamed: Collection[str] = (),
     calls: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SeenEntry]:
     """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
@@ -39,6 +40,7 @@ def visible(
         entries: All that was said.
         reader: The node that reads, behind its subgraphs, and `persona` whose node it is; by default its own.
         rules: Its sources.
+        unnamed: Sources outside of its graph whose confidential messages are not for it.
         undeclared: If it reads everyone, whom it does not name: without their confidential messages. Then those of one
             superstep stand by name, its own among them, as LangGraph applies what nodes of a superstep say.
         calls: By a result's message that of its call: a history counts both as said when the call was, and keeps both
@@ -58,13 +60,14 @@ def visible(
         if (via := _rule_of(entry.get("via"), reader, rules)) is not None and not via.mode.shows:
             continue  # nobody who must not read the node that wrote it reads it
         own = is_own(entry, reader, persona or reader)
-        source = _OWN if own else source_of_author(says["author"] if says else entry["author"], reader)
+        source = _OWN if own else source_in(rules, says["author"] if says else entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
     seen: list[tuple[int, SeenEntry]] = []
     cut: set[str] = set()
     for source, said in by_source.items():
         rule = Rule() if source == _OWN else None if source is None else rules.get(source, rules.get(EVERYONE))
         named = undeclared is None or source == _OWN or (source in rules and source not in undeclared)
+        named = named and source not in unnamed
         shows = rule is not None and rule.mode.shows
         readable = [entry for entry in said if shows and (named or not entry["confidential"])]
         shown = {id(entry) for entry in _recent(readable, rule, calls)}
@@ -83,7 +86,7 @@ def visible(
 
 def _rule_of(node: str | None, reader: str, rules: Mapping[str, Rule]) -> Rule | None:
     """What is declared of the node that has written a tool's result; None: nothing."""
-    return None if node is None else rules.get(source_of_author(node, reader) or "")
+    return None if node is None else rules.get(source_in(rules, node, reader) or "")
 
 
 def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:

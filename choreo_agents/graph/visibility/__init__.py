@@ -4,6 +4,7 @@ from choreo_agents.graph.visibility.modes import (
     PRIVATE,
     REENCODED,
     SHARED,
+    UNSEEN,
     Channel,
     Mode,
     ModeName,
@@ -22,15 +23,17 @@ from choreo_agents.graph.visibility.rule import (
     rules_of,
     with_input,
 )
-from choreo_agents.graph.visibility.sources import EVERYONE, START_SOURCE, source_of_author
+from choreo_agents.graph.visibility.sources import EVERYONE, OUTSIDE, START_SOURCE, source_in, source_of_author
 from choreo_agents.graph.visibility.table import VisibilityTable, rule_between
 
 __all__ = [
     "EVERYONE",
+    "OUTSIDE",
     "PRIVATE",
     "REENCODED",
     "SHARED",
     "START_SOURCE",
+    "UNSEEN",
     "Channel",
     "History",
     "Mode",
@@ -47,6 +50,7 @@ __all__ = [
     "rule_between",
     "rule_of",
     "rules_of",
+    "source_in",
     "source_of_author",
     "with_input",
 ]

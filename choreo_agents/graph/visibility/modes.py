@@ -112,6 +112,8 @@ class VisibilityMode:
 SHARED = VisibilityMode("shared", "encoding")
 REENCODED = VisibilityMode("reencoded", "words")
 PRIVATE = VisibilityMode("private", "nothing", keeps_out=True)
+UNSEEN = VisibilityMode("unseen", "nothing")
+"""Not in the view; of what reaches the reader through others nothing is promised."""
 _NAMED = {mode.name: mode for mode in (PRIVATE, SHARED, REENCODED)}
 
 Mode = ModeName | VisibilityMode

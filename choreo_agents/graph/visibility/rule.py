@@ -63,6 +63,25 @@ class Rule:
             return label
         return f"{label}, last" if self.history == "last" else f"{label}, last {self.history}"
 
+    def narrowed(self, inner: Rule) -> Rule:
+        """The rule by which a reader sees by `inner` what is seen by this one: of both the narrower.
+
+        Raises:
+            VisibilityError: Both re-word.
+        """
+        if not (self.mode.shows and inner.mode.shows):
+            return inner if self.mode.shows else self
+        keeps = inner.mode.hands_on_encodings or inner.mode.reword in (None, self.mode.reword)
+        if not keeps and self.mode.reword is not None:
+            raise VisibilityError(f"{self.mode!r} and {inner.mode!r} both re-word")
+        mode = self.mode if keeps and (self.mode.encodes_again or inner.mode.hands_on_encodings) else inner.mode
+        limits = {rule.history for rule in (self, inner)} - {"all"}
+        history: History = "all"
+        if limits:
+            # The last superstep has any number of messages: of that and a number the one that both show.
+            history = limits.pop() if len(limits) == 1 else min(1 if each == "last" else each for each in limits)
+        return Rule(mode, history, self.scope if inner.scope == "reader" else inner.scope)
+
     def without(self, channel: Channel) -> Rule:
         """The rule that lets nothing more of its source through a channel: encodings are cut by encoding words again,
         words by leaving the source out."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from choreo_agents.graph import START, Agent, ChoreoGraph, ChoreoState, Rule
+from choreo_agents.graph import START, Agent, ChoreoGraph, ChoreoState
 from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
 
@@ -61,12 +61,10 @@ def debate(
         return revise if state.get("rounds_over", 0) else question
 
     for name in names:
-        others = {other: Rule(visibility, history="last") for other in names if other != name}
         prompt = None if revise is None and question is None else asked
-        graph.add_node(name, Agent(name, system=notes[name], prompt=prompt, sampling=sampling, reads=others))
-        # With notes, each reads a question in their light: a few tokens, without which it would not find the answer.
-        alike = notes[name] is None or question is not None
-        graph.add_edge(START, name, visibility="shared" if alike else "reencoded")
+        graph.add_node(name, Agent(name, system=notes[name], prompt=prompt, sampling=sampling))
+        # With notes, each reads the input in their light, unless that is the record before a question: this is long.
+        graph.add_edge(START, name, visibility=None if question is None else "shared")
 
     def count_round(state: DebateState) -> dict[str, int]:
         return {"rounds_over": (state.get("rounds_over", 0) + 1) % rounds}
@@ -74,8 +72,8 @@ def debate(
     def next_round(state: DebateState) -> Sequence[str] | Literal["__end__"]:
         return "__end__" if state.get("rounds_over", 0) == 0 else names
 
-    graph.add_node(MODERATOR, count_round)
-    graph.add_edge(names, MODERATOR)
+    graph.add_node(MODERATOR, count_round, writes=())
+    graph.add_edge(names, MODERATOR, visibility=visibility, history="last")
     graph.add_conditional_edges(MODERATOR, next_round, [*names, "__end__"])
     return graph
 

@@ -28,6 +28,6 @@ def direct(
     """
     graph = ChoreoGraph(system=system)
     graph.add_node(SOLVER, Agent(speaker, system=private, prompt=prompt, sampling=sampling))
-    graph.add_edge(START, SOLVER, visibility="shared" if private is None else "reencoded")
+    graph.add_edge(START, SOLVER)
     graph.add_edge(SOLVER, END)
     return graph

@@ -75,18 +75,17 @@ def iterative_debate(
         return AFFIRMATIVE if spoken[-1] == go_on and len(spoken) < rounds else END
 
     graph = ChoreoGraph(IterativeDebateState, system=system)
-    graph.add_node("begin", lambda state: {"before": len(state.get("handles") or [])})
+    graph.add_node("begin", lambda state: {"before": len(state.get("handles") or [])}, writes=())
     for name in (AFFIRMATIVE, NEGATIVE, MODERATOR):
         role = roles[name]
         choices = allowed if name == MODERATOR else None
         agent = Agent(role.speaker, system=role.system, prompt=role.prompt, choices=choices, sampling=sampling)
         graph.add_node(name, agent)
     graph.add_edge(START, "begin")
-    graph.add_edge("begin", AFFIRMATIVE, visibility={})
+    graph.add_edge("begin", AFFIRMATIVE)
     graph.add_edge(AFFIRMATIVE, NEGATIVE, visibility=visibility)
-    graph.share(NEGATIVE, AFFIRMATIVE, visibility).share(AFFIRMATIVE, MODERATOR, visibility)
-    graph.add_edge(NEGATIVE, MODERATOR, visibility=visibility)
-    graph.add_conditional_edges(MODERATOR, after_verdict, [AFFIRMATIVE, END], visibility={})
+    graph.add_edge(NEGATIVE, MODERATOR, visibility={AFFIRMATIVE: visibility, NEGATIVE: visibility})
+    graph.add_conditional_edges(MODERATOR, after_verdict, [AFFIRMATIVE, END], visibility={NEGATIVE: visibility})
     return graph
 
 

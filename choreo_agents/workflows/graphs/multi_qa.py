@@ -55,14 +55,13 @@ def multi_qa(
         system=notes,
         prompt=prompt,
         sampling=sampling,
-        reads=dict.fromkeys(names, rule),
         positions="sequential" if layout == "serial" else "parallel",
     )
     graph.add_node(ANSWERER, agent)
     for name, question in zip(names, questions, strict=True):
         graph.add_node(name, _asking(question))
         graph.add_edge(START, name)
-    graph.add_edge(names, ANSWERER)
+    graph.add_edge(names, ANSWERER, visibility=rule)
     graph.add_edge(ANSWERER, END)
     return graph
 

@@ -58,7 +58,7 @@ def prisoners_dilemma(
         deciding = _deciding(node, talks, decisions)
         graph.add_node(node, Agent(name, prompt=_asking(node, talks, *asked), choices=deciding, **speaker))
         graph.add_edge(START, f"{node}.plan")
-    graph.share(first, second, visibility).share(second, first, visibility)
+    # Nobody reads the other's plan, and nothing is promised of it: what they say was said behind it.
     graph.add_edge([f"{node}.plan" for node in nodes], first, visibility={})
 
     def after_first(state: Mapping[str, Any]) -> str:
@@ -68,8 +68,8 @@ def prisoners_dilemma(
         spoken = _turns(state, second, talks)
         return [first] if spoken < talks else nodes if spoken == talks else ["__end__"]
 
-    graph.add_conditional_edges(first, after_first, [second, "__end__"], visibility={})
-    graph.add_conditional_edges(second, after_second, [*nodes, "__end__"], visibility={})
+    graph.add_conditional_edges(first, after_first, [second, "__end__"], visibility=visibility)
+    graph.add_conditional_edges(second, after_second, [*nodes, "__end__"], visibility=visibility)
     return graph
 
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Worker, send
-from choreo_agents.graph.visibility import Mode, VisibilityMode
+from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.graphs.election import elect
 from choreo_agents.workflows.graphs.thoughts import THINKER, VOTER, TreeState, begin, numbered, sent, stand, votes
 
 FINALIST = "finalist"
-_UNSEEN = VisibilityMode("unseen", "nothing")
-"""Votes are counted: who thinks on does not read them, and nothing is promised of them."""
 Ballot = Callable[[str, str], str | None]
 """What a vote for a candidate says, given its name and its words; None if nobody can vote for it."""
 
@@ -97,7 +95,7 @@ def tree_of_thoughts(
     def allowed(state: Mapping[str, Any]) -> list[str]:
         return list(dict.fromkeys(each for each in ballots(state) if each is not None))
 
-    judging: Any = {"choices": allowed, "lead": lead, "sampling": sampling, "reads": {THINKER: visibility}}
+    judging: Any = {"choices": allowed, "lead": lead, "sampling": sampling}
     thinker, voter = Worker(THINKER, sampling=sampling), Worker(VOTER, speaker=voting, **judging)
     voting_nodes = [f"{VOTER} {number}" for number in range(1, voters + 1)] if critics else [VOTER]
     graph = ChoreoGraph(TreeState, system=system)
@@ -105,17 +103,17 @@ def tree_of_thoughts(
     for number, node in enumerate(voting_nodes):
         told: Any = {"system": critics[number % len(critics)], "prompt": asked[number % len(asked)]} if critics else {}
         graph.add_node(node, Agent(voting, **told, **judging) if critics else voter)
-    graph.add_node(FINALIST, Agent(last, prompt=answer, sampling=sampling, reads={THINKER: visibility}))
-    graph.add_node("stand", lambda state: stand(state, branches))
-    graph.add_node("count", count)
-    graph.add_node("begin", begin)
+    graph.add_node(FINALIST, Agent(last, prompt=answer, sampling=sampling))
+    graph.add_node("stand", lambda state: stand(state, branches), writes=())
+    graph.add_node("count", count, writes=())
+    graph.add_node("begin", begin, writes=())
     graph.add_edge(START, "begin")
-    graph.add_conditional_edges("begin", grow, [THINKER], visibility={})
-    graph.add_edge(THINKER, "stand")
-    graph.add_conditional_edges("stand", poll, voting_nodes, visibility={})
-    graph.add_edge(voting_nodes if critics else VOTER, "count")
-    graph.add_conditional_edges("count", next_level, [THINKER, FINALIST], visibility={})
+    graph.add_conditional_edges("begin", grow, [THINKER])
+    graph.add_edge(THINKER, "stand", visibility=visibility)
+    graph.add_conditional_edges("stand", poll, voting_nodes)
+    # Votes are counted: who thinks on does not read them.
+    graph.add_edge(voting_nodes if critics else VOTER, "count", visibility="private")
+    graph.add_conditional_edges("count", next_level, [THINKER, FINALIST])
+    graph.share(THINKER, FINALIST, visibility)
     graph.add_edge(FINALIST, END)
-    for node in voting_nodes:
-        graph.share(node, THINKER, _UNSEEN).share(node, FINALIST, _UNSEEN)
     return graph

@@ -21,8 +21,8 @@ from support.interference import WARN, changed, contexts_of, models, run, unreac
 from support.tiny import save_tiny_llama
 from support.visible_graphs import ECHO, LETTERS, SPEAKING, Forced, Speaker, Spec, specs
 
-from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Rule
-from choreo_agents.errors import LineageWarning
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Policy, Rule
+from choreo_agents.errors import LineageWarning, VisibilityError
 from choreo_agents.models import load_model
 from choreo_agents.runtime.timetable import Timetable
 
@@ -161,7 +161,12 @@ def test_attack_what_a_graph_around_keeps_from_its_readers_is_kept_inside(around
         ann, cleo = (Agent(name, sampling=SPEAKING, engine=engine, reads=reads) for name, reads in READS.items())
         graph: Any = ChoreoGraph() if around == "ours" else StateGraph(ChoreoState)
         graph.add_node("ann", ann).add_node("team", team.compile(engine=engine)).add_node("cleo", cleo)
-        graph.add_edge(START, "ann").add_edge("ann", "team").add_edge("team", "cleo")
+        graph.add_edge(START, "ann").add_edge("team", "cleo")
+        if around == "ours":
+            shared = graph.with_policy(Policy()).add_edge("ann", "team")
+            with pytest.raises(VisibilityError, match="'ann' is declared private to 'cleo'"):
+                shared.compile(engine=engine)  # the edge gives the team what is kept from cleo
+        graph.add_edge("ann", "team", **({"visibility": {}} if around == "ours" else {}))
         app = graph.compile(engine=engine) if around == "ours" else graph.compile()
         asked: Any = {"messages": [("user", "Where are the kites?")]}
         said_by, reader = (r"team\|asks", r"team\|bob") if around == "ours" else (r"team\|bob", "cleo")

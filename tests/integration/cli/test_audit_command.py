@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def test_the_dilemmas_leak_is_shown_with_the_edge_that_carries_it() -> None:
     for line in ("alice.system -> alice =shared=> bob", "alice.plan -> alice =shared=> bob", "alice -> bob: reencoded"):
         assert line in out
     assert "words" not in out.split("blocked")[0] and "Outside the proof: " in out
-    assert "blocked: bob reads input, alice as encoded without bob.system" in out
+    assert "blocked: bob reads alice as encoded without bob.system" in out
 
 
 def test_with_the_edge_reencoded_only_words_are_left() -> None:
@@ -82,6 +83,52 @@ def test_a_graph_of_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     out = run("audit", "mine_to_audit:graph")
     assert "No private context of mine_to_audit:graph reaches anybody but its owner." in out
+
+
+def test_findings_are_folded_worst_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folded_team.py").write_text(
+        "from langgraph.prebuilt import ToolNode, tools_condition\n"
+        "from choreo_agents import END, START, Agent, ChoreoGraph\n"
+        "def look_up(key: str) -> str:\n    'Look a key up.'\n    return key\n"
+        "names = ['planner', 'researcher', 'critic', 'writer']\n"
+        "graph = ChoreoGraph()\n"
+        "for name in names:\n"
+        "    graph.add_node(Agent(name, system='S.', tools=[look_up] if name == 'researcher' else None))\n"
+        "graph.add_node('tools', ToolNode([look_up])).add_edge(START, 'planner').add_edge('planner', 'researcher')\n"
+        "graph.add_conditional_edges('researcher', tools_condition, {'tools': 'tools', '__end__': 'critic'})\n"
+        "graph.add_edge('tools', 'researcher').add_edge('critic', 'writer', visibility='reencoded')\n"
+        "graph.add_edge('planner', 'writer').add_edge('writer', END)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = run("audit", "folded_team:graph", "--keep", "researcher.system=", code=1)
+    lines = out[out.index("shortest path") : out.index("blocked")].splitlines()
+    rows = [re.split(r" {2,}", line.strip())[:3] for line in lines if re.match(r"\W*\w+\.system {2}", line)]
+    assert rows == [
+        ["✗ researcher.system", "critic", "encoding"],
+        ["planner.system", "researcher, critic, writer", "encoding"],
+        ["researcher.system", "writer", "words"],
+        ["critic.system", "researcher, writer", "words"],
+        ["writer.system", "researcher, critic", "words"],
+    ]
+    assert "blocked: researcher reads tools as encoded without input, planner" in out
+
+
+def test_a_graph_that_is_compiled_or_not_is_audited_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "both_ways.py").write_text(
+        "from choreo_agents import START, Agent, ChoreoGraph, Engine\n"
+        "graph = ChoreoGraph()\n"
+        "graph.add_node(Agent('ann', system='S.')).add_node(Agent('bob'))\n"
+        "graph.add_edge(START, 'ann').add_edge('ann', 'bob')\n"
+        "def app():\n    from choreo_agents.testing import Script\n    return graph.compile(engine=Script({}).load())\n"
+        "def needs(engine):\n    return graph.compile(engine=engine)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("graph", "app"):
+        assert "ann.system -> ann =shared=> bob" in run("audit", f"both_ways:{name}")
+        tried = run("audit", f"both_ways:{name}", "--set", "ann:bob=reencoded")
+        assert "ann.system -> ann =reencoded=> bob" in tried and "words" in tried
+    said = run("audit", "both_ways:needs", code=1).replace("\n", " ")
+    assert "'both_ways:needs' cannot be called without arguments" in said
 
 
 @pytest.mark.slow

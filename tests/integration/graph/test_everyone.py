@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal
 
 import pytest
@@ -151,7 +150,7 @@ def test_a_private_everyone_of_a_stock_graph_is_kept_out_through_whomever(engine
 def test_a_subgraphs_agent_is_told_what_was_said_outside_by_a_function(
     engine: Engine, name: str | None, inside: bool
 ) -> None:
-    """As a person's words, with an id, or by one of its own graph: nothing there could declare another source."""
+    """As the function's words or, with an id, as a person's; and by one of its own graph."""
 
     def brief(state: Any) -> dict[str, Any]:
         return {"messages": [HumanMessage(f"Boss said: {state['messages'][1].text}", id=name)]}
@@ -163,8 +162,8 @@ def test_a_subgraphs_agent_is_told_what_was_said_outside_by_a_function(
     inner.add_node(agent("ann")).add_edge("brief" if inside else START, "ann")
     graph.add_node("team", inner.compile(engine=engine)).add_edge("boss" if inside else "brief", "team")
     state = graph.compile(engine=engine).invoke(QUESTION)
-    heard = ["team|brief"] if inside else [START] if name else []
-    assert who_saw(engine, state, "team|ann") == [START, *heard]
+    heard = "team|brief" if inside else START if name else "brief"
+    assert who_saw(engine, state, "team|ann") == [START, "boss", heard]
 
 
 def test_a_drawing_has_what_holds_of_each_edge_and_declared_pairs_alone(engine: Engine) -> None:
@@ -172,44 +171,93 @@ def test_a_drawing_has_what_holds_of_each_edge_and_declared_pairs_alone(engine: 
     drawn = {(e.source, e.target): e.data for e in graph.compile(engine=engine).get_graph().edges}
     assert drawn["ann", "boss"] == "reencoded" and drawn["ann", "bob"] == "private"
     assert ("boss", "ann") not in drawn
+    plan = ChoreoGraph(visibility="shared").add_node(agent("plan", confidential=True)).add_node(agent("ann"))
+    plan.add_node("count", lambda state: {}).add_edge(START, "plan").add_edge("plan", "ann").add_edge("ann", "count")
+    app = plan.compile(engine=engine)
+    labels = {(e.source, e.target): e.data for e in app.get_graph().edges}
+    assert labels["plan", "ann"] is labels["ann", "count"] is None, "it is not for ann, and no agent reads"
+    for drawing in (plan.draw(), app.draw()):
+        assert "shared" not in drawing and 'n_plan["plan"]' in drawing and "n_plan:::private" in drawing
+        assert "n_plan[[" not in drawing
+    shown = app._repr_mimebundle_()
+    assert shown["text/markdown"] == plan._repr_markdown_() and "image/png" not in shown
+    assert (repr(plan), repr(app)) == ("ChoreoGraph(plan, ann, count)", "CompiledChoreoGraph(plan, ann, count)")
+    assert repr(agent("ann")) == "Agent('ann')"
+
+
+def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.endswith("unseen")]
 
 
 def test_the_note_names_pairs_and_what_would_change_them(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        supervised().share("boss", "ann", "private").compile(engine=engine)
-    [note] = [record.getMessage() for record in caplog.records if "does not see" in record.getMessage()]
+    graph = supervised().add_node(agent("dora")).add_edge("ann", "dora").share("boss", "ann", "private")
+    graph.compile(engine=engine)
+    [note] = notes(caplog)
     lines = note.splitlines()
     assert "'bob' may run after 'boss' and does not see it: graph.share('boss', 'bob')" in lines
     assert not any("'ann' may run after 'boss'" in line for line in lines)
+    assert not any("'boss' may run after 'ann'" in line for line in lines), "its edge says visibility={}"
     assert "visibility=" in lines[-1]
     caplog.clear()
+    graph.compile(engine=engine)
+    assert not notes(caplog), "a graph of this shape was noted"
     supervised(visibility="shared").compile(engine=engine)
-    assert not caplog.records
+    assert not notes(caplog)
 
 
 def test_a_long_note_tells_ten_pairs_and_how_many_more(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     graph = ChoreoGraph()
-    names = "abcdef"
+    names = [f"long {name}" for name in "abcdef"]
     for name in names:
         graph.add_node(agent(name))
     for one, other in zip((START, *names), names, strict=False):
         graph.add_edge(one, other)
     graph.compile(engine=engine)
-    [note] = [record.getMessage() for record in caplog.records]
+    [note] = notes(caplog)
     assert note.count("may run after") == 10 and "1 more" not in note
-    graph.add_node(agent("g")).add_edge("f", "g")
+    graph.add_node(agent("long g")).add_edge("long f", "long g")
     caplog.clear()
     graph.compile(engine=engine)
-    [note] = [record.getMessage() for record in caplog.records]
+    [note] = notes(caplog)
     assert note.count("may run after") == 10 and "and 5 more pairs" in note
+
+
+def test_a_note_advises_nothing_that_breaks_a_promise(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """Not to share what is confidential, what a policy keeps, or what attends to something that is private."""
+    graph = ChoreoGraph(policy=Policy(confidential={"ann.system": frozenset({"bob"})}))
+    graph.add_node(agent("plan", confidential=True)).add_node(agent("ann", system="Secret.")).add_node(agent("bob"))
+    graph.add_node(agent("carl")).add_node(agent("dora")).add_edge(START, "plan").add_edge("plan", "ann", visibility={})
+    graph.add_edge("ann", "bob").add_edge("bob", "carl", visibility="reencoded").add_edge("carl", "dora")
+    graph.share("ann", "dora", "private").share("plan", "bob", "private")
+    graph.compile(engine=engine)
+    assert not notes(caplog)
+
+
+@pytest.mark.parametrize("kept", ["by a policy", "private"])
+def test_a_note_advises_nothing_that_breaks_a_promise_to_who_reads_its_reader(
+    engine: Engine, caplog: pytest.LogCaptureFixture, kept: str
+) -> None:
+    policy = Policy(confidential={"ann.system": frozenset({"bob", "cleo"})} if kept == "by a policy" else {})
+    graph = ChoreoGraph(policy=policy).add_node(agent("ann", system="Secret."))
+    graph.add_node(agent("bob")).add_node(agent("cleo")).add_node(agent("dora")).add_edge(START, "ann")
+    graph.add_edge("ann", "bob").add_edge("bob", "cleo", visibility={}).add_edge("cleo", "dora")
+    if kept == "private":
+        graph.share("ann", "dora", "private").share("bob", "dora", "private")
+    assert ("ann", "cleo") in unseen_pairs(graph, graph.chart())
+    graph.compile(engine=engine)
+    assert not notes(caplog)
 
 
 def test_only_who_may_run_after_is_noted() -> None:
     graph = ChoreoGraph()
+    graph.add_node("relay", lambda state: {})
     for name in ("one", "two", "join", "lone"):
         graph.add_node(agent(name))
-    graph.add_edge(START, "one").add_edge(START, "two").add_edge(["one", "two"], "join", visibility={"one": "shared"})
+    graph.add_edge(START, "one").add_edge(START, "two").add_edge("two", "relay").add_edge(["one", "relay"], "join")
     graph.add_edge(START, "lone").add_conditional_edges("lone", lambda state: "end", {"end": END})
     assert list(unseen_pairs(graph, graph.chart())) == [("two", "join")]
+    other = graph.with_policy(Policy())
+    other.add_conditional_edges("two", lambda state: "lone")
+    assert ("two", "lone") in unseen_pairs(other, other.chart())
     graph.add_conditional_edges("two", lambda state: "lone", visibility={})
-    assert ("two", "lone") in unseen_pairs(graph, graph.chart())
+    assert not list(unseen_pairs(graph, graph.chart())), "it says so of whomever it leads to"

@@ -206,7 +206,7 @@ def test_plain_nodes_of_subgraphs_are_told_from_those_outside(engine: Engine) ->
     outer.add_edge("search", "team")
     outer.add_edge("team", "closer")
     state = outer.compile(engine=engine).invoke(QUESTION)
-    assert authors_seen(engine, state, "team|reader") == ["public root", START, "team|search"]
+    assert authors_seen(engine, state, "team|reader") == ["public root", START, "search", "team|search"]
     assert authors_seen(engine, state, "closer") == ["public root", START, "team|search", "team|reader"]
 
 
@@ -275,7 +275,7 @@ async def test_the_end_of_one_requests_scope_takes_nothing_from_another(engine: 
 def test_the_public_root_is_the_one_parent_of_system_prompts_and_input(engine: Engine) -> None:
     graph = ChoreoGraph(system="Hear each other.")
     graph.add_node(agent("a", system="Notes: x"))
-    graph.add_edge(START, "a")
+    graph.add_edge(START, "a", visibility="shared")
     state = graph.compile(engine=engine).invoke(QUESTION)
     root, system, question = parents_of(engine, last_handle(state, "a"))
     assert engine.text(root.handle) == "<s><|system|> Hear each other.<|end|>"

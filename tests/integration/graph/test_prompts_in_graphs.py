@@ -163,7 +163,7 @@ def test_one_module_is_the_system_prompt_of_the_same_words(engine: Engine) -> No
     )
     views = []
     for options in ({"system": "Ann has kites."}, {"prompt": notes.prompt("<kites/>")}):
-        graph = ChoreoGraph().add_node(agent("ann", **options)).add_edge(START, "ann")
+        graph = ChoreoGraph().add_node(agent("ann", **options)).add_edge(START, "ann", visibility="shared")
         handle = handle_of(graph.compile(engine=engine).invoke(QUESTION), "ann")
         [record] = [each for each in engine.inspect.records([handle]) if each.handle == handle]
         views.append((record.parents, record.offsets))

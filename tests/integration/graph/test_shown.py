@@ -8,9 +8,11 @@ import pytest
 from conftest import MakeEngine
 from support.recorded import QUESTION, reading
 
+from choreo_agents import START, Agent, ChoreoGraph, Policy
 from choreo_agents.engine.recording import RecordedMemory, RecordedMessage, read_recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.inspection import run_page
+from choreo_agents.testing import Script
 
 BAD = "<img src=x onerror=alert(1)>"
 
@@ -64,6 +66,40 @@ def test_a_graph_draws_visibilities_and_what_the_audit_found(make_engine: MakeEn
     assert drawing.startswith("flowchart TD") and "-->|shared|" in drawing
     assert "==>|ann.system| n_judge" in drawing, "by its encoding"
     assert drawing._repr_markdown_() == f"```mermaid\n{drawing}\n```"
+
+
+def test_names_are_drawn_as_they_are_whatever_they_hold(make_engine: MakeEngine) -> None:
+    named = ChoreoGraph().add_node('the "x" --> [y]', Agent("a", system="Notes.")).add_node(Agent("b"))
+    named.add_edge(START, 'the "x" --> [y]').add_edge('the "x" --> [y]', "b")
+    drawing = named.draw()
+    assert '["the #quot;x#quot; --> [y]"]' in drawing and '==>|"the #quot;x#quot; --> [y].system"| n_b' in drawing
+    assert "linkStyle 1 " in drawing and "linkStyle 3 " not in drawing, "edges are counted, not arrows in names"
+    unfinished = ChoreoGraph().add_node(Agent("b")).add_edge("a", "b")
+    assert unfinished._repr_markdown_() == "`ChoreoGraph(b)`", "what is not whole has no drawing yet"
+    engine = make_engine()
+    assert repr(engine) == f"Engine({engine.model.name})"
+
+
+def test_graphs_inside_and_private_contexts_are_drawn_apart_from_nodes() -> None:
+    team = ChoreoGraph().add_node(Agent("x", system="Notes.")).add_node(Agent("x.system")).add_edge(START, "x")
+    team.add_edge("x", "x.system")
+    graph = ChoreoGraph().add_node(Agent("boss")).add_node("team", team.compile(engine=Script({}).load()))
+    drawing = graph.add_edge(START, "boss").add_edge("boss", "team").draw()
+    for line in (
+        'subgraph n_team["team"]',
+        "n_boss -->|shared| n_team",
+        'c_team_124_x_46_system[["team|x.system"]]:::private',
+    ):
+        assert f"    {line}\n" in drawing
+    assert "n_team_124_x_46_system:::private" not in drawing
+
+
+def test_what_a_policy_changed_is_drawn_alike(make_engine: MakeEngine) -> None:
+    policy = Policy(confidential={"ann.system": frozenset()}, channels={"encoding"}, on_violation="reencode")
+    graph = ChoreoGraph(policy=policy).add_node(Agent("ann", system="Notes.")).add_node(Agent("bob"))
+    app = graph.add_edge(START, "ann").add_edge("ann", "bob").compile(engine=make_engine())
+    [label] = [edge.data for edge in app.get_graph().edges if (edge.source, edge.target) == ("ann", "bob")]
+    assert label == "reencoded" and "n_ann -->|reencoded| n_bob" in app.draw()
 
 
 def test_reports_are_tables_in_notebooks_and_text_in_them_is_text(make_engine: MakeEngine, tmp_path: Path) -> None:

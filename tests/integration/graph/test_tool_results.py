@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import Command
+from langgraph.types import Command, Send
 from support.graphs import words_seen
 
 from choreo_agents import Agent, ChoreoGraph, ChoreoState, Engine, Policy, VisibilityMode
@@ -27,6 +28,12 @@ RESULT = "The kites are in box 12, says the register."
 def find(thing: str) -> str:
     """Say in which box a thing is."""
     return f"The {thing} are in box 12, says the register."
+
+
+@tool
+def buy(thing: str) -> str:
+    """Buy a thing."""
+    return thing
 
 
 def engine_of(**lines: Any) -> Engine:
@@ -129,6 +136,90 @@ def test_what_a_tool_makes_of_a_secret_is_found_before_the_run() -> None:
     graph.add_edge(START, "dan").add_edge("dan", "ann", visibility={}).add_edge("ann", "tools")
     graph.add_edge("tools", "bob", visibility={"ann": "shared"}).add_edge("bob", END)
     with pytest.raises(VisibilityError, match="tools"):
+        graph.compile(engine=engine_of())
+
+
+def _routes() -> ChoreoGraph:
+    def sent(state: Any) -> list[Send]:
+        called = {"name": "find", "args": {"thing": state["messages"][-1].text}, "id": "c"}
+        return [Send("tools", {"messages": [AIMessage("", tool_calls=[called])]})]
+
+    graph = ChoreoGraph().add_node(Agent("ann", system="The code is 7.")).add_node("tools", ToolNode([find]))
+    return graph.add_edge(START, "ann").add_conditional_edges("ann", sent, ["tools"])
+
+
+def _sends(by_tool: bool) -> ChoreoGraph:
+    """Its tool, or its update, sends a call to a node of another tool."""
+
+    def sent(message: Any, *_: Any) -> Command:
+        called = {"name": "find", "args": {"thing": "7"}, "id": "c"}
+        return Command(
+            update={"messages": [message]}, goto=[Send("tools", {"messages": [AIMessage("", tool_calls=[called])]})]
+        )
+
+    @tool
+    def hand_on(thing: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command:
+        """Hand on."""
+        return sent(ToolMessage(thing, tool_call_id=tool_call_id))
+
+    options: Any = {"tools": [hand_on]} if by_tool else {"update": sent}
+    graph = ChoreoGraph().add_node(Agent("ann", system="The code is 7.", **options), destinations=("tools",))
+    graph.add_node("tools", ToolNode([find])).add_node("hand on", ToolNode([hand_on]), destinations=("tools",))
+    return graph.add_edge(START, "ann").add_edge("ann", "hand on")
+
+
+def _calls(offered: Any, run: Any) -> ChoreoGraph:
+    graph = (
+        ChoreoGraph()
+        .add_node(Agent("ann", system="The code is 7.", tools=[offered]))
+        .add_node("tools", ToolNode([run]))
+    )
+    return graph.add_edge(START, "ann").add_edge("ann", "tools")
+
+
+@tool("find")
+def find_in_state(thing: str, config: RunnableConfig) -> str:
+    """Say in which box a thing is."""
+    return f"{thing} in {config}"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        _routes(),
+        _sends(True),
+        _sends(False),
+        _calls(find, find),
+        _calls(find, buy),
+        _calls(find_in_state, find_in_state),
+    ],
+    ids=[
+        "a route calls",
+        "a tool sends",
+        "an update sends",
+        "its own",
+        "one that it was not offered",
+        "one that reads the state",
+    ],
+)
+def test_attack_a_tool_node_is_a_function_whoever_calls_it(graph: ChoreoGraph) -> None:
+    """Its results may be made of any words."""
+    graph.add_node(Agent("bob")).add_edge("tools", "bob").add_edge("bob", END)
+    kept = graph.with_policy(Policy(confidential={"ann.system": frozenset()}, channels={"words"}))
+    assert ("ann.system", "bob", "words") in {(f.context, f.reader, f.channel) for f in graph.audit().findings}
+    with pytest.raises(VisibilityError, match="tools"):
+        kept.compile(engine=engine_of())
+
+
+def test_attack_results_that_are_private_do_not_come_by_the_encodings_of_who_called() -> None:
+    graph = (
+        ChoreoGraph().add_node(Agent("ann", tools=[find])).add_node("tools", ToolNode([find])).add_node(Agent("bob"))
+    )
+    graph.add_edge(START, "ann").add_edge("tools", "ann", visibility={}).add_edge("bob", END)
+    graph.add_conditional_edges("ann", tools_condition, {"tools": "tools", "__end__": "bob"})
+    graph.share("tools", "bob", "private")
+    assert [(each.context, each.reader) for each in graph.audit().violations] == [("tools", "bob")]
+    with pytest.raises(VisibilityError, match="'tools' is declared private to 'bob'"):
         graph.compile(engine=engine_of())
 
 

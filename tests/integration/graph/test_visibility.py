@@ -681,3 +681,47 @@ def test_equal_words_of_a_source_that_is_not_private_are_no_breach(engine: Engin
     graph.add_edge("a", "c").add_edge("b", "c", visibility={}).add_edge("c", "carl").share("b", "carl", "private")
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert handle_of(state, "a") == handle_of(state, "b") in engine.inspect.ancestors(handle_of(state, "carl"))
+
+
+@pytest.mark.parametrize("first", ["node", "edge"])
+def test_who_has_a_system_prompt_reads_the_question_behind_it(engine: Engine, first: str) -> None:
+    """Unless its edge from START says otherwise, or none leads to it from there."""
+    graph = ChoreoGraph()
+    names = ("ann", "bob", "carl", "dora")
+    agents = {name: agent(name, system=f"Notes of {name}.") for name in names} | {"eve": agent("eve")}
+    for name, options in {"ann": {}, "bob": {"visibility": "shared"}, "carl": {"visibility": {}}, "eve": {}}.items():
+        if first == "node":
+            graph.add_node(agents[name])
+        graph.add_edge(START, name, **options)
+        if first == "edge":
+            graph.add_node(agents[name])
+    graph.add_node(agents["dora"]).add_edge("eve", "dora")
+    app = graph.compile(engine=engine)
+    state = app.invoke(QUESTION)
+    views = {name: parents_of(engine, handle_of(state, name)) for name in agents}
+    systems = {name: [each.handle for each in views[name] if each.author == f"{name}.system"] for name in agents}
+    asked = {name: next(each for each in views[name] if each.author == START) for name in agents}
+    assert [name for name in agents if {*systems[name]} & {*asked[name].parents}] == ["ann"], "who attended to notes"
+    drawn = {edge.target: edge.data for edge in app.get_graph().edges if edge.source == START}
+    assert drawn == {"ann": "reencoded", "bob": "shared", "carl": "shared", "eve": "shared"}
+
+
+@pytest.mark.parametrize("first", ["node", "edge"])
+def test_how_much_of_the_input_is_read_says_not_how(first: str) -> None:
+    """All nodes of a persona read it alike; a scope is one of words that are encoded again."""
+    graph, nodes = ChoreoGraph(), [agent("ann", system="Notes."), agent("eve"), agent("dora", system="Notes.")]
+    for node in nodes if first == "node" else ():
+        graph.add_node(node)
+    graph.add_edge(START, "ann", history=3).add_edge(START, "eve", history=3).add_edge(START, "dora", scope="public")
+    for node in nodes if first == "edge" else ():
+        graph.add_node(node)
+    graph.add_node("ann.later", agent("ann", system="Notes.", persona="ann")).add_edge("eve", "ann.later")
+    read = {node.name: node.rules[START].words() for node in graph.chart().nodes}
+    assert read == {
+        "ann": "reencoded, last 3",
+        "eve": "shared, last 3",
+        "dora": "reencoded in public",
+        "ann.later": "reencoded",
+    }
+    shared = graph.with_rule(START, "ann", Rule(history=3)).chart()
+    assert shared.node("ann").rules[START] == Rule(history=3) and shared.node("ann.later").rules[START] == Rule()

@@ -432,6 +432,21 @@ def test_parallel_branches_stand_at_one_offset(engine: Engine) -> None:
     assert engine.tokens(merged) == by_hand(engine, [*trunk, *branches], places, end)
 
 
+def test_a_parallel_branch_that_has_not_read_input_is_not_moved_behind_it(engine: Engine) -> None:
+    """The other branches stand behind it, also the one that has read it in an encoding of its own."""
+    graph = ChoreoGraph(system="Root.")
+    for name, reads in (("alice", "private"), ("bruno", "shared"), ("cleo", "reencoded")):
+        graph.add_node(agent(name, system=f"{name} has notes.", sampling=SHORT)).add_edge(START, name, visibility=reads)
+    names = ["alice", "bruno", "cleo"]
+    graph.add_node(Synthesizer("merger", merges=names, strategy="parallel", sampling=SHORT))
+    graph.share(START, "merger", "reencoded").add_edge(names, "merger")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    [merged], *branches = (handles(state, name) for name in ("merger", *names))
+    placed = dict(zip(parents(engine, merged), offsets(engine, merged), strict=False))
+    root, question = parents(engine, merged)[:2]
+    assert [placed[said] for [said] in branches] == [root.length, *[root.length + question.length] * 2]
+
+
 @pytest.mark.parametrize("sees_plan", [True, False])
 def test_parallel_branches_stand_where_they_left_what_is_in_view(engine: Engine, sees_plan: bool) -> None:
     """One branch comes from the question, the other, a superstep later, from a plan."""

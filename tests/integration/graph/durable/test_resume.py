@@ -28,12 +28,13 @@ GREEDY = FREE.model_copy(update={"temperature": 0.0})
 SECRET = "Notes: Ann has 3 red kites."
 
 
-def graph() -> ChoreoGraph:
+def graph(asked: Any = None) -> ChoreoGraph:
     """Ann and Bob answer at once; Cleo reads both, re-encoded Bob; Dan reads Cleo."""
     graph = ChoreoGraph(system="Agents read their notes.")
     for name in ("ann", "bob", "cleo", "dan"):
         graph.add_node(agent(name, system=f"{SECRET} {name}", prompt="Say it.", sampling=FREE))
-    graph.add_edge(START, "ann").add_edge(START, "bob").add_edge("ann", "cleo").add_edge("cleo", "dan")
+    graph.add_edge(START, "ann", visibility=asked).add_edge(START, "bob", visibility=asked)
+    graph.add_edge("ann", "cleo").add_edge("cleo", "dan")
     return graph.add_edge("bob", "cleo", visibility="reencoded").add_edge("dan", END)
 
 
@@ -222,7 +223,9 @@ def test_who_is_asked_again_has_the_new_answer_everywhere(make_engine: MakeEngin
 class TestKeptKV:
     """What has a file is not computed again."""
 
-    def run(self, make_engine: MakeEngine, folder: Path, stop: list[str], given: Any, **memory: Any) -> Any:
+    def run(
+        self, make_engine: MakeEngine, folder: Path, stop: list[str], given: Any, asked: Any = None, **memory: Any
+    ) -> Any:
         rows: dict[str, list[torch.Tensor]] = {}
 
         def watch(author: str, *_: int) -> Any:
@@ -231,19 +234,23 @@ class TestKeptKV:
         config = {"configurable": {**THREAD["configurable"], "choreo": RunOptions(watch=watch)}}
         with saved(folder / "states") as saver:
             engine = make_engine(salt="s", **memory)
-            state = graph().compile(saver, engine=engine, interrupt_before=stop).invoke(given, config)
+            state = graph(asked).compile(saver, engine=engine, interrupt_before=stop).invoke(given, config)
         found = said(engine, state), rows, engine.stats()
         handles = [MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]]
         kv = {handle.id: engine.kv.read(handle).tensors() for handle in handles}
         engine.close()
         return *found, kv
 
-    def test_it_comes_back_bit_by_bit(self, make_engine: MakeEngine, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("asked", "recomputed"), [("shared", 0), (None, 7)])
+    def test_it_comes_back_bit_by_bit(
+        self, make_engine: MakeEngine, tmp_path: Path, asked: Any, recomputed: int
+    ) -> None:
+        """By default Ann and Bob read the question behind their notes: Cleo is the first who reads it as it came in."""
         (tmp_path / "whole").mkdir()
-        words, rows, *_ = self.run(make_engine, tmp_path / "whole", [], ASKED)
-        *_, before = self.run(make_engine, tmp_path, ["cleo"], ASKED, kept=tmp_path / "kv")
-        again, later, stats, after = self.run(make_engine, tmp_path, [], None, kept=tmp_path / "kv")
-        assert again == words and stats.tokens_recomputed == 0 and len(before) == 3
+        words, rows, *_ = self.run(make_engine, tmp_path / "whole", [], ASKED, asked)
+        *_, before = self.run(make_engine, tmp_path, ["cleo"], ASKED, asked, kept=tmp_path / "kv")
+        again, later, stats, after = self.run(make_engine, tmp_path, [], None, asked, kept=tmp_path / "kv")
+        assert again == words and stats.tokens_recomputed == recomputed and len(before) == 3
         for message, kv in before.items():
             assert all(torch.equal(tensor, after[message][name]) for name, tensor in kv.items())
         assert [*later] == ["cleo", "dan"]

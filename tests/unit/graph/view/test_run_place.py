@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from choreo_agents import RunOptions
+from choreo_agents.graph.nesting import TaskPlace
 from choreo_agents.graph.view.run_place import RunPlace
-from choreo_agents.graph.view.tasks_around import TaskPlace
 
 
 def place(agent: str = "pro", **metadata: object) -> RunPlace:
@@ -35,7 +35,7 @@ def test_call_seeds_depend_on_all_that_names_a_call_but_ids_of_tasks() -> None:
     one = place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="pro:2")
     others = [
         place(langgraph_node="pro", langgraph_path=("__pregel_push", 4, False)),
-        place(langgraph_node="con", langgraph_path=("__pregel_push", 3, False)),
+        place(langgraph_checkpoint_ns="con:2", langgraph_path=("__pregel_push", 3, False)),
         place("beta", langgraph_node="pro", langgraph_path=("__pregel_push", 3, False)),
         replace(one, call=1),
         replace(one, around=(TaskPlace("team 0 sent 0"),)),

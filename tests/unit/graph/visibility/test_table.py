@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, VisibilityTable, rule_between, rules_of
+from choreo_agents.graph.visibility import (
+    EVERYONE,
+    START_SOURCE,
+    Rule,
+    VisibilityMode,
+    VisibilityTable,
+    rule_between,
+    rules_of,
+)
 
 NODES = ("b", "a", "c", "me")
 
@@ -112,3 +124,58 @@ def test_an_asterisk_is_short_for_everyone_shared() -> None:
 def test_what_does_not_say_how_is_refused(reads: object) -> None:
     with pytest.raises(VisibilityError, match="reads must be"):
         rules_of(reads)  # type: ignore[arg-type]
+
+
+PAIRS = st.dictionaries(
+    st.tuples(st.sampled_from("abxyz"), st.sampled_from("rxyz")).filter(lambda pair: pair[0] != pair[1]),
+    st.builds(Rule, st.sampled_from(["shared", "reencoded", "private"]), st.sampled_from(["all", 1, 2])),
+)
+
+
+@given(PAIRS)
+def test_what_silent_nodes_pass_on_is_the_narrowest_of_all_ways(rules: dict[tuple[str, str], Rule]) -> None:
+    table = VisibilityTable()
+    table.describe(silent="xyz", confidential="b")
+    for (source, reader), rule in rules.items():
+        table.declare(source, reader, rule, explicit=False)
+    seen = table.reads("r")
+    ways = [edges for edges in _ways(rules, "a", "r") if len(edges) > 1]
+    on_the_way = [rules[edge] for edges in ways for edge in edges]
+    if ("a", "r") in rules:
+        assert seen["a"] == rules["a", "r"]
+    elif not on_the_way:
+        assert "a" not in seen
+    else:
+        modes = {rule.mode.name for rule in on_the_way}
+        limits = [rule.history for rule in on_the_way if rule.history != "all"]
+        assert seen["a"].mode.shows == ("private" not in modes) and not seen["a"].mode.keeps_out
+        if seen["a"].mode.shows:
+            assert seen["a"].mode.encodes_again == ("reencoded" in modes)
+            assert seen["a"].history == min(limits, default="all")
+    assert "b" not in seen or ("b", "r") in rules
+
+
+def _ways(rules: Collection[tuple[str, str]], source: str, reader: str) -> Iterator[list[tuple[str, str]]]:
+    """Yield all walks from one to the other through silent nodes, by their edges, that take none of these twice."""
+    open_ways = [[edge] for edge in rules if edge[0] == source]
+    for way in open_ways:
+        if way[-1][1] == reader:
+            yield way
+        elif way[-1][1] in "xyz":
+            open_ways += [[*way, edge] for edge in rules if edge[0] == way[-1][1] and edge not in way]
+
+
+def test_what_two_ways_re_word_must_be_declared() -> None:
+    loud, brief = (
+        VisibilityMode(name, "words", reword=word) for name, word in (("loud", str.upper), ("low", str.lower))
+    )
+    table = VisibilityTable()
+    table.describe(silent="x")
+    table.declare("a", "x", Rule(loud))
+    table.declare("x", "r", Rule())
+    assert table.reads("r")["a"] == Rule(loud)
+    table.declare("x", "s", Rule(brief))
+    with pytest.raises(VisibilityError, match=r"what 'x' passes on of 'a' to 's' is not clear.*Declare this pair"):
+        table.reads("s")
+    table.declare("a", "s", Rule(brief))
+    assert table.reads("s")["a"] == Rule(brief)
