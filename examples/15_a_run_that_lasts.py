@@ -6,7 +6,6 @@ from pathlib import Path
 from langgraph.checkpoint.sqlite import SqliteSaver  # pip install langgraph-checkpoint-sqlite
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Sampling
-from choreo_agents.graph.durable.upkeep import check_store, store_at
 
 NOTES = {"Alice": "Ann has 3 red kites.", "Bruno": "Bob has 5 blue boats.", "Clara": "Cleo has 4 green drums."}
 SALT, THREAD = "a secret of yours", {"configurable": {"thread_id": "1"}}
@@ -49,6 +48,3 @@ with tempfile.TemporaryDirectory() as folder:
     power = True
     print("another one:")
     one_process(file, None)  # None: go on
-    with store_at(str(file)) as store:
-        report = check_store(store, salts=[SALT])
-        print(f"kept: {report.rows} messages, {report.sealed} seals hold, {len(report.findings)} findings")

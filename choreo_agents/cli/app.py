@@ -26,12 +26,6 @@ def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
             _model_commands,
         ),
         "inspect": group("See what an engine holds, or has done.", _inspections),
-        "store": group(
-            "Keep in order what lets runs go on in another process: their lineage.\n\n"
-            "It stands in a file beside that of a SQLite checkpointer, [b]states.sqlite.lineage[/b], or in the store "
-            "that a graph was compiled with.",
-            _store_commands,
-        ),
         "pml": group("Schemas whose modules are encoded once, and prompts of them.", _pml_commands),
     }
 
@@ -56,12 +50,6 @@ def _inspections() -> dict[str, Callable[..., None]]:
     from choreo_agents.cli.recordings import record, run
 
     return {"memory": memory, "record": record, "run": run}
-
-
-def _store_commands() -> dict[str, Callable[..., None]]:
-    from choreo_agents.cli.store import check, compact
-
-    return {"check": check, "compact": compact}
 
 
 def _pml_commands() -> dict[str, Callable[..., None]]:

@@ -282,7 +282,7 @@ def test_a_run_that_lasts_asks_nobody_again(capsys: pytest.CaptureFixture[str]) 
     cleo = "Cleo has 4 green drums."
     assert said == {"Alice": "Ann has 3 red kites.", "Bruno": "Bob has 5 blue boats.", "Clara": cleo, "David": cleo}
     encoded, again = numbers(lines[8])
-    assert encoded < numbers(lines[2])[0] and again > 0 and numbers(lines[9])[-1] == 0
+    assert encoded < numbers(lines[2])[0] and again > 0
 
 
 def test_the_page_on_prompts_in_graphs_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,19 @@ from langgraph.store.base import BaseStore, Op, PutOp
 from langgraph.store.memory import InMemoryStore
 
 from choreo_agents.engine.lineage import DescribedMessage, LineageRow, Note, SealedRows
+from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.graph.durable.lineage_store import LineageStore
 
 SALT = "s"
-TENANT, SEALED = SealedRows.of(SALT)
+
+
+def sealed_of(salt: str) -> tuple[str, SealedRows]:
+    """A tenant's name in a store, and its rows there: no model, no engine."""
+    naming = Naming(salt, "", b"")
+    return naming.tenant, SealedRows(naming.seals)
+
+
+TENANT, SEALED = sealed_of(SALT)
 
 
 def named(number: int) -> str:
@@ -29,14 +38,14 @@ def described(number: int, parents: Sequence[int] = ()) -> DescribedMessage:
 
 def store_of(store: BaseStore, salt: str = SALT) -> LineageStore:
     """As a tenant has it."""
-    name, sealed = SealedRows.of(salt)
+    name, sealed = sealed_of(salt)
     engine: Any = SimpleNamespace(lineage=SimpleNamespace(sealed=sealed, name=name))
     return LineageStore(store, engine)
 
 
 def thread_named(thread: str, salt: str = SALT) -> str:
     """What a thread is called there."""
-    return SealedRows.of(salt)[1].thread(thread)
+    return sealed_of(salt)[1].thread(thread)
 
 
 def writes(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from choreo_agents.engine.lineage.rows import Answered, DamagedRowError, LineageRow, Note
-from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.seals import Seals
 
 _SEAL = "seal"
@@ -21,12 +20,6 @@ class SealedRows:
 
     def __init__(self, seals: Seals) -> None:
         self._seals = seals
-
-    @classmethod
-    def of(cls, salt: str) -> tuple[str, SealedRows]:
-        """What a tenant is called in a store, and its rows there, by its salt alone: no model, no engine."""
-        naming = Naming(salt, "", b"")
-        return naming.tenant, cls(naming.seals)
 
     def thread(self, thread: str) -> str:
         """What a thread is called in a store: it does not tell the id, which may name a person."""

@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ ROOT = "choreo"
 _NONE: Mapping[str, Collection[str]] = {}
 _ID = "\x1f"
 """Stands for a thread's id, which a store is not to tell."""
-HOLDS = {"v": FORMAT}
+_HOLDS = {"v": FORMAT}
 """What stands where a thread holds a message."""
 _AT_ONCE = 512
 """Operations in one question to a store; SQLite takes no more than so many parameters."""
@@ -85,7 +85,7 @@ class LineageStore:
             place, digest = notes_of(self._tenant, thread, note.id), digest_of(note)
             ops.append(PutOp(place, digest, self._sealed.note(thread, note), index=False))
             ops += [PutOp(place, each, None) for each in replaced.get(note.id, ()) if each != digest]
-            ops.append(PutOp(holders_of(self._tenant, row.id), thread, HOLDS, index=False))
+            ops.append(PutOp(holders_of(self._tenant, row.id), thread, _HOLDS, index=False))
             ops += [self._answer(thread, Answered(memo, note.id)) for memo in memos]
         return ops
 
@@ -103,7 +103,7 @@ class LineageStore:
             message_id = item.namespace[-1]
             try:
                 note = self._sealed.read_note(thread, item.value)
-                require_own_place(message_id, note.id)
+                _require_own_place(message_id, note.id)
                 found.append(note)
             except DamagedRowError as error:
                 self.damaged[message_id] = str(error)
@@ -115,7 +115,7 @@ class LineageStore:
         for item in await everything(self.store, answers_of(self._tenant, thread)):
             with suppress(DamagedRowError):  # it is asked again
                 answered = self._sealed.read_answer(thread, item.value)
-                require_own_place(item.key, self._sealed.call(thread, answered.memo))
+                _require_own_place(item.key, self._sealed.call(thread, answered.memo))
                 found[answered.memo.replace(_ID, self._ids.get(thread, _ID))] = answered.id
         return found
 
@@ -129,7 +129,7 @@ class LineageStore:
                     continue
                 try:
                     row = self._sealed.read_row(item.value)
-                    require_own_place(item.key, row.id)
+                    _require_own_place(item.key, row.id)
                     found[item.key] = row
                 except DamagedRowError as error:
                     self.damaged[item.key] = str(error)
@@ -175,30 +175,23 @@ def commits_of(store: BaseStore) -> Commits:
     return found
 
 
-def require_own_place(place: str, own: str) -> None:
+def _require_own_place(place: str, own: str) -> None:
     """Raise `DamagedRowError` if what is said of a message or call stands in another's place: no seal tells that."""
     if place != own:
         raise DamagedRowError(f"it is {own}'s, and somebody has put it in this place")
 
 
 async def everything(store: BaseStore, namespace: tuple[str, ...], *, depth: int = 0) -> list[SearchItem]:
-    """All that stands in a namespace, or in those that are so many names deeper."""
-    found = await whole(store, lambda limit: SearchOp(namespace, limit=limit, refresh_ttl=False))
-    own = len(namespace)
-    return [item for item in found if len(item.namespace) == own + depth and item.namespace[:own] == namespace]
-
-
-async def whole(store: BaseStore, question: Callable[[int], Op]) -> list[Any]:
-    """All that a store has to say to a question that names how many answers it wants at most.
+    """Read all that stands in a namespace, or in those that are so many names deeper.
 
     In one answer: between two pages others write, and of what was written together PostgreSQL shows any order, each
     time another.
     """
-    limit = _PAGE
+    own, limit = len(namespace), _PAGE
     while True:
-        [found] = await asked(store, [question(limit)])
+        [found] = await asked(store, [SearchOp(namespace, limit=limit, refresh_ttl=False)])
         if len(found) < limit:
-            return list(found)
+            return [item for item in found if len(item.namespace) == own + depth and item.namespace[:own] == namespace]
         limit *= 8
 
 

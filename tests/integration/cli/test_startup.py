@@ -88,7 +88,7 @@ def test_public_names_are_those_of_the_rooms() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    words = [(), *((name,) for name in ("run", "models", "inspect", "store", "pml")), *own_commands()]
+    words = [(), *((name,) for name in ("run", "models", "inspect", "pml")), *own_commands()]
     done = python(HELP.format(words=words, heavy=HEAVY))
     assert (done.returncode, done.stdout.split()) == (0, []), done.stdout + done.stderr
 

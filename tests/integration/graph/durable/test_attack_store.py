@@ -16,10 +16,9 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from support.graphs import FREE, agent, said
-from support.stored import TENANT, keys_of, named, store_of, thread_named, writes
+from support.stored import TENANT, keys_of, named, sealed_of, store_of, thread_named, writes
 
 from choreo_agents import END, START, ChoreoGraph, MessageHandle
-from choreo_agents.engine.lineage import SealedRows
 from choreo_agents.errors import LineageWarning, StoreError
 from choreo_agents.graph.durable.beside import opened
 from choreo_agents.graph.durable.finding import lineage_store_for
@@ -29,7 +28,7 @@ from choreo_agents.graph.sync_bridge import run_coroutine
 SALT, THREAD = "0c7a2e9d", "ann@example.org"
 CONFIG: Any = {"configurable": {"thread_id": THREAD}}
 ASKED: Any = {"messages": [("user", "What does Ann have?")]}
-OURS = SealedRows.of(SALT)[0]
+OURS = sealed_of(SALT)[0]
 Spoil = Callable[[BaseStore, str], str]
 """Changes what is kept of a message, and returns what is said of that."""
 
@@ -79,8 +78,8 @@ def other_parents(store: BaseStore, message_id: str) -> str:
 
 def another_tenants(store: BaseStore, message_id: str) -> str:
     """The same row, under a seal that holds for somebody else."""
-    row = SealedRows.of(SALT)[1].read_row(row_of(store, message_id))
-    store.put(rows_of(OURS), message_id, SealedRows.of("another")[1].row(row))
+    row = sealed_of(SALT)[1].read_row(row_of(store, message_id))
+    store.put(rows_of(OURS), message_id, sealed_of("another")[1].row(row))
     return "it does not bear the tenant's seal"
 
 
@@ -177,7 +176,7 @@ def test_attack_a_thread_is_not_given_what_another_was_answered(make_engine: Mak
     """All that is kept of one thread is copied to another's place: nobody there is answered by it."""
     spoken(make_engine, tmp_path)
     store: Any = opened(tmp_path / "states.lineage")
-    sealed = SealedRows.of(SALT)[1]
+    sealed = sealed_of(SALT)[1]
     for item in store.search(notes_of(OURS, sealed.thread(THREAD)), limit=99):
         store.put((*notes_of(OURS, sealed.thread("2")), item.namespace[-1]), item.key, item.value)
     answers = store.search(answers_of(OURS, sealed.thread(THREAD)), limit=99)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from functools import cache
 
 import pytest
@@ -87,15 +86,3 @@ def test_another_threads_forgetting_ends_it_as_well() -> None:
     assert not asyncio.run(everything(store, leaving_of(TENANT)))
     rows = {item.key for item in store.inner.search(rows_of(TENANT), limit=999)}
     assert {named(each) for each in SHARED} <= rows, "Ann's is not forgotten to its end"
-
-
-def test_a_thread_that_is_written_to_meanwhile_is_left() -> None:
-    """By age alone nobody is forgotten who goes on."""
-    store, ann = filled(), thread_named("ann")
-    before, now = datetime.now(UTC) - timedelta(1), datetime.now(UTC)
-    assert asyncio.run(forget_thread(store, TENANT, ann, unless_since=before)) == [] and not store.writes
-    store.between[3] = writes("ann", [700])
-    assert len(asyncio.run(forget_thread(store, TENANT, ann, unless_since=now))) == 512
-    left = {named(each) for each in [*OWN[512:], *SHARED, 700]}
-    assert {item.namespace[-1] for item in store.inner.search(("choreo", "notes", TENANT, ann), limit=999)} == left
-    assert {item.key for item in store.inner.search(rows_of(TENANT), limit=999)} == left
