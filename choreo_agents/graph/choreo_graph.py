@@ -98,9 +98,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.engines: tuple[Engine, ...] = ()
         """Of a compiled graph's builder, all that serve it, subgraphs included."""
         self.declared = Declared()
-        """Of a compiled graph's builder, all that it declares, as it runs."""
+        """All that the graph declares, as it runs; only a compiled graph's builder has it."""
         self.changed: tuple[tuple[Hop, Rule], ...] = ()
-        """Of a compiled graph's builder, the edges that its policy has changed, and how."""
+        """The edges that the policy has changed, and their new rules; only a compiled graph's builder has them."""
         self.origin: ChoreoGraph = self
         self.served: tuple[EngineChoice | None, bool] = (None, False)
         """Of a compiled graph's builder, of which graph it was compiled, with which engines, and whether `strict`."""

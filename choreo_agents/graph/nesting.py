@@ -44,15 +44,15 @@ class TaskPlace:
     name: str
     """The same in every run. Where nobody tells its place, LangGraph's id of it."""
     branch: int = 0
-    """Which of several `Send` branches it is; 0 if it was not sent, or nobody knows."""
+    """The number of its `Send` branch; 0 if it was not sent, or nobody knows."""
 
 
 @dataclass(frozen=True)
 class _Nesting:
-    """What a graph tells all that runs in it, and a node that is no agent all that it calls."""
+    """The place that a graph tells to all that runs in it, and a node that is no agent to all that it calls."""
 
     nodes: tuple[str, ...] = ()
-    """Those around, outermost first."""
+    """The nodes around it, outermost first."""
     depth: int = 0
     """How many parts of LangGraph's name of a task these are."""
     tasks: tuple[TaskPlace, ...] = ()

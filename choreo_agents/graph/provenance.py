@@ -546,7 +546,7 @@ def unsaid(output: Any, config: RunnableConfig, node: str) -> Any:
     standing = by_id(channel_values(config, ("messages",)).get("messages"))
 
     def sent(payload: Any) -> Any:
-        """What stands in the state may be sent on, as by a router."""
+        """Let a `Send` hand on what stands in the state, as a router does, and refuse all else."""
 
         def handed(written: Any) -> Any:
             new = [each for each in listed_messages(written or []) if not _repeats_in(each, standing)]

@@ -273,7 +273,7 @@ class AuditReport(_Plain):
             yield Row(first.context, readers, first.channel, "\n".join(ways), "\n".join(cuts), bool(first.violation))
 
     def blocked_rows(self) -> Iterator[tuple[str, str, str]]:
-        """What is blocked, as readers, messages, and what these have not seen."""
+        """Yield table rows of what is blocked: the reader, the messages, and what these have not seen."""
         later: dict[tuple[str, str], list[str]] = {}
         for pair in self.blocked:
             later.setdefault((pair.reader, _input(pair.earlier)), []).append(_input(pair.later))

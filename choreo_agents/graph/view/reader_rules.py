@@ -43,7 +43,7 @@ class ReaderRules:
     """The nodes whose messages are private contexts."""
     guard: Guard = field(default_factory=Guard)
     around: tuple[Guard, ...] = ()
-    """What graphs around keep from it, each by itself; empty: there is none, or none that says what it sees."""
+    """The guards of the graphs around it, one for each; empty: there is none, or none that says what it sees."""
     unnamed: frozenset[str] = frozenset()
     """Of the sources outside of its graph, those that say nothing confidential to it."""
     strict: bool = False
