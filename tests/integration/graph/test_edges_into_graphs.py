@@ -11,6 +11,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState, StateGraph
+from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Policy, Rule, send
@@ -379,3 +380,16 @@ def test_two_modes_that_re_word_are_refused_by_name(engine: Engine, kind: str) -
     inner = team(kind, engine, ("scout", None), start=loud).compile()
     with pytest.raises(VisibilityError, match=r"'planner'.*'team\|scout'.*'low'.*'loud'"):
         planned(inner, low).compile(engine=engine)
+
+
+@pytest.mark.parametrize("taken", [ChoreoState, MessagesState])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_branch_inside_a_graph_sees_no_more_than_it_was_sent(
+    script: Script, engine: Engine, kind: str, taken: Any
+) -> None:
+    """Also of what the graph itself was given."""
+    inner: Any = team(kind, engine, ("lead", None), input_schema=taken)
+    inner.add_node("scout", Agent("scout", engine=engine))
+    inner.add_conditional_edges("lead", lambda _: [Send("scout", {"task": "Look."})], ["scout"])
+    planned(inner.compile()).compile(engine=engine).invoke(QUESTION)
+    assert not seen(script, "team|scout")

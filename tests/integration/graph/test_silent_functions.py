@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
-from langgraph.types import Command, Overwrite
+from langgraph.types import Command, Overwrite, Send
 from support.graphs import QUESTION
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Policy
@@ -101,6 +101,17 @@ def test_a_policy_holds_on_the_way_through() -> None:
         assert mended.compile(engine=engine).builder.visibility_table()["cleo"]["ann"].mode.encodes_again
 
 
+def reworded(state: Any) -> Any:
+    return state["messages"][-1].model_copy(update={"content": "I speak."})
+
+
+def test_a_router_sends_on_what_stands_in_the_state() -> None:
+    graph = ChoreoGraph(State).add_node(Agent("ann")).add_node(Agent("cleo"))
+    graph.add_node("route", lambda state: Command(goto=Send("cleo", state)), writes=(), destinations=("cleo",))
+    graph.add_edge(START, "ann").add_edge("ann", "route").share("ann", "cleo").add_edge("cleo", END)
+    assert [author for author, _ in heard(graph)["cleo"] if author == "ann"] == ["ann"]
+
+
 SAYS: dict[str, Callable[[Any], Any]] = {
     "messages": lambda _: {"messages": [AIMessage("I speak.")]},
     "none": lambda _: {"messages": []},
@@ -109,6 +120,8 @@ SAYS: dict[str, Callable[[Any], Any]] = {
     "pairs": lambda _: [("rounds", 1), ("messages", [AIMessage("I speak.")])],
     "several": lambda _: [{"rounds": 1}, Command(update=[("handles", [])])],
     "handles": lambda state: {"handles": state["handles"]},
+    "a send": lambda _: Command(goto=Send("cleo", {"messages": [AIMessage("I speak.")]})),
+    "a send in other words": lambda state: Command(goto=Send("cleo", {"messages": [reworded(state)]})),
     "in place of all": lambda _: {"messages": Overwrite([])},
     "the whole state": lambda state: state,
 }
