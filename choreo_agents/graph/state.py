@@ -18,6 +18,9 @@ from choreo_agents.kv.handle import base_model
 _SAME = ("digest", "author", "persona", "confidential")
 """What two entries of one message agree in, if they have the same words of the same speaker."""
 
+OF_A_SEND = ("select", "behind")
+"""How one branch got an entry, which says nothing to the others."""
+
 
 class HandleEntry(TypedDict):
     """One message in graph state. Plain data: any checkpointer, Studio and strict msgpack take it."""
@@ -57,7 +60,8 @@ class HandleEntry(TypedDict):
     select: NotRequired[str]
     """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
     borrowed: NotRequired[bool]
-    """Made of an agent's message that came without its entry: stands back where there is one."""
+    """Made of an agent's message that came without its entry: stands back where there is one, here or in a graph around
+    this one."""
     behind: NotRequired[int]
     """Then also, in how many later supersteps its author has spoken."""
     message_id: str
@@ -88,26 +92,28 @@ def entries_in(state: Any) -> list[HandleEntry]:
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:
     """Reducer of the `handles` channel: append, and replace the entry of a message that was said again."""
-    merged = {entry["message_id"]: entry for entry in left or []}
+    merged: dict[str, Any] = {entry["message_id"]: entry for entry in left or []}
     for entry in right or []:
         known = merged.get(entry["message_id"])
-        if known is not None and (
-            entry.get("select") or (entry.get("borrowed") and known.get("digest") == entry.get("digest"))
-        ):
+        if known is not None and (entry.get("select") or _stands_back(entry, known)):
             # How one branch got it says nothing to the others; what its model has made of it does.
             merged[entry["message_id"]] = _with_handles(known, entry)
             continue
-        kept = entry.copy() if known is None else _with_handles(entry, known).copy()
-        kept.pop("select", None)
-        kept.pop("behind", None)
-        kept.pop("borrowed", None)
-        merged[entry["message_id"]] = kept
+        kept = entry if known is None else _with_handles(entry, known)
+        merged[entry["message_id"]] = {name: value for name, value in kept.items() if name not in OF_A_SEND}
     return list(merged.values())
 
 
 def merge_updates(entries: list[HandleEntry] | None, updates: Sequence[list[HandleEntry] | None]) -> list[HandleEntry]:
     """The same for several updates, one after the other."""
     return reduce(merge_entries, updates, merge_entries(entries, None))
+
+
+def _stands_back(entry: HandleEntry, known: HandleEntry) -> bool:
+    """Whether an entry was made of words for want of one that is there: not, if it is that one, encoded again."""
+    if not entry.get("borrowed") or known.get("digest") != entry.get("digest"):
+        return False
+    return not known.get("borrowed") or any(known.get(name) != entry.get(name) for name in ("superstep", "branch"))
 
 
 def _with_handles(entry: HandleEntry, other: HandleEntry) -> HandleEntry:

