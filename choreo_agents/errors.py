@@ -14,7 +14,7 @@
     ├── ForeignThreadError (LookupError)      a thread of a graph that belongs to another tenant
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
-    ├── ReplayError (ValueError)              a recording that cannot be played, or forked, here
+    ├── ReplayError (ValueError)              a recording over which its graph cannot be run again here
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
@@ -131,7 +131,7 @@ class AdapterError(ChoreoError, ValueError):
 
 
 class ReplayError(ChoreoError, ValueError):
-    """A recording that cannot be played or forked here; the message names what is missing, or what differs."""
+    """A recording over which its graph cannot be run again here; the message says what is missing or does not fit."""
 
 
 class UnsupportedModelError(ChoreoError, ValueError):

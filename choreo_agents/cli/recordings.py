@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -20,10 +20,9 @@ from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_va
 from choreo_agents.terminal.waiting import importing, waiting
 
 if TYPE_CHECKING:
-    from choreo_agents.engine.recording import Recording, RecordingHeader, RunStarted
+    from choreo_agents.engine.recording import Recording, RunStarted
     from choreo_agents.graph import CompiledChoreoGraph
-    from choreo_agents.graph.recording.packing import Packing
-    from choreo_agents.graph.replaying import ForkReport, ReplayReport
+    from choreo_agents.graph.replaying import ReplayReport
 
 TargetArgument = Annotated[
     str, typer.Argument(help="[b]module:graph[/b]: the graph, compiled or not, or what makes one.")
@@ -31,13 +30,6 @@ TargetArgument = Annotated[
 FileArgument = Annotated[Path, typer.Argument(help="What [b]engine.record(path)[/b] has written.")]
 RecordedModelOption = Annotated[
     str | None, typer.Option("--model", help="Where the recording's model is; by default where it was.")
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, help="That torch computes with; by default as many as then.")
-]
-RunOption = Annotated[
-    list[str] | None,
-    typer.Option("--run", help="A function to run after all, by its node; [b]tools[/b]: all functions."),
 ]
 SaltOption = Annotated[
     str, typer.Option(envvar="CHOREO_SALT", help="The tenant's secret, if the engine was recorded with one.")
@@ -72,11 +64,10 @@ def record(path: FileArgument, as_json: JsonOption = False) -> None:
 
 def _print_recording(console: Console, recording: Recording) -> None:
     header = recording.header
-    conditions = ", ".join(f"{name} {value}" for name, value in header.conditions.items() if name != "model")
-    console.print(f"[b]{escape(header.model)}[/b] ({header.conditions['model']}): {escape(conditions)}")
-    kept = ["words", *(["bits"] if header.bits else []), *(["confidential words"] if header.confidential else [])]
-    steps = f", {len(recording.steps())} steps" if header.bits else ""
-    console.print(f"{', '.join(kept)}{steps}; digests keyed by the {_key(header.keyed)}")
+    kept = "words, confidential ones too" if header.confidential else "words"
+    key = "tenant's salt" if header.keyed == "salt" else "file beside it"
+    console.print(f"[b]{escape(header.model)}[/b] ({header.fingerprint}), method {header.method}")
+    console.print(f"{kept}; {len(recording.steps())} steps; digests keyed by the {key}")
     for run in recording.runs:
         console.print(_run_table(recording, run))
 
@@ -92,8 +83,8 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=f"run {run.run + 1}: {how}{thread}{seed}", title_justify="left")
     for column in ("who", "superstep", "read", "tokens", "words"):
         table.add_column(column, justify="right" if column in ("superstep", "read", "tokens") else "left")
-    packing = Packing(None)
-    table.add_row("[dim]input[/]", "", "", "", _told(packing, run.given, masked=run.given is None))
+    given = _MASKED if run.given is None else escape(_short(Packing(None).unpacked(run.given)))
+    table.add_row("[dim]input[/]", "", "", "", given)
     for line in recording.lines:
         if isinstance(line, RecordedCall) and line.run == run.run:
             words = _MASKED if line.words is None else escape(line.words)
@@ -101,16 +92,8 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
             row = str(line.superstep), str(line.read), str(line.count), words
             table.add_row(f"[b]{escape(line.author)}[/b]{branch}", *row)
         elif isinstance(line, RecordedNode) and line.run == run.run:
-            what = "" if line.outcome == "result" else f"{line.outcome} "
-            table.add_row(escape(line.node), "", "", "", what + _told(packing, line.result, masked=line.masked))
+            table.add_row(escape(line.node), "", "", "", "" if line.outcome == "result" else line.outcome)
     return table
-
-
-def _told(packing: Packing, packed: str | None, *, masked: bool) -> str:
-    """What a function returned, or what a run was given."""
-    if packed is None:
-        return _MASKED if masked else "[dim]not written[/]"
-    return escape(_short(packing.unpacked(packed)))
 
 
 def _short(value: Any) -> str:
@@ -120,10 +103,6 @@ def _short(value: Any) -> str:
         return ", ".join(map(_short, value))
     text = getattr(value, "text", None)
     return str(text) if isinstance(text, str) else repr(value)
-
-
-def _key(keyed: str) -> str:
-    return "tenant's salt" if keyed == "salt" else "file beside it"
 
 
 def run(
@@ -160,69 +139,29 @@ def run(
 def replay(
     target: TargetArgument,
     path: FileArgument,
-    expect: Annotated[
-        Literal["words", "bits"],
-        typer.Option(
-            "--expect",
-            help="[b]words[/b]: every call is decoded again, and its words compared; [b]bits[/b]: tokens and steps are "
-            "the recording's, and the logits before each token are compared.",
-        ),
-    ] = "words",
-    run: RunOption = None,
     model: RecordedModelOption = None,
-    threads: ThreadsOption = None,
     salt: SaltOption = "",
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
-    """Play a recording again, without running its functions and tools, and say what differs.
+    """Run a graph again over the answers of a record, and say which calls are not as recorded, and why.
 
-    The exit code is 0 if nothing does, 1 if something does, and 2 if the recording cannot be played here: for bits, if
-    threads, kernels, torch or dtype are others.
+    Calls that are asked what was asked then say what was said then; any other is decoded. Functions and tools run. The
+    exit code is 0 if nothing differs, 1 if something does, and 2 if the record cannot be run again here.
 
     [b]Examples[/b]
 
       choreo replay my_package.my_graph:graph run.jsonl
-      choreo replay my_package.my_graph:graph run.jsonl --expect bits
-      choreo replay my_package.my_graph:graph run.jsonl --run tools
+      choreo replay my_package.my_graph:graph run.jsonl --json
     """
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
-        from choreo_agents.graph.replaying import replay as play
+        from choreo_agents.graph.replaying import replay as again
 
-    with errors_as_lines(console, code=2):
-        with (
-            recorded_app(console, target, path, model, threads, salt, loading) as app,
-            waiting(console, f"playing [b]{escape(str(path))}[/b] ..."),
-        ):
-            report = play(app, path, expect, run=run or ())
-        if as_json:
-            typer.echo(json.dumps({"same": report.same, **asdict(report)}, indent=2))
-        else:
-            _print_replay(console, report)
+    with errors_as_lines(console, code=2), _app(console, target, path, model, salt, loading) as app:
+        report = again(app, path)
+        _show(console, report, as_json=as_json)
     raise typer.Exit(0 if report.same else 1)
-
-
-def _print_replay(console: Console, report: ReplayReport) -> None:
-    different = [call for call in report.calls if call.difference is not None]
-    if different:
-        table = Table(box=box.SIMPLE_HEAD, title=f"calls whose {report.expect} differ", title_justify="left")
-        for column in ("run", "agent", "superstep", "branch", "call", "first difference"):
-            table.add_column(column, overflow="fold")
-        for call in different:
-            author, *where = call.place
-            table.add_row(str(call.run + 1), escape(author), *map(str, where), escape(call.difference or ""))
-        console.print(table)
-    for line in report.differences:
-        console.print(f"[red bold]differs:[/] {escape(line)}")
-    ran = f", {len(report.ran)} run" if report.ran else ""
-    same = len(report.calls) - len(different)
-    console.print(
-        f"{same} of {len(report.calls)} calls have the same {report.expect}; {report.given} results of functions given"
-        f"{ran}; {report.steps} steps."
-    )
-    for note in report.notes:
-        console.print(f"[yellow]{escape(note)}[/]")
 
 
 @takes_loading
@@ -238,13 +177,7 @@ def fork(
             "[b]run.seed[/b] or [b]input[/b] (the words of its last message).",
         ),
     ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option("--at", metavar="AGENT:NUMBER", help="Before this call everything stays as it was said."),
-    ] = None,
-    run: RunOption = None,
     model: RecordedModelOption = None,
-    threads: ThreadsOption = None,
     salt: SaltOption = "",
     record: Annotated[
         Path | None,
@@ -253,110 +186,90 @@ def fork(
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
-    """Go on from a recording otherwise: only what the change can reach is computed again.
+    """The same with a change: what that can reach is decoded, and all else is found in the record.
 
-    Calls whose request is as recorded say what they said, and functions whose input is as recorded return what they
-    returned; any other function is run only if [b]--run[/b] allows it. The exit code is 2 if it would have to be.
+    Functions and tools run. The exit code is 2 if the record cannot be run again here.
 
     [b]Examples[/b]
 
       choreo fork my_package.my_graph:graph run.jsonl --set "alice.system=You are brief."
-      choreo fork my_package.my_graph:graph run.jsonl --at judge:1 --set "alice:2.words=No." --run tools
+      choreo fork my_package.my_graph:graph run.jsonl --set "alice:2.words=No." --record fork.jsonl
       choreo fork my_package.my_graph:graph run.jsonl --set run.seed=7 --json
     """
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
+        from choreo_agents.engine.recording import read_recording
         from choreo_agents.graph.replaying import fork as go_on
+        from choreo_agents.graph.replaying import recorded_engine
 
     with errors_as_lines(console, code=2):
         spelled = named_values("--set", changes)
-        with (
-            recorded_app(console, target, path, model, threads, salt, loading) as app,
-            waiting(console, f"forking [b]{escape(str(path))}[/b] ..."),
-        ):
-            report = go_on(app, path, at=at, set=spelled, run=run or (), record=record)
-        if as_json:
-            shown: dict[str, Any] = asdict(report)
-            del shown["values"]
-            typer.echo(json.dumps(shown, indent=2))
-        else:
-            _print_fork(console, report)
+        with _app(console, target, path, model, salt, loading) as app, ExitStack() as writing:
+            if record is not None:
+                writing.enter_context(recorded_engine(app, read_recording(path).header).record(record))
+            report = go_on(app, path, set=spelled)
+        _show(console, report, as_json=as_json)
 
 
-def _print_fork(console: Console, report: ForkReport) -> None:
-    if report.changed:
-        table = Table(box=box.SIMPLE_HEAD, title="messages that are not as recorded", title_justify="left")
-        for column in ("run", "agent", "superstep", "recorded", "now"):
+def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
+    if as_json:
+        shown = {"same": report.same, **asdict(replace(report, values={}))}
+        del shown["values"]
+        typer.echo(json.dumps(shown, indent=2))
+        return
+    others = [call for call in report.calls if not call.same]
+    if others:
+        table = Table(box=box.SIMPLE_HEAD, title="calls that are not as recorded", title_justify="left")
+        for column in ("run", "agent", "superstep", "what differs", "recorded", "now"):
             table.add_column(column, overflow="fold")
-        for call in report.changed:
+        for call in others:
             then = "[dim]masked[/]" if call.recorded is None and call.outcome != "new" else escape(call.recorded or "")
             now = "[dim]confidential[/]" if call.words is None else escape(call.words)
-            table.add_row(str(call.run + 1), escape(call.place[0]), str(call.place[1]), then, now)
+            what = ", ".join(call.differs) or call.outcome
+            table.add_row(str(call.run + 1), escape(call.place[0]), str(call.place[1]), escape(what), then, now)
         console.print(table)
     for author, superstep, *_ in report.gone:
         console.print(f"[yellow]not said any more:[/] {escape(author)}, superstep {superstep}")
-    if report.route is not None:
-        route = report.route
-        now, then = (escape(", ".join(names)) or "the end" for names in (route.now, route.recorded))
-        after = escape(", ".join(route.after)) or "the start"
-        console.print(f"[yellow]another way:[/] after {after} came {then}, and now comes {now}")
-        for names in route.follows:
-            console.print(f"  then {escape(', '.join(names))}")
-    computed = sum(call.outcome in ("same", "changed", "new") for call in report.calls)
-    ran = f", {len(report.ran)} run" if report.ran else ""
+    for line in report.differences:
+        console.print(f"[red bold]differs:[/] {escape(line)}")
     console.print(
-        f"{len(report.changed)} of {len(report.calls)} messages changed; {computed} computed again: {report.sampled} "
-        f"tokens sampled, {report.taken} taken as recorded; {report.given} results of functions given{ran}."
+        f"{len(report.calls) - len(others)} of {len(report.calls)} calls are as recorded: {report.taken} tokens taken, "
+        f"{report.sampled} sampled."
     )
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]")
 
 
 @contextmanager
-def recorded_app(
-    console: Console, target: str, path: Path, model: str | None, threads: int | None, salt: str, loading: Loading
+def _app(
+    console: Console, target: str, path: Path, model: str | None, salt: str, loading: Loading
 ) -> Iterator[CompiledChoreoGraph]:
-    """The compiled graph of a recording.
+    """The compiled graph of a record.
 
     Args:
         console: Says what is waited for.
         target: Names the graph; what is compiled already keeps its engine.
-        path: The recording.
+        path: The record.
         model: Where its model is; None: where it was.
-        threads: Of torch; None: as many as it was recorded with.
         salt: The tenant's.
         loading: How the model is loaded.
     """
-    import torch
-
     from choreo_agents.cli.graphs import current_folder, named_graph
     from choreo_agents.engine import Engine
     from choreo_agents.engine.recording import read_recording
     from choreo_agents.graph import CompiledChoreoGraph
 
     with current_folder(), ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
         header, found = read_recording(path).header, named_graph(target)
-        threads = threads or int(header.conditions["threads"])
-        if isinstance(found, CompiledChoreoGraph):
-            torch.set_num_threads(threads)
-            yield found
-            return
-        loaded = load(console, model or header.model, loading)
-        torch.set_num_threads(threads)
-        engine = stack.enter_context(Engine.load(loaded, **_settings(header), salt=salt))
-        for name, folder in header.adapters.items():
-            if name not in engine.adapters:
-                engine.load_adapter(folder, name)
-        yield found.compile(engine=engine)
-
-
-def _settings(header: RecordingHeader) -> dict[str, Any]:
-    """Of the engine: as it was."""
-    if header.adapter is not None and header.adapter not in header.adapters:
-        raise ValueError(f"the recording does not say where its adapter {header.adapter!r} is")
-    return {
-        "method": header.conditions["method"],
-        "seed": header.seed,
-        "adapter": None if header.adapter is None else header.adapters[header.adapter],
-    }
+        if not isinstance(found, CompiledChoreoGraph):
+            if header.adapter is not None and header.adapter not in header.adapters:
+                raise ValueError(f"the record does not say where its adapter {header.adapter!r} is")
+            adapter = None if header.adapter is None else header.adapters[header.adapter]
+            settings: Any = {"method": header.method, "seed": header.seed, "salt": salt, "adapter": adapter}
+            engine = stack.enter_context(Engine.load(load(console, model or header.model, loading), **settings))
+            for name, folder in header.adapters.items():
+                if name not in engine.adapters:
+                    engine.load_adapter(folder, name)
+            found = found.compile(engine=engine)
+        stack.enter_context(waiting(console, f"running [b]{escape(str(path))}[/b] again ..."))
+        yield found

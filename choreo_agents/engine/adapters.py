@@ -135,13 +135,6 @@ class AdapterRegistry:
         """The engine's own, and a tenant's by name."""
         return self._default, dict(self._by_tenant.get(tenant, {}))
 
-    def take_over(self, default: tuple[str, Loaded] | None, named: Mapping[str, Loaded], tenant: str) -> None:
-        """Have what another registry, of the same model, had `loaded`."""
-        for loaded in (*([default[1]] if default else []), *named.values()):
-            self._keep(loaded)
-        self._default = default
-        self._by_tenant[tenant] = dict(named)
-
     def drop_tenant(self, tenant: str) -> None:
         """Forget a tenant's names, and the weights that no other has a name for."""
         self._by_tenant.pop(tenant, None)

@@ -39,7 +39,7 @@ from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.planner import Planner
+from choreo_agents.runtime.planner import Planner, Watch
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits
 from choreo_agents.tracing import FileSkipped, FileUnwritten, Ledger, guarded
@@ -88,8 +88,9 @@ class RequestLoop(Protocol):
         """List a tenant's unfinished requests. Under the engine's lock."""
         ...
 
-    def own_steps(self) -> EngineLoop:
-        """Return the loop whose steps can be watched. Raises `InvalidRequestError` if other processes make them."""
+    @property
+    def watches(self) -> list[Watch]:
+        """Return those who are told of every step, if this process makes them."""
         ...
 
     def close(self) -> None:

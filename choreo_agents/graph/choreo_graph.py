@@ -38,7 +38,7 @@ from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, se
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
-from choreo_agents.graph.recording.around import around, around_routes
+from choreo_agents.graph.recording.around import around
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.tenancy import Resolver, require_by_tenant
 from choreo_agents.graph.visibility import (
@@ -389,11 +389,10 @@ def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None
 
 
 def _guard_runs(bound: ChoreoGraph) -> None:
-    """Require that each run can be one tenant's, where there are several, and record what routes return."""
+    """Require that each run can be one tenant's, where there are several."""
     if bound.resolver is not None:
         agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
         require_by_tenant(bound, agents, agents_of(bound))
-    around_routes(bound.branches)
 
 
 def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str, Any]:

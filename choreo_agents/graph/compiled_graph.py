@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, Protocol, cast
@@ -16,7 +16,7 @@ from choreo_agents.graph.audit import AuditReport, Declared, Policy, audit_entri
 from choreo_agents.graph.compiling.charting import agents_of
 from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit, labelled
 from choreo_agents.graph.durable.finding import LineageChoice, lineage_store_for, with_lineage
-from choreo_agents.graph.durable.forgetting import forget_thread
+from choreo_agents.graph.durable.thread_log import ThreadLog
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, with_engines
 from choreo_agents.graph.keeping import akept, forgetting, kept, with_thread
 from choreo_agents.graph.langgraph_internals import (
@@ -144,36 +144,35 @@ class CompiledChoreoGraph(TenantThreads):
             StoreError: The store of its lineage has failed: forget it again when that works.
             OSError: A file of its KV cannot be removed.
         """
-        with self._leaving(thread_id, config) as (called, engines, tenant), self._owned(called, tenant):
+        with self._leaving(thread_id, config) as (called, delete_log, tenant), self._owned(called, tenant):
             if (saver := saver_of(self, called)) is not None:
                 delete_thread(saver, thread_id)
-            run_coroutine(self._forget_lineage(thread_id, called, engines))
+            run_coroutine(delete_log(called))
 
     async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `forget`."""
-        with self._leaving(thread_id, config) as (called, engines, tenant):
+        with self._leaving(thread_id, config) as (called, delete_log, tenant):
             async with self._aowned(called, tenant):
                 if (saver := saver_of(self, called)) is not None:
                     await adelete_thread(saver, thread_id)
-                await self._forget_lineage(thread_id, called, engines)
-
-    async def _forget_lineage(self, thread_id: str, called: RunnableConfig, engines: Sequence[Engine]) -> None:
-        engine, store = sealing_of(engines), await lineage_store_for(self, called, self._built.lineage)
-        if store is not None and engine is not None:
-            gone = await forget_thread(store, engine.lineage.name, engine.lineage.sealed.thread(thread_id))
-            for each in engines:
-                each.kv.discard(gone)
+                await delete_log(called)
 
     @contextmanager
     def _leaving(
         self, thread_id: str, config: RunnableConfig | None
-    ) -> Iterator[tuple[RunnableConfig, Sequence[Engine], RunTenant | None]]:
-        """The config for a thread that nobody can use meanwhile, and that is forgotten then; who serves it, and for
-        whom."""
+    ) -> Iterator[tuple[RunnableConfig, Callable[[RunnableConfig], Coroutine[Any, Any, None]], RunTenant | None]]:
+        """The config for a thread that nobody can use meanwhile, and that is forgotten then; what deletes its log; and
+        whose it is."""
         called = called_with(self, at_thread(config, thread_id))
         _, _, engines, tenant = self._opened(called)
-        with forgetting(engines, str(thread_id)):
-            yield called, engines, tenant
+        with forgetting(engines, str(thread_id)) as discard:
+
+            async def delete_log(called: RunnableConfig) -> None:
+                engine, store = sealing_of(engines), await lineage_store_for(self, called, self._built.lineage)
+                if store is not None and engine is not None:
+                    await ThreadLog(store, engine, str(thread_id)).delete(discard)
+
+            yield called, delete_log, tenant
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""

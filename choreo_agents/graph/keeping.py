@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -56,8 +56,6 @@ async def speaking(
     with engine.threads.used(thread) as held, engine.threads.speaking(thread) as scope:
         lineage = await lineage_of(engine, config, thread, scope, held.noted)
         if lineage is not None:
-            if not entries:
-                lineage.begin_anew()
             await lineage.restore(named_in(entries))
         engine.threads.hold([*named_in(entries), *answers], scope)
         yield lineage
@@ -96,13 +94,20 @@ async def akept(parts: Any, engines: Sequence[Engine], config: RunnableConfig) -
 
 
 @contextmanager
-def forgetting(engines: Sequence[Engine], thread: str) -> Iterator[None]:
+def forgetting(engines: Sequence[Engine], thread: str) -> Iterator[Callable[[Sequence[str]], None]]:
     """A block in which a thread cannot be used, and after which its leases are given back, unless the block fails.
+
+    Yields:
+        What removes the files of messages, by their ids, that nobody else leases. It raises an `OSError` if it cannot.
 
     Raises:
         ThreadBusyError: It is under way.
     """
     with ExitStack() as all_of_them:
-        for engine in engines:
-            all_of_them.enter_context(engine.threads.forgetting(thread))
-        yield
+        held = [(engine, all_of_them.enter_context(engine.threads.forgetting(thread))) for engine in engines]
+
+        def discard(ids: Sequence[str]) -> None:
+            for engine, holding in held:
+                engine.kv.discard(engine.lineage.held_by_thread_alone(ids, holding.scopes.values()))
+
+        yield discard

@@ -38,7 +38,6 @@ from choreo_agents.graph.langgraph_internals import (
     thread_of,
     with_hidden,
 )
-from choreo_agents.graph.message_names import with_id
 from choreo_agents.graph.nesting import author_of, given_in, path_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
@@ -513,7 +512,7 @@ def sign(
             note = {name: value for name, value in claimed.items() if name in _NOTED}
         elif not is_proven and persona is not None:  # a client may have written that, for the node to hand on
             note |= {name: speaks_for for name in ("author", "persona") if claimed.get(name) == speaks_for}
-        named = with_id(message, config)
+        named = message if message.id is not None else message.model_copy(update={"id": str(uuid.uuid4())})
         # In a graph of LangGraph's own nobody signs: who reads it keeps it from whom its node is kept.
         return stripped(named, note) if signer is None else signer.noted(named, note)
 

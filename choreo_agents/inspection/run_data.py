@@ -16,7 +16,7 @@ from choreo_agents.engine.recording import (
 from choreo_agents.graph.recording.packing import Packing
 
 _LONGEST = 2000
-"""Characters of what a function returned, or a run was given, that are shown."""
+"""Characters of what a run was given that are shown."""
 
 
 class RunData(TypedDict):
@@ -54,29 +54,27 @@ def run_data(recording: Recording, beside: Recording | None = None) -> RunData:
     return {
         "title": recording.path.name if beside is None else f"{recording.path.name} and {beside.path.name}",
         "model": header.model,
-        "conditions": header.conditions,
+        "conditions": {"model": header.fingerprint, "method": header.method},
         "bytesPerToken": header.bytes_per_token,
         "cut": recording.cut,
         "runs": runs,
         "messages": list(messages.values()),
-        "steps": [{"at": line.at_s, "rows": len(line.rows)} for line in recording.steps()],
+        "steps": [{"at": line.at_s, "rows": line.rows} for line in recording.steps()],
         "memory": [_memory(line) for line in recording.lines if isinstance(line, RecordedMemory)],
     }
 
 
 def _run(recording: Recording, run: RunStarted, prefix: str) -> dict[str, Any]:
     ended = recording.ended(run.run)
-    packing = Packing(None)
     return {
         "thread": run.thread,
         "began": run.at_s,
         "ended": None if ended is None else ended.at_s,
         "outcome": None if ended is None else ended.outcome,
-        "error": None if ended is None else ended.error,
-        "given": _told(packing, run.given),
+        "given": _told(run.given),
         "edges": run.edges,
         "calls": [_call(call, prefix) for call in recording.calls(run.run)],
-        "nodes": [_node(packing, node) for node in recording.nodes(run.run)],
+        "nodes": [_node(node) for node in recording.nodes(run.run)],
     }
 
 
@@ -107,7 +105,7 @@ def _call(call: RecordedCall, prefix: str) -> dict[str, Any]:
     }
 
 
-def _node(packing: Packing, node: RecordedNode) -> dict[str, Any]:
+def _node(node: RecordedNode) -> dict[str, Any]:
     return {
         "node": node.node,
         "step": node.step,
@@ -115,8 +113,6 @@ def _node(packing: Packing, node: RecordedNode) -> dict[str, Any]:
         "began": node.began_s,
         "ended": node.ended_s,
         "outcome": node.outcome,
-        "result": _told(packing, node.result),
-        "masked": node.masked,
     }
 
 
@@ -138,11 +134,11 @@ def _memory(line: RecordedMemory) -> dict[str, Any]:
     return {"at": line.at_s, "device": line.device_bytes, "host": line.host_bytes, "disk": line.disk_bytes}
 
 
-def _told(packing: Packing, packed: str | None) -> str | None:
+def _told(packed: str | None) -> str | None:
     """What was packed, in words; None: it is not written."""
     if packed is None:
         return None
-    told = "; ".join(_words(packing.unpacked(packed)))
+    told = "; ".join(_words(Packing(None).unpacked(packed)))
     return told if len(told) <= _LONGEST else f"{told[:_LONGEST]} ..."
 
 

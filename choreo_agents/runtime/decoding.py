@@ -34,8 +34,6 @@ class Decoding:
     """Whether tokens that are forced are an answer that a guide ends, however many there may be."""
     known: tuple[int, ...] | None = None
     """What it says, if that is known before: it is encoded as a prompt is. None: it samples."""
-    place: str = ""
-    """What tells it from others of its run, whoever has asked for what it reads; empty: nothing does."""
     seed: int = 0
     """Of its sampler."""
     cut: bool = False

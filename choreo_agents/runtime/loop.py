@@ -16,7 +16,7 @@ from choreo_agents.runtime.endings import Endings, failed
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.next_step import NextSteps
-from choreo_agents.runtime.planner import Planner
+from choreo_agents.runtime.planner import Planner, Watch
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row
 from choreo_agents.runtime.under_way import UnderWay
@@ -115,9 +115,10 @@ class EngineLoop:
     def unfinished(self) -> int:
         return len(self._under_way)
 
-    def own_steps(self) -> EngineLoop:
-        """Return the loop whose steps can be watched: this one makes them itself."""
-        return self
+    @property
+    def watches(self) -> list[Watch]:
+        """Who is told of every step that is about to run."""
+        return self.planner.watches
 
     def requests_of(self, tenant: str) -> list[Request]:
         """A tenant's unfinished requests. Under the lock."""

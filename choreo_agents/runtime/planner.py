@@ -16,6 +16,9 @@ from choreo_agents.runtime.scheduler import (
 )
 from choreo_agents.runtime.timetable import Timetable
 
+Watch = Callable[[Sequence[tuple[Request, int]]], None]
+"""Is told of a step: requests, and how many tokens of each."""
+
 
 class Planner:
     """Of one engine.
@@ -30,8 +33,8 @@ class Planner:
         self._policy = policy
         self._limits = limits
         self._timetable = timetable
-        self.watch: Callable[[Sequence[tuple[Request, int]]], None] | None = None
-        """Is told of every step, beside the timetable."""
+        self.watches: list[Watch] = []
+        """Are told of every step, beside the timetable."""
 
     def plan(
         self, seen: Sequence[Waiting], waiting: Sequence[Request], running: Mapping[int, Request], free_tokens: int
@@ -62,11 +65,11 @@ class Planner:
     @property
     def is_told(self) -> bool:
         """Whether steps are to be recorded."""
-        return self._timetable is not None or self.watch is not None
+        return self._timetable is not None or bool(self.watches)
 
     def record(self, chunks: Sequence[tuple[Request, int]]) -> None:
         """Write down a step that is about to run: requests, and how many tokens of each."""
         if self._timetable is not None:
             self._timetable.record(chunks)
-        if self.watch is not None and chunks:
-            self.watch(chunks)
+        for watch in self.watches if chunks else ():
+            watch(chunks)

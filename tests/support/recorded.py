@@ -11,11 +11,13 @@ from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.prebuilt import ToolNode
 
-from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Command, Sampling
+from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Command, Engine, RunOptions, Sampling
+from choreo_agents.graph.replaying import ReplayReport
 from support.tiny import save_tiny_llama
 from support.tool_templates import tool_tokenizer
 
 QUESTION = {"messages": [("user", "What does Ann have?")]}
+THREAD: Any = {"configurable": {"thread_id": "t"}}
 FREE = Sampling(temperature=1.0, max_tokens=6, stop_tokens=())
 executions: Counter[str] = Counter()
 """How often each function was run."""
@@ -31,13 +33,30 @@ class Counted(ChoreoState, total=False):
 def count(of: Literal["kites", "boats"]) -> str:
     """Count all things."""
     executions["count"] += 1
-    return f"There are {executions['count']} things."
+    return "There are 3 things."
+
+
+def recorded(engine: Engine, graph: ChoreoGraph, path: Path, **options: Any) -> Any:
+    """A graph that is compiled, and one run of it in a recording."""
+    app = graph.compile(engine=engine)
+    with engine.record(path, **options):
+        app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5)}})
+    return app
+
+
+def outcomes(report: ReplayReport) -> dict[str, str]:
+    """Of each call, by author and which of its calls it is."""
+    said: Counter[str] = Counter()
+    found: dict[str, str] = {}
+    for call in report.calls:
+        said[call.place[0]] += 1
+        found[f"{call.place[0]}:{said[call.place[0]]}"] = call.outcome
+    return found
 
 
 def look(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Says what differs whenever it is run."""
     executions["look"] += 1
-    return {"looks": state.get("looks", 0) + 1, "messages": [AIMessage(f"I looked {executions['look']} times.")]}
+    return {"looks": state.get("looks", 0) + 1, "messages": [AIMessage("Ann has a bag.")]}
 
 
 def looking(confidential: bool = False) -> ChoreoGraph:
@@ -64,7 +83,6 @@ def calling() -> ChoreoGraph:
 
 def routed(state: Mapping[str, Any]) -> Command[Any]:
     """Goes where Ann's message says."""
-    executions["routed"] += 1
     return Command(goto="bob" if "B" in str(state["messages"][-1].text) else "cleo", update={"looks": 1})
 
 

@@ -94,7 +94,8 @@ def _fork(folder: Path, made: dict[str, Looked]) -> Looked:
     path, first = folder / "fork.jsonl", made["look"].recording
     with Engine.load("embedded") as engine:
         compiled = looking().compile(engine=engine)
-        fork(compiled, first.path, set={"Bob:1.words": "Bob has nothing."}, record=path)
+        with engine.record(path):
+            fork(compiled, first.path, set={"Bob:1.words": "Bob has nothing."})
         stats = engine.stats()
     return Looked(read_recording(path), page_for(path, "--beside", str(first.path)), stats)
 

@@ -1,4 +1,4 @@
-"""Lineage in a store, written without an engine: messages by number."""
+"""Logs of threads in a store, written without an engine: messages by number."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ from typing import Any
 from langgraph.store.base import BaseStore, Op, PutOp
 from langgraph.store.memory import InMemoryStore
 
-from choreo_agents.engine.lineage import DescribedMessage, LineageRow, Note, SealedRows
+from choreo_agents.engine.lineage import DescribedMessage, LineageRow, Note
 from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.graph.durable.lineage_store import LineageStore
+from choreo_agents.graph.durable.thread_log import ThreadLog
 
 SALT = "s"
-
-
-def sealed_of(salt: str) -> tuple[str, SealedRows]:
-    """A tenant's name in a store, and its rows there: no model, no engine."""
-    naming = Naming(salt, "", b"")
-    return naming.tenant, SealedRows(naming.seals)
-
-
-TENANT, SEALED = sealed_of(SALT)
 
 
 def named(number: int) -> str:
@@ -30,36 +21,19 @@ def named(number: int) -> str:
     return f"{number:032x}"
 
 
-def described(number: int, parents: Sequence[int] = ()) -> DescribedMessage:
-    """A message of one token."""
-    row = LineageRow(named(number), "model", (number,), tuple((named(each), -1) for each in parents), 0)
-    return DescribedMessage(row, Note(named(number)))
+def described(number: int, parents: Sequence[int] = (), memos: Sequence[str] = ()) -> DescribedMessage:
+    """A message of one token, which stands behind its parents, of one token each."""
+    seen = tuple((named(each), at - len(parents)) for at, each in enumerate(parents))
+    return DescribedMessage(
+        LineageRow(named(number), "model", (number,), seen, len(parents)), Note(named(number)), tuple(memos)
+    )
 
 
-def store_of(store: BaseStore, salt: str = SALT) -> LineageStore:
-    """As a tenant has it."""
-    name, sealed = sealed_of(salt)
-    engine: Any = SimpleNamespace(lineage=SimpleNamespace(sealed=sealed, name=name))
-    return LineageStore(store, engine)
-
-
-def thread_named(thread: str, salt: str = SALT) -> str:
-    """What a thread is called there."""
-    return sealed_of(salt)[1].thread(thread)
-
-
-def writes(
-    thread: str, numbers: Iterable[int], parents: Mapping[int, Sequence[int]] | None = None, salt: str = SALT
-) -> list[PutOp]:
-    """What writes messages for a thread."""
-    messages = [described(each, (parents or {}).get(each, ())) for each in numbers]
-    return store_of(InMemoryStore(), salt).writes(thread_named(thread, salt), messages)
-
-
-def keys_of(store: BaseStore, *below: str) -> list[tuple[str, ...]]:
-    """Namespace and key of all that there is."""
-    found = [item for space in store.list_namespaces(limit=10**6) for item in store.search(space, limit=10**6)]
-    return sorted({(*item.namespace[1:], item.key) for item in found if item.namespace[: len(below)] == below})
+def log_of(store: BaseStore, thread: str = "1", salt: str = SALT) -> ThreadLog:
+    """As a tenant has it: no model, no engine."""
+    naming = Naming(salt, "", b"")
+    engine: Any = SimpleNamespace(lineage=SimpleNamespace(seals=naming.seals, name=naming.tenant))
+    return ThreadLog(store, engine, thread)
 
 
 class BreakingStore(BaseStore):
@@ -67,12 +41,12 @@ class BreakingStore(BaseStore):
 
     Args:
         breaks_at: This write, and all that follow, fail.
-        between: What others write before each write.
     """
 
     def __init__(self, breaks_at: int | None = None) -> None:
         self.inner, self.breaks_at, self.writes = InMemoryStore(), breaks_at, 0
         self.between: dict[int, Sequence[PutOp]] = {}
+        """What others write before each write."""
 
     def batch(self, ops: Iterable[Op]) -> list[Any]:
         listed = list(ops)
@@ -85,3 +59,10 @@ class BreakingStore(BaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Any]:
         raise NotImplementedError("sync only")
+
+
+def spoiled(value: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
+    """What one commit has written, with the row of its last message changed."""
+    said = [dict(each) for each in value["said"]]
+    said[-1]["row"] = {**said[-1]["row"], **changed}
+    return {**value, "said": said}

@@ -16,16 +16,12 @@ from choreo_agents.engine.recording import (
     RunStarted,
 )
 
-CONDITIONS = {"model": "m", "method": "choreo", "threads": "1", "device": "cpu", "torch": "1", "dtype": "fp32"}
 HEADER = RecordingHeader(
     model="m",
-    conditions=CONDITIONS,
+    fingerprint="f",
+    method="choreo",
     seed=0,
-    step_tokens=64,
-    rows=16,
-    kv_budget_bytes=None,
     bytes_per_token=100,
-    bits=False,
     confidential=False,
     keyed="file",
     nonce="",
@@ -42,7 +38,7 @@ def written(path: Path, *lines: BaseModel, ended: bool = True) -> Path:
 
 def run_line(number: int = 0, thread: str | None = None, at_s: float = 0.0) -> RunStarted:
     """A run begins."""
-    return RunStarted(run=number, at_s=at_s, thread=thread, kept=False, seed=None, given=None, before=None)
+    return RunStarted(run=number, at_s=at_s, thread=thread, kept=False, seed=None, given=None)
 
 
 def call_line(author: str, step: int, asked_s: float, said_s: float, **changed: Any) -> RecordedCall:
@@ -52,17 +48,12 @@ def call_line(author: str, step: int, asked_s: float, said_s: float, **changed: 
         "superstep": step,
         "branch": 0,
         "call": 0,
-        "message": "",
-        "model": "m",
-        "seed": None,
         "read": 0,
         "reads": (),
         "made": author,
         "thought": None,
         "header": 3,
-        "most": 9,
         "first_s": asked_s,
-        "request": "",
         "tokens": None,
         "count": 4,
         "said": "",

@@ -33,7 +33,7 @@ from choreo_agents.graph.durable.beside import opened as file_store
 from choreo_agents.models import LoadedModel, load_model, loader
 from torture.durable_processes import Forking, Process
 from torture.durable_program import Store, Whereabouts, engine_of, graph, next_input, seed_of
-from torture.durable_reader import Kept, Place, Reader, Reported, answers_in, damage, noted_in, read_store
+from torture.durable_reader import Kept, Place, Reader, Reported, damage, log_in, read_store
 
 _ACTIVE = 3
 """Threads that are under way at a time."""
@@ -198,7 +198,7 @@ class Torture:
     def begin(self, process: Process, thread: str, durability: str) -> None:
         """Have a process run a thread's next leg."""
         process.thread, process.began_s = thread, time.monotonic()
-        process.answers = answers_in(self._stored(), self.engine, process.thread)
+        process.answers = frozenset(log_in(self._stored(), self.engine, process.thread).answers.values())
         self.counts["legs"] += 1
         self._last[process.thread] = process
         process.tell(thread=process.thread, durability=durability)
@@ -232,7 +232,7 @@ class Torture:
         with self.where.opened() as (saver, store):
             app: Any = graph().compile(saver, engine=self.engine, store=store)
             values = app.get_state({"configurable": {"thread_id": thread}}).values
-        self.reader.look_at_state(thread, values, noted_in(self._stored(), self.engine, thread))
+        self.reader.look_at_state(thread, values, log_in(self._stored(), self.engine, thread).notes.keys())
         if ended:
             self.reader.look_at_end(thread, self.expected(thread))
             self.progress.ended.append(thread)

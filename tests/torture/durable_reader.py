@@ -10,10 +10,10 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 from langgraph.store.base import BaseStore, SearchOp
+from langgraph.store.memory import InMemoryStore
 
 from choreo_agents import Engine
-from choreo_agents.engine.lineage import Answered, LineageRow
-from choreo_agents.graph.durable.lineage_store import ROOT, asked
+from choreo_agents.graph.durable.thread_log import ROOT, ReadLog, ThreadLog, asked
 
 Place = tuple[str, int, int, int]
 """Author, superstep, branch and call."""
@@ -128,80 +128,37 @@ class Reader:
         self.counts["threads ended"] += 1
 
 
-class Kept(NamedTuple):
-    """All that a store has of a tenant's lineage."""
-
-    rows: dict[str, Mapping[str, Any]]
-    notes: dict[tuple[str, str, str], Mapping[str, Any]]
-    """By thread, message and digest."""
-    answers: dict[tuple[str, str], Mapping[str, Any]]
-    """By thread and call."""
-    holders: set[tuple[str, str]]
-    """Message and thread."""
+Kept = Mapping[str, ReadLog]
+"""All that a store has of a tenant's threads, by the names that they have there."""
 
 
 def read_store(store: BaseStore, engine: Engine) -> Kept:
-    """All that an engine's tenant has there, as it stands at one moment."""
-    found = Kept({}, {}, {}, set())
-    [items] = asyncio.run(asked(store, [SearchOp((ROOT,), limit=1 << 30, refresh_ttl=False)]))
-    for item in items:
-        kind, tenant = item.namespace[1:3]
-        if tenant != engine.lineage.name:
-            continue
-        if kind == "rows":
-            found.rows[item.key] = item.value
-        elif kind == "notes":
-            found.notes[(*item.namespace[3:5], item.key)] = item.value
-        elif kind == "answers":
-            found.answers[item.namespace[3], item.key] = item.value
-        else:
-            found.holders.add((item.namespace[3], item.key))
+    """All that an engine's tenant has there."""
+    [items] = asyncio.run(asked(store, [SearchOp((ROOT, engine.lineage.name), limit=1 << 30, refresh_ttl=False)]))
+    found: dict[str, ReadLog] = {}
+    for place in {item.namespace for item in items}:
+        log = ThreadLog(store, engine, "")
+        log.place = place
+        found[place[-1]] = asyncio.run(log.read())
     return found
 
 
 def damage(kept: Kept, engine: Engine) -> list[str]:
-    """What is wrong with a store: seals, notes without row or holder, rows that nobody holds or that lack a parent."""
+    """What is wrong with logs: seals, and what names a message that has no row."""
     wrong: list[str] = []
-    rows: dict[str, LineageRow] = {}
-    sealed = engine.lineage.sealed
-    for message_id, value in kept.rows.items():
-        try:
-            rows[message_id] = sealed.read_row(value)
-        except ValueError as error:
-            wrong.append(f"row {message_id}: {error}")
-    held = {message_id for message_id, _ in kept.holders}
-    for message_id, row in rows.items():
-        if message_id not in held:
-            wrong.append(f"row {message_id} has no holder")
-        wrong += [f"row {message_id} lacks its parent {each}" for each, _ in row.parents if each not in rows]
-    noted = {(thread, message_id) for thread, message_id, _ in kept.notes}
-    for (thread, call), value in kept.answers.items():
-        try:
-            answered = sealed.read_answer(thread, value)
-        except ValueError as error:
-            wrong.append(f"answer {call} of {thread}: {error}")
-            continue
-        if (thread, answered.id) not in noted:
-            wrong.append(f"answer {call} of {thread} is {answered.id}, of which nothing is noted")
-    for (thread, message_id, _), value in kept.notes.items():
-        try:
-            note = sealed.read_note(thread, value)
-        except ValueError as error:
-            wrong.append(f"note {message_id} of {thread}: {error}")
-            continue
-        if message_id not in rows or (message_id, thread) not in kept.holders:
-            wrong.append(f"note {message_id} of {thread} has no row, or does not hold it")
-        wrong += [f"note {message_id} lacks its thought {each}" for each, _ in note.thoughts if each not in rows]
+    for thread, log in kept.items():
+        wrong += [] if log.damaged is None else [f"log {thread}: {log.damaged}"]
+        for message_id, row in log.rows.items():
+            lacks = [each for each, _ in row.parents if each not in log.rows]
+            wrong += [f"row {message_id} of {thread} lacks its parent {each}" for each in lacks]
+        for message_id, note in log.notes.items():
+            named = [message_id, *(each for each, _ in note.thoughts)]
+            wrong += [f"note {message_id} of {thread} has no row {each}" for each in named if each not in log.rows]
+        answered = [each for each in log.answers.values() if each not in log.notes]
+        wrong += [f"an answer of {thread} is {each}, of which nothing is noted" for each in answered]
     return wrong
 
 
-def noted_in(kept: Kept, engine: Engine, thread: str) -> frozenset[str]:
-    """The messages of which a thread has noted something."""
-    name = engine.lineage.sealed.thread(thread)
-    return frozenset(message_id for its, message_id, _ in kept.notes if its == name)
-
-
-def answers_in(kept: Kept, engine: Engine, thread: str) -> frozenset[str]:
-    """The messages that answer a thread's calls."""
-    name = engine.lineage.sealed.thread(thread)
-    return frozenset(Answered.read(value).id for (its, _), value in kept.answers.items() if its == name)
+def log_in(kept: Kept, engine: Engine, thread: str) -> ReadLog:
+    """What a thread has written."""
+    return kept.get(ThreadLog(InMemoryStore(), engine, thread).place[-1], ReadLog())

@@ -37,7 +37,7 @@ class RecordedChats:
     def close(self) -> None:
         """All runs are over, and the file ends. Raises an `OSError` if it could not be written to its end."""
         for run in self._runs.values():
-            self._recorder.write(RunEnded(run=run, at_s=self._recorder.at_s(), outcome="done", state=None))
+            self._recorder.write(RunEnded(run=run, at_s=self._recorder.at_s(), outcome="done"))
         self._runs.clear()
         self._recording.__exit__(None, None, None)
 
@@ -72,9 +72,6 @@ class RecordedChats:
                 branch=0,
                 call=0,
                 step=number,
-                message=message.id or "",
-                model=engine.model.adapter.fingerprint,
-                seed=decode.sampling.seed,
                 read=sum(parent.length for parent in decode.parents),
                 reads=names[:seen],
                 offsets=offsets,
@@ -82,11 +79,9 @@ class RecordedChats:
                 made=names[seen],
                 thought=names[-1] if thought else None,
                 header=call.opened,
-                most=decode.sampling.longest,
                 asked_s=max(0.0, recorder.at_s(asked_s)),
                 first_s=None if first_s is None else max(0.0, recorder.at_s(first_s)),
                 said_s=recorder.at_s(),
-                request=digests.request(decode.parents, offsets, end, decode.sampling.model_dump(mode="json")),
                 tokens=None,
                 count=message.usage_metadata["output_tokens"] if message.usage_metadata else len(tokens),
                 said=digests.of("said", list(tokens)),
@@ -103,9 +98,7 @@ class RecordedChats:
         if thread not in self._runs:
             run = self._runs[thread] = self._recorder.begin_run()
             at_s = self._recorder.at_s()
-            self._recorder.write(
-                RunStarted(run=run, at_s=at_s, thread=thread, kept=False, seed=None, given=None, before=None)
-            )
+            self._recorder.write(RunStarted(run=run, at_s=at_s, thread=thread, kept=False, seed=None, given=None))
         return self._runs[thread]
 
 

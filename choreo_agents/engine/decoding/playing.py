@@ -1,4 +1,4 @@
-"""Decodes of a run that is played again."""
+"""Decodes whose tokens are known before: of a run that is replayed, or of an engine that was lost on the way."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ def is_known(call: Decode) -> bool:
 
 
 def played(decoding: Decoding, call: Decode) -> Decoding:
-    """How a call samples, with what it says if it is played again."""
+    """How a call samples, with what it says if that is known."""
     told = call.played
     if told is None:
         return decoding
-    decoding.place = told.place
     tokens = told.tokens if call.sampling.forced is None else call.sampling.forced
     if told.at_once:
         decoding.known = tokens

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import NamedTuple
 
 from choreo_agents.engine.lineage.rows import LineageRow, Note, Sampled
-from choreo_agents.engine.lineage.sealed import SealedRows
 from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.message import Lineage, Message, Thought
 from choreo_agents.engine.messages.placement import Placement
@@ -23,7 +22,8 @@ from choreo_agents.sampling import Chosen
 class DescribedMessage(NamedTuple):
     """A message as it is written."""
 
-    row: LineageRow
+    row: LineageRow | None
+    """None: the thread has written that."""
     note: Note
     memos: tuple[str, ...] = ()
     """The thread's calls that it answers."""
@@ -40,8 +40,6 @@ class LineageExchange:
         self._tenant = tenant
         self.seals = tenant.naming.seals
         """What tells whether something that comes back is what the tenant gave out."""
-        self.sealed = SealedRows(self.seals)
-        """What rows and notes are written under."""
 
     @property
     def name(self) -> str:
@@ -56,11 +54,15 @@ class LineageExchange:
             self._tenant.require_open()
             return [handle for handle in handles if handle.base_model == model and self._is_unknown(handle, thread)]
 
-    def unleased(self, ids: Iterable[str], thread: Scope) -> list[str]:
-        """Those that the thread does not lease, whoever else does."""
+    def recall(self, answered: Mapping[str, str], thread: Scope) -> list[str]:
+        """Have the thread's calls answered so, by their memos; return the ids of those that it does not lease."""
+        table = self._tenant.core.table
         with self._tenant.core.lock:
-            found = [(each, self._tenant.core.table.get(each)) for each in ids]
-            return [each for each, message in found if message is None or not message.scoped[thread]]
+            found = [(memo, message_id, table.get(message_id)) for memo, message_id in answered.items()]
+            for memo, _, message in found:
+                if message is not None and message.scoped[thread] and table.memos.recall(memo) is not message:
+                    table.memos.remember(memo, message, thread)
+            return [each for _, each, message in found if message is None or not message.scoped[thread]]
 
     def described(
         self,
@@ -68,6 +70,7 @@ class LineageExchange:
         thread: Scope,
         noted: Mapping[str, Note],
         answered: Mapping[str, str],
+        asked: str | None,
     ) -> dict[str, DescribedMessage]:
         """Messages, and all that they come from, as they are to be written for a thread: what it has written is left
         out, unless more is to be said of it now.
@@ -77,20 +80,28 @@ class LineageExchange:
             thread: The thread's scope.
             noted: What it has written of messages, by id.
             answered: The ids of those that it has written to answer its calls, by the calls' memos.
+            asked: The call that was made now, whose answer takes the place of another's; of any other somebody else may
+                have said more since.
         """
         core = self._tenant.core
         with core.lock:
             self._tenant.require_open()
-            asked = [core.table.get(handle.id) for handle in handles]
-            waiting = [message for message in asked if message is not None and message.tenant == self._tenant.name]
+            given = [core.table.get(handle.id) for handle in handles]
+            waiting = [message for message in given if message is not None and message.tenant == self._tenant.name]
             seen = {message.handle.id for message in waiting}
             found: dict[str, DescribedMessage] = {}
             for message in waiting:
-                before = noted.get(message.handle.id)
-                note, memos = _note(message, thread, before), _memos(message, thread)
-                if note == before and all(answered.get(memo) == note.id for memo in memos):
+                before, own = noted.get(message.handle.id), message.handle.id
+                note = _note(message, thread, before)
+                memos = tuple(
+                    memo
+                    for memo in _memos(message, thread)
+                    if memo not in answered or (answered[memo] != own and memo.rpartition(" ")[0] == asked)
+                )
+                if before is not None and before.merged(note) == before and not memos:
                     continue
-                found[message.handle.id] = DescribedMessage(row_of(message), note, memos)
+                row = row_of(message) if before is None else None
+                found[message.handle.id] = DescribedMessage(row, note, memos)
                 for each in _made_of(message, thread):
                     if each.handle.id not in seen and each.handle.id not in noted:
                         seen.add(each.handle.id)
@@ -128,6 +139,15 @@ class LineageExchange:
                 for message_id in wanted:
                     taking.lease(message_id, thread)
             return taking.refused
+
+    def held_by_thread_alone(self, ids: Iterable[str], thread: Collection[Scope]) -> list[str]:
+        """Those that nobody leases but a thread, by its scopes, or nobody at all."""
+        table = self._tenant.core.table
+        with self._tenant.core.lock:
+            found = ((each, table.get(each)) for each in ids)
+            return [
+                name for name, each in found if each is None or each.leases == sum(each.scoped[it] for it in thread)
+            ]
 
     def look_for_kv(self, ids: Iterable[str]) -> None:
         """See which messages have files, also of other processes: they are read from these in place of being computed.
@@ -219,8 +239,9 @@ class _TakingIn:
             return
         message.authors |= {*note.authors}
         message.marked, message.is_thought = message.marked or note.marked, message.is_thought or note.is_thought
+        message.header = message.header or note.header
         if note.sampled is not None and message.chosen is None:
-            message.chosen, message.header = _chosen(note, message.tokens), note.header
+            message.chosen = _chosen(note, message.tokens)
         message.finish_reason = message.finish_reason or note.finish  # type: ignore[assignment]
         for source in note.sources:
             self.make(source)
@@ -252,7 +273,7 @@ class _TakingIn:
 
     def _remember(self, message: Message, thread: Scope) -> None:
         for memo in self._memos.get(message.handle.id, ()):
-            if self._table.memos.recall(memo) is None and message.leases:
+            if self._table.memos.recall(memo) is not message and message.leases:
                 self._table.memos.remember(memo, message, thread)
 
 

@@ -1,27 +1,25 @@
-"""What is written of a message, as plain values with a version.
+"""What is written of a message, as plain values.
 
 row     from what it is computed: the same for whoever says it, wherever
 note    what one thread says of it: who has said it, of whose words it was made
-answer  that it answers a call of a thread: the last that did
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from choreo_agents.errors import ChoreoError
 
-FORMAT = 1
-"""Of rows, notes and answers; what was written in another is not read."""
 Sampled = tuple[int, float | None, tuple[tuple[int, float], ...]]
 """A token, its log-probability in nats, and the likeliest tokens with theirs."""
 T = TypeVar("T")
 
 
 class DamagedRowError(ChoreoError, ValueError):
-    """What a store gave back is no row, note or answer of this format."""
+    """What a store gave back was not written there by the tenant, or not so."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,43 @@ class LineageRow:
     at: int
     """The position of its first token where it was encoded."""
 
-    def plain(self) -> dict[str, Any]:
-        """As `read` takes it."""
-        told: dict[str, Any] = {"v": FORMAT, "id": self.id, "model": self.model, "tokens": [*self.tokens]}
-        return told | {"parents": [[*parent] for parent in self.parents], "at": self.at}
+    def plain(self, others: Iterable[LineageRow] = ()) -> dict[str, Any]:
+        """As `read` takes it. Of parents that stand where another row has them too, that row is named in their place:
+        each message of a conversation reads what the one before has read.
+
+        Args:
+            others: Rows that whoever reads it will know.
+        """
+        own, shared, like = self._seen(), 0, ""
+        for other in others:
+            if (count := _alike(own, other._seen())) > shared:
+                shared, like = count, other.id
+        told: dict[str, Any] = {"id": self.id, "model": self.model, "tokens": [*self.tokens], "at": self.at}
+        told["parents"] = [[*parent] for parent in own[shared:]]
+        return told | ({"like": [like, shared]} if shared else {})
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> LineageRow:
+    def read(cls, plain: Mapping[str, Any], known: Mapping[str, LineageRow]) -> LineageRow:
         """A row that `plain` wrote.
 
         Raises:
-            DamagedRowError: It did not.
+            DamagedRowError: It did not, or the row that it names is not known.
         """
-        return _read(plain, _row)
+        with _damage():
+            like, shared = plain.get("like") or ["", 0]
+            seen = [
+                *(known[like]._seen()[:shared] if shared else ()),
+                *((str(each), int(at)) for each, at in plain["parents"]),
+            ]
+            at, tokens = int(plain["at"]), tuple(map(int, plain["tokens"]))
+            if not tokens:
+                raise ValueError("it has no tokens")
+            parents = tuple((each, stands - at) for each, stands in seen)
+            return cls(str(plain["id"]), str(plain["model"]), tokens, parents, at)
+
+    def _seen(self) -> list[tuple[str, int]]:
+        """Its parents, and the positions at which it has read them."""
+        return [(each, self.at + offset) for each, offset in self.parents]
 
 
 @dataclass(frozen=True)
@@ -80,13 +102,15 @@ class Note:
 
     def plain(self) -> dict[str, Any]:
         """As `read` takes it: without what is as usual."""
-        told = {name: _plain(value) for name, value in vars(self).items() if value != _USUAL.get(name)}
-        return {"v": FORMAT, **told}
+        return {name: _plain(value) for name, value in vars(self).items() if value != _USUAL.get(name)}
 
     def merged(self, other: Note) -> Note:
-        """With what another process has said of the message in the same thread."""
+        """With what was said later of the message in the same thread, by whichever process."""
         return replace(
             self,
+            header=self.header or other.header,
+            sampled=other.sampled if self.sampled is None else self.sampled,
+            finish=self.finish or other.finish,
             authors=_both(self.authors, other.authors),
             marked=self.marked or other.marked,
             is_thought=self.is_thought or other.is_thought,
@@ -102,30 +126,12 @@ class Note:
         Raises:
             DamagedRowError: It did not.
         """
-        return _read(plain, _note)
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A call of a thread, and what it was answered. Which is replaced when the call is answered anew."""
-
-    memo: str
-    """Names the call, with a digest of what was asked."""
-    id: str
-    """The message's."""
-
-    def plain(self) -> dict[str, Any]:
-        """As `read` takes it."""
-        return {"v": FORMAT, "memo": self.memo, "id": self.id}
-
-    @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> Answered:
-        """An answer that `plain` wrote.
-
-        Raises:
-            DamagedRowError: It did not.
-        """
-        return _read(plain, lambda told: cls(str(told["memo"]), str(told["id"])))
+        with _damage():
+            told = {name: plain[name] for name in _USUAL if name in plain}
+            for name, read in _READ.items():
+                if isinstance(told.get(name), list):
+                    told[name] = tuple(map(read, told[name]))
+            return cls(**told)
 
 
 _USUAL = {name: field.default for name, field in Note.__dataclass_fields__.items()}
@@ -135,28 +141,18 @@ def _both(some: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
     return tuple(dict.fromkeys([*some, *others]))
 
 
-def _read(plain: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
-    if plain.get("v") != FORMAT:
-        raise DamagedRowError(f"it is written in format {plain.get('v')!r}, not {FORMAT}: another release wrote it")
+def _alike(one: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> int:
+    """How many of the first are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
     try:
-        return read(plain)
-    except (KeyError, TypeError, ValueError) as error:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedRowError(f"it is damaged: {error!r}") from error
-
-
-def _row(plain: Mapping[str, Any]) -> LineageRow:
-    tokens, parents = tuple(map(int, plain["tokens"])), tuple((str(each), int(at)) for each, at in plain["parents"])
-    if not tokens:
-        raise ValueError("it has no tokens")
-    return LineageRow(str(plain["id"]), str(plain["model"]), tokens, parents, int(plain["at"]))
-
-
-def _note(plain: Mapping[str, Any]) -> Note:
-    told = {name: plain[name] for name in _USUAL if name in plain}
-    for name, read in _READ.items():
-        if isinstance(told.get(name), list):
-            told[name] = tuple(map(read, told[name]))
-    return Note(**told)
 
 
 def _sampled(each: Sequence[Any]) -> Sampled:

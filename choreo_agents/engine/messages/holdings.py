@@ -243,8 +243,11 @@ class Threads:
             pass
 
     @contextmanager
-    def forgetting(self, thread: str) -> Iterator[None]:
+    def forgetting(self, thread: str) -> Iterator[Holding]:
         """A block in which nobody can use a thread, and after which it is forgotten unless the block fails.
+
+        Yields:
+            What it leases.
 
         Raises:
             ThreadBusyError: It is under way.
@@ -258,7 +261,7 @@ class Threads:
                 )
             held.users = -1
         try:
-            yield
+            yield held
             with self._all.lock:
                 self._all.forget(held)
         finally:

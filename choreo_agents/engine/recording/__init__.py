@@ -1,7 +1,6 @@
 """Recordings of runs: one versioned file of JSON lines, which records, replays, forks and inspections share."""
 
-from choreo_agents.engine.recording.conditions import conditions_of, differences
-from choreo_agents.engine.recording.digests import Digests, LogitsDigests
+from choreo_agents.engine.recording.digests import Digests
 from choreo_agents.engine.recording.format import (
     FORMAT,
     Outcome,
@@ -16,12 +15,11 @@ from choreo_agents.engine.recording.format import (
     RunStarted,
 )
 from choreo_agents.engine.recording.reading import Recording, key_of, read_recording
-from choreo_agents.engine.recording.recorder import Recorder, Recordings, StepNames, key_path
+from choreo_agents.engine.recording.recorder import Recorder, Recordings, key_path
 
 __all__ = [
     "FORMAT",
     "Digests",
-    "LogitsDigests",
     "Outcome",
     "RecordedCall",
     "RecordedMemory",
@@ -35,9 +33,6 @@ __all__ = [
     "Recordings",
     "RunEnded",
     "RunStarted",
-    "StepNames",
-    "conditions_of",
-    "differences",
     "key_of",
     "key_path",
     "read_recording",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
-
-import torch
-from torch import Tensor
 
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.kv.handle import MessageHandle, message_id
 
 _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 _SHORT = 16
-"""Characters of a digest of which a recording has one for each token."""
+"""Characters of a digest that names a message, or a part of a request."""
 
 
 class Digests:
@@ -37,10 +33,18 @@ class Digests:
         """Of JSON-plain content; `what` says what it is."""
         return hmac.digest(self.key, _encode([what, content]).encode(), "sha256").hex()[:32]
 
-    def request(self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, asked: Any) -> str:
-        """Of a call: of what its view was made, where that stands, and what else it depends on."""
+    def request(
+        self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, asked: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Of a call, part by part: of its view, by what that was made of and where it stands, and of what else it
+        depends on."""
         seen = [self.message(self._find(handle)) for handle in handles]
-        return self.of("request", [seen, [offset - end for offset in offsets], asked])
+        parts = {"view": [seen, [offset - end for offset in offsets]], **asked}
+        return {name: self.of(name, part)[:_SHORT] for name, part in parts.items()}
+
+    def name(self, message: Message) -> str:
+        """What a recording calls a message."""
+        return self.message(message)[:_SHORT]
 
     def message(self, message: Message) -> str:
         """Of a message's words, and of all that its encoding has attended to."""
@@ -61,15 +65,3 @@ class Digests:
         parents = [self.message(parent) for parent in lineage.parents]
         placement, encoder = lineage.placement, f"{lineage.adapter}~{lineage.mapper}"
         return message_id(self.key, encoder, lineage.tokens, parents, placement.relative())
-
-
-class LogitsDigests:
-    """Of one decode: is shown its logits, token by token (see `Decode.watch`)."""
-
-    def __init__(self, digests: Digests) -> None:
-        self._digests = digests
-        self.found: list[str] = []
-
-    def __call__(self, logits: Tensor) -> None:
-        plain = logits.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()
-        self.found.append(self._digests.of("logits", hashlib.sha256(plain).hexdigest())[:_SHORT])

@@ -1,11 +1,11 @@
 """What a recording holds: each line is one of these, as JSON.
 
-    header    the engine, and what its bits depend on
+    header    the engine
     run       a run of a graph begins: its thread, its input, its seed
     message   what a call reads or has made, before the first line that names it
     call      an agent has spoken
     node      a function, a tool or a model of somebody else's has returned
-    step      a forward pass, of a recording whose bits can be compared
+    step      a forward pass
     memory    how much KV lies where
     ran       a run is over
     end       the recording was closed; without it, its process ended before
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-FORMAT = 3
+FORMAT = 4
 Origin = Literal["given", "said", "thought", "mapped"]
 """Where a message comes from: it was encoded as it was given, decoded, decoded to think an answer out, or its KV was
 computed of another's."""
@@ -31,13 +31,6 @@ class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _required(conditions: dict[str, str]) -> dict[str, str]:
-    """Those without which nothing can be played."""
-    if {"model", "method", "threads"} <= conditions.keys() and conditions["threads"].isdecimal():
-        return conditions
-    raise ValueError("its conditions do not say the model, the method and the number of threads")
-
-
 class RecordingHeader(_Line):
     """The first line."""
 
@@ -45,22 +38,17 @@ class RecordingHeader(_Line):
     format: int = FORMAT
     model: str
     """Its name or folder."""
-    conditions: Annotated[dict[str, str], AfterValidator(_required)]
-    """What the bits of a run depend on, by what it is called: the model's fingerprint, torch, threads, ..."""
+    fingerprint: str
+    """The model's."""
+    method: Literal["choreo", "baseline", "naive"]
     seed: int
     """The engine's."""
-    step_tokens: int
-    rows: int
-    kv_budget_bytes: int | None
-    """As the engine was told."""
     bytes_per_token: int
     """Of its model's KV."""
     adapters: dict[str, str] = {}
     """Folders, by the names that calls use."""
     adapter: str | None = None
     """The name of that which calls have by default."""
-    bits: bool
-    """Whether it has digests of logits, and every step."""
     confidential: bool
     """Whether it has confidential words, too."""
     keyed: Literal["salt", "file"]
@@ -78,14 +66,18 @@ class RunStarted(_Line):
     """Its number in the recording, from 0."""
     at_s: float
     thread: str | None
+    nodes: tuple[str, ...] = ()
+    """The graph's, by which it is known."""
+    inside: bool = False
+    """Whether it is part of a run of another graph, which is not recorded."""
     kept: bool
     """Whether a checkpointer keeps its state."""
     seed: int | None
     """As in `RunOptions`."""
     given: str | None
     """The input, packed (see `graph.recording.packing`); None: it is masked, or cannot be written."""
-    before: str | None
-    """A digest of the state that the thread was in; None: in none."""
+    goes_on: bool = False
+    """Whether its thread had begun before."""
     travels: bool = False
     """Whether it goes on from an earlier checkpoint than the last."""
     recursion_limit: int | None = None
@@ -129,12 +121,6 @@ class RecordedCall(_Line):
     call: int
     step: int
     """LangGraph's number of the superstep in which it was made."""
-    message: str
-    """The message's id."""
-    model: str
-    """Fingerprint of the model."""
-    seed: int | None
-    """Which the call was given."""
     read: int
     """Tokens of its view."""
     reads: tuple[str, ...]
@@ -149,17 +135,17 @@ class RecordedCall(_Line):
     """The name of what it has decoded to think that out, the answer included; None: it has decoded the answer."""
     header: int
     """Tokens of its own turn that were given."""
-    most: int
-    """Tokens that it might sample of its answer."""
     asked_s: float
     first_s: float | None
     """When its first token was there; None: it sampled none."""
     said_s: float
-    request: str
-    """A digest of all that it depends on: its view and what that was made of, its header, its sampling and, unless the
-    likeliest token is taken, its seed."""
+    asked: dict[str, str] = {}
+    """Digests of all that it depends on: its view and what that was made of, how its turn begins, its model, its
+    sampling and, unless the likeliest token is taken, its seed. Empty: nobody can ask for it again."""
     tokens: tuple[int, ...] | None
     """What was sampled, thoughts included; None: it is masked."""
+    is_set: bool = False
+    """Whether a fork has set its words: they may be longer than its sampling allows, and nothing was thought out."""
     count: int
     """How many tokens that are."""
     said: str
@@ -171,8 +157,6 @@ class RecordedCall(_Line):
     reused: int = 0
     recomputed: int = 0
     """Tokens that it was charged for (see `Usage`)."""
-    logits: tuple[str, ...] | None = None
-    """A digest of the logits before each token that was sampled."""
 
     @property
     def place(self) -> tuple[str, int, int, int]:
@@ -190,34 +174,19 @@ class RecordedNode(_Line):
     step: int
     """LangGraph's number of its superstep."""
     branch: int
-    given: str
-    """A digest of its input."""
     outcome: Literal["result", "interrupt", "error"]
-    result: str | None
-    """What it returned, or what it asked at an interrupt, packed; of an error, what kind. None: it is masked, or cannot
-    be written."""
-    masked: bool = False
-    """Whether it is left out since it might tell confidential words."""
-    calls: int = 0
-    """Calls of agents that it made itself, which are no part of the recording."""
     began_s: float
     ended_s: float
 
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Node, superstep and branch."""
-        return self.node, self.step, self.branch
-
 
 class RecordedStep(_Line):
-    """A forward pass: of each row, the name of its request and how many of its tokens were encoded."""
+    """A forward pass, as far as it is the tenant's who records."""
 
     kind: Literal["step"] = "step"
-    rows: tuple[tuple[str, int, int], ...]
-    """Name, number among those of one name, tokens."""
-    others: bool = False
-    """Whether rows of other tenants were among them."""
-    at_s: float = 0.0
+    at_s: float
+    rows: int
+    tokens: int
+    """That were encoded, of all rows."""
 
 
 class RecordedMemory(_Line):
@@ -237,8 +206,6 @@ class RunEnded(_Line):
     run: int
     at_s: float
     outcome: Outcome
-    state: str | None
-    """A digest of the state that it ended in; None: nobody has seen it."""
     error: str | None = None
     """Its kind."""
 

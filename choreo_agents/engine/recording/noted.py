@@ -9,9 +9,6 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.recording.digests import Digests
 from choreo_agents.engine.recording.format import Origin, RecordedMessage
 
-_SHORT = 16
-"""Characters of a digest that names a message."""
-
 
 class NotedMessages:
     """Of one recording. May be used from any thread.
@@ -33,9 +30,7 @@ class NotedMessages:
             messages: Which.
         """
 
-        def name(message: Message) -> str:
-            return digests.message(message)[:_SHORT]
-
+        name = digests.name
         with self._lock:
             found: list[str] = []
             for message in messages:

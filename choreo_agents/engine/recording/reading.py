@@ -27,7 +27,7 @@ from choreo_agents.engine.recording.format import (
     RunStarted,
 )
 from choreo_agents.engine.recording.recorder import PROOF, key_path, salted_key
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -63,15 +63,6 @@ class Recording:
     def steps(self) -> list[RecordedStep]:
         return [line for line in self.lines if isinstance(line, RecordedStep)]
 
-    def overlapping(self) -> bool:
-        """Whether runs were made side by side."""
-        under_way = 0
-        for line in self.lines:
-            under_way += isinstance(line, RunStarted) - isinstance(line, RunEnded)
-            if under_way > 1:
-                return True
-        return False
-
 
 def read_recording(path: str | Path) -> Recording:
     """The recording in a file. What a process that died has not finished to write is left out.
@@ -90,14 +81,15 @@ def read_recording(path: str | Path) -> Recording:
     return Recording(path, lines[0], tuple(lines[1:]), cut)
 
 
-def key_of(recording: Recording, seals: Seals) -> bytes | None:
-    """The key of a recording's digests; None: it lies in a file that is not there.
+def key_of(recording: Recording, seals: Seals) -> bytes:
+    """The key of a recording's digests.
 
     Args:
         recording: Which.
         seals: Of the tenant that has made it.
 
     Raises:
+        ReplayError: It lies in a file that is not there.
         InvalidRequestError: The tenant has another salt, or the file another key.
     """
     header, path = recording.header, key_path(recording.path)
@@ -106,7 +98,9 @@ def key_of(recording: Recording, seals: Seals) -> bytes | None:
     elif path.is_file():
         key, where = path.read_bytes().strip(), f"{str(path)!r} is the key of another recording"
     else:
-        return None
+        raise ReplayError(
+            f"there is no {path.name} beside the recording: without it nobody can tell which calls are as recorded"
+        )
     proof = Digests(key, _nobodys).of(PROOF, header.nonce)
     if not hmac.compare_digest(proof.encode(), header.proof.encode()):
         raise InvalidRequestError(f"the digests of {str(recording.path)!r} cannot be checked: {where}")

@@ -3,68 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.lineage import LineageRow, Note
+from choreo_agents.engine.lineage import DescribedMessage, Note
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.errors import HandleError
 from choreo_agents.graph.durable.finding import lineage_store_of
-from choreo_agents.graph.durable.lineage_store import LineageStore, digest_of
+from choreo_agents.graph.durable.thread_log import ReadLog, ThreadLog
 from choreo_agents.kv.handle import MessageHandle
 
 _REMEMBERED = "lineage"
+_known: WeakKeyDictionary[BaseStore, WeakValueDictionary[tuple[str, ...], KnownLog]] = WeakKeyDictionary()
+_lock = Lock()
 
 
 @dataclass(eq=False)
-class ThreadNotes:
-    """What is known here of what a thread has written. It goes when the thread is forgotten by the engine."""
+class KnownLog:
+    """What is known in this process of what a thread has written, whichever of its engines did. It goes when the last
+    of these has forgotten the thread."""
 
-    store: object
+    log: ThreadLog
     lock: Lock = field(default_factory=Lock)
     notes: dict[str, Note] = field(default_factory=dict)
     """By the messages' ids: all that was said of each."""
-    digests: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """What each of them stands under, in parts."""
     answers: dict[str, str] = field(default_factory=dict)
     """The messages that answer calls, by the calls' memos."""
-    calls: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """The memos of each call, by the call's name: one for each that was asked."""
-    is_read: bool = False
 
-    def add(self, notes: Iterable[Note], answers: Mapping[str, str]) -> None:
+    async def read(self) -> ReadLog:
+        """Know what is written, and nothing else."""
+        found = await self.log.read()
+        with self.lock:
+            self.notes, self.answers = found.notes, found.answers
+        return found
+
+    def add(self, described: Iterable[DescribedMessage]) -> None:
         """Know more."""
         with self.lock:
-            for note in notes:
+            for _, note, memos in described:
                 before = self.notes.get(note.id)
-                self.notes[note.id] = note if before is None else note.merged(before)
-                self.digests[note.id].add(digest_of(note))
-            self.answers.update(answers)
-            for memo in answers:
-                self.calls[memo.rpartition(" ")[0]].add(memo)
+                self.notes[note.id] = note if before is None else before.merged(note)
+                self.answers.update(dict.fromkeys(memos, note.id))
 
-    def replacing(self, notes: Iterable[Note]) -> dict[str, set[str]]:
-        """The digests of what these say again, by the messages' ids; called with the lock."""
-        return {note.id: {*self.digests[note.id]} for note in notes if note.id in self.digests}
-
-    def answering(self, ids: Collection[str]) -> dict[str, str]:
-        """Those of the answers that are among these messages."""
+    def answering(self, call: str) -> dict[str, str]:
+        """The messages that answer a call, by the memo of each that was asked so."""
         with self.lock:
-            return {memo: message_id for memo, message_id in self.answers.items() if message_id in ids}
-
-    def clear(self) -> None:
-        """Know nothing, until it is read again."""
-        with self.lock:
-            for known in (self.notes, self.digests, self.answers, self.calls):
-                known.clear()
-            self.is_read = False
+            return {memo: each for memo, each in self.answers.items() if memo.rpartition(" ")[0] == call}
 
 
 class RunLineage:
@@ -72,37 +64,37 @@ class RunLineage:
 
     Args:
         engine: Has the messages.
-        store: Keeps their lineage.
-        thread: The thread, by the name that it has in the store.
-        scope: Its, on the engine.
-        known: What it has written.
+        scope: The thread's, on the engine.
+        known: What the thread has written.
     """
 
-    def __init__(self, engine: Engine, store: LineageStore, thread: str, scope: Scope, known: ThreadNotes) -> None:
-        self._engine, self._store, self._scope, self._known = engine, store, scope, known
-        self._thread = thread
+    def __init__(self, engine: Engine, scope: Scope, known: KnownLog) -> None:
+        self._engine, self._scope, self._known = engine, scope, known
         self.refused: dict[str, str] = {}
         """Why messages could not be taken in, by id."""
+        self._asked: str | None = None
+        """The call that was made last."""
 
     async def restore(self, handles: Iterable[MessageHandle]) -> None:
         """Have the engine know messages again that it does not know: what cannot be stands in `refused`."""
         missing = self._engine.lineage.unknown(handles, self._scope)
         if missing:
-            self._known.is_read = False  # another process may have written them
             await self._take_in([handle.id for handle in missing])
 
-    def begin_anew(self) -> None:
-        """The thread has said nothing: what was known of it, another process has forgotten."""
-        self._known.clear()
+    async def recall(self, memo: str, *, again: bool) -> None:
+        """Have the engine know what a call was answered before, if that was written, by whichever process.
 
-    async def recall(self, memo: str) -> None:
-        """Have it know what a call was answered before, if that was written."""
-        await self._read()
-        with self._known.lock:
-            answers = [self._known.answers[each] for each in self._known.calls.get(memo, ())]
-        missing = self._engine.lineage.unleased(answers, self._scope)
+        Args:
+            memo: Names the call.
+            again: Whether it is asked all the same, and its answer takes the place of what it had.
+        """
+        self._asked = memo
+        if again:
+            return
+        found = None if await self._known.log.is_known() else await self._known.read()
+        missing = self._engine.lineage.recall(self._known.answering(memo), self._scope)
         if missing:
-            await self._take_in(missing)
+            await self._take_in(missing, found)
 
     async def commit(self, used: Iterable[MessageHandle], held: Iterable[MessageHandle]) -> None:
         """Write what messages are computed from, and all that they come from; return when it is committed. What KV
@@ -112,52 +104,47 @@ class RunLineage:
             used: What a call has read and made.
             held: What else the thread has, which may have come from another.
         """
-        await self._read()
         known = self._known
+        if known.log.is_stale:
+            await known.read()
         with known.lock:
             handles = [*used, *(handle for handle in held if handle.id not in known.notes)]
-            described = self._engine.lineage.described(handles, self._scope, known.notes, known.answers)
-            if not described:
-                return
-            notes = [each.note for each in described.values()]
-            ops = self._store.writes(self._thread, described.values(), known.replacing(notes))
-            written = self._store.commits.enqueue(ops)
-        await written
-        known.add(notes, {memo: each.note.id for each in described.values() for memo in each.memos})
+            thread = known.notes, known.answers
+            described = [*self._engine.lineage.described(handles, self._scope, *thread, self._asked).values()]
+        if not described:
+            return
+        await known.log.write(described)
+        known.add(described)
         kv = self._engine.kv
         there = [each for each, tier in zip(handles, kv.tiers(handles), strict=True) if tier not in (None, "lineage")]
         with suppress(HandleError):  # released meanwhile: it is computed again
             kv.keep(there)
 
-    async def _read(self) -> None:
-        if not self._known.is_read:
-            notes, answers = await self._store.notes(self._thread), await self._store.answers(self._thread)
-            self._known.add(notes, answers)
-            self._known.is_read = True
-
-    async def _take_in(self, wanted: Sequence[str]) -> None:
-        await self._read()
-        rows: dict[str, LineageRow] = {}
-        waiting, seen = [*wanted], {*wanted}
+    async def _take_in(self, wanted: Sequence[str], found: ReadLog | None = None) -> None:
+        """Have the engine know messages, and all others that answer calls of the thread: one of them is asked next."""
+        found = found or await self._known.read()
+        taken = [*wanted, *(each for each in {*found.answers.values()} if each in found.rows)]
+        seen, waiting = {*taken}, [*taken]
         while waiting:
-            found = await self._store.rows(waiting)
-            rows |= found
-            more = [each for message_id in waiting for each in self._made_of(message_id, found.get(message_id))]
-            waiting = [each for each in dict.fromkeys(more) if each not in seen]
-            seen |= {*waiting}
-        notes = {message_id: self._known.notes[message_id] for message_id in seen if message_id in self._known.notes}
+            made_of = _made_of(waiting.pop(), found)
+            waiting += made_of - seen
+            seen |= made_of
+        rows = {each: found.rows[each] for each in seen if each in found.rows}
         await asyncio.to_thread(self._engine.lineage.look_for_kv, rows)
-        answers = self._known.answering(seen)
-        refused = self._engine.lineage.take_in(wanted, rows, notes, answers, self._scope)
+        refused = self._engine.lineage.take_in(taken, rows, found.notes, found.answers, self._scope)
         with self._known.lock:
             for message_id in seen - rows.keys():
                 self._known.notes.pop(message_id, None)  # whoever commits it again writes its row
-        self.refused |= {message_id: self._store.damaged.get(message_id, why) for message_id, why in refused.items()}
+        why = (
+            "" if found.damaged is None else f"; something that the thread has written is not believed: {found.damaged}"
+        )
+        self.refused |= {each: f"{refused[each]}{why}" for each in wanted if each in refused}
 
-    def _made_of(self, message_id: str, row: LineageRow | None) -> list[str]:
-        note = self._known.notes.get(message_id)
-        told = [] if note is None else [*note.sources, *(thought for thought, _ in note.thoughts)]
-        return [*told, *((parent for parent, _ in row.parents) if row is not None else ())]
+
+def _made_of(message_id: str, found: ReadLog) -> set[str]:
+    note, row = found.notes.get(message_id), found.rows.get(message_id)
+    told = set() if note is None else {*note.sources, *(thought for thought, _ in note.thoughts)}
+    return told | (set() if row is None else {parent for parent, _ in row.parents})
 
 
 async def lineage_of(
@@ -176,7 +163,12 @@ async def lineage_of(
     if store is None or not isinstance(thread, str):
         return None
     known = remembered.get(_REMEMBERED)
-    if known is None or known.store is not store:
-        known = remembered[_REMEMBERED] = ThreadNotes(store)
-    there = LineageStore(store, engine)
-    return RunLineage(engine, there, there.thread(thread), scope, known)
+    if known is None or known.log.store is not store:
+        known = remembered[_REMEMBERED] = known_log(ThreadLog(store, engine, thread))
+    return RunLineage(engine, scope, known)
+
+
+def known_log(log: ThreadLog) -> KnownLog:
+    """What this process knows of a log: the same for all of its engines."""
+    with _lock:
+        return _known.setdefault(log.store, WeakValueDictionary()).setdefault(log.place, KnownLog(log))

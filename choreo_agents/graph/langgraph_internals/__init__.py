@@ -3,8 +3,6 @@
 A new LangGraph that breaks us breaks this folder.
 """
 
-from langgraph.graph._branch import BranchSpec
-
 from choreo_agents.graph.langgraph_internals.declared import (
     AroundNode,
     growing,
@@ -13,7 +11,6 @@ from choreo_agents.graph.langgraph_internals.declared import (
     relabelled,
     stops_of,
     strict_serializer,
-    values_in,
 )
 from choreo_agents.graph.langgraph_internals.running import (
     SENDS,
@@ -31,7 +28,6 @@ from choreo_agents.graph.langgraph_internals.running import (
     pending_writes,
     place_in_superstep,
     require_outermost,
-    resumed_with,
     run_step_of,
     running_saver_of,
     saved_metadata,
@@ -49,7 +45,6 @@ from choreo_agents.graph.langgraph_internals.running import (
 __all__ = [
     "SENDS",
     "AroundNode",
-    "BranchSpec",
     "adelete_thread",
     "asaved_metadata",
     "at_thread",
@@ -68,7 +63,6 @@ __all__ = [
     "place_in_superstep",
     "relabelled",
     "require_outermost",
-    "resumed_with",
     "run_step_of",
     "running_saver_of",
     "saved_metadata",
@@ -82,6 +76,5 @@ __all__ = [
     "task_path_of",
     "task_token_of",
     "thread_of",
-    "values_in",
     "with_hidden",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -93,28 +93,6 @@ def strict_serializer(builder: StateGraph[Any, Any, Any, Any] | None) -> JsonPlu
     schemas: list[Any] = [] if builder is None else [*builder.schemas]
     allowed = build_serde_allowlist(schemas=schemas, channels=None if builder is None else builder.channels)
     return JsonPlusSerializer(allowed_msgpack_modules=[key for key in allowed if len(key) == 2])
-
-
-def values_in(part: Any, options: Mapping[str, Any], usual: Any) -> Iterator[Any]:
-    """The state of the graph, if that is what a part of its stream is.
-
-    Args:
-        part: Of the stream.
-        options: With which it was begun.
-        usual: The graph's own mode of streaming.
-    """
-    modes = options.get("stream_mode") or usual
-    inner: Sequence[str] = ()
-    mode = modes if isinstance(modes, str) else None
-    if isinstance(part, Mapping) and options.get("version") == "v2":
-        mode, inner, part = part.get("type"), part.get("ns") or (), part.get("data")
-    else:
-        if options.get("subgraphs") and isinstance(part, tuple):
-            inner, part = (part[0], part[1]) if len(part) == 2 else (part[0], part[1:])
-        if mode is None and isinstance(part, tuple) and len(part) == 2:
-            mode, part = part
-    if mode == "values" and not inner:
-        yield part
 
 
 def relabelled(compiled: Any, kind: type[T]) -> T:

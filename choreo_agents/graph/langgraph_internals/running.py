@@ -92,13 +92,6 @@ def task_token_of(config: RunnableConfig) -> Any:
     return _configurable(config).get("__pregel_read")
 
 
-def resumed_with(config: RunnableConfig) -> list[Any]:
-    """The values with which a node that was interrupted goes on; none, if it begins."""
-    pad = _configurable(config).get("__pregel_scratchpad")
-    found = None if pad is None else pad.get_null_resume(False)
-    return [*([] if pad is None else pad.resume), *([] if found is None else [found])]
-
-
 # The run's state
 
 

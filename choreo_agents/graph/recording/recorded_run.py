@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.recording import Digests, Outcome, Recorder, RunEnded, RunStarted
-from choreo_agents.graph.langgraph_internals import saved_state_of, saver_of, thread_of, values_in
-from choreo_agents.graph.message_names import MessageNames, with_names
-from choreo_agents.graph.recording.listening import heard_by, listener_in
-from choreo_agents.graph.recording.packing import Packing, canonical, hides
+from choreo_agents.engine.recording import Outcome, Recorder, RunEnded, RunStarted
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.langgraph_internals import is_nested, saved_state_of, thread_of
+from choreo_agents.graph.recording.listening import Listening, heard_by, listening_in
+from choreo_agents.graph.recording.packing import Packing, hides
 from choreo_agents.graph.recording.run_recorder import RunRecorder
 from choreo_agents.graph.view.run_options import options_of
 
@@ -34,21 +35,17 @@ class RecordedRun:
         self._recorder, self._graph, self._called, self._options = recorder, graph, called, options
         self._number = recorder.begin_run()
         self._packing = Packing(graph.builder)
-        self._values: Any = None
-        saved = saved_state_of(graph, called)
+        # What stands in a graph that nobody records is begun by that, and its thread is that graph's.
+        self._is_inside = is_nested(called)
+        saved = None if self._is_inside else saved_state_of(graph, called)
         self._is_kept = saved is not None
         self.saved: RunnableConfig = saved or {}
         """What to ask for the state of its thread, if that is kept."""
 
-    @property
-    def listener(self) -> RunRecorder:
-        """Who writes down what it is told."""
-        return RunRecorder(self._recorder, self._number, self._packing)
-
     def heard(self, config: RunnableConfig | None) -> RunnableConfig:
         """The config of the run, with who listens."""
-        named = with_names(config, MessageNames(self._number, self._recorder.digests.key))
-        return heard_by(named, self.listener)
+        run, before = RunRecorder(self._recorder, self._number), listening_in(self._called) or Listening()
+        return heard_by(config, replace(before, said=(*before.said, run.said), ran=run.ran))
 
     def stream(self, parts: Any, given: Any, state: Callable[[], Any]) -> Generator[Any]:
         """What the run gives, with a line before and one behind it.
@@ -60,8 +57,7 @@ class RecordedRun:
         """
         self._begin(given, state() if self._is_kept else None)
         with self._ending() as end:
-            for part in parts:
-                yield self._seen(part)
+            yield from parts
             end(state() if self._is_kept else None)
 
     async def astream(self, parts: Any, given: Any, state: Callable[[], Awaitable[Any]]) -> AsyncGenerator[Any]:
@@ -70,7 +66,7 @@ class RecordedRun:
         with self._ending() as end:
             async with aclosing(parts):
                 async for part in parts:
-                    yield self._seen(part)
+                    yield part
             end(await state() if self._is_kept else None)
 
     def _begin(self, given: Any, snapshot: Any) -> None:
@@ -82,10 +78,12 @@ class RecordedRun:
                 run=self._number,
                 at_s=recorder.at_s(),
                 thread=thread_of(called),
-                kept=saver_of(self._graph, called) is not None and thread_of(called) is not None,
+                nodes=tuple(sorted(self._graph.builder.nodes)),
+                inside=self._is_inside,
+                kept=self._is_kept,
                 seed=options_of(called).seed,
                 given=None if hidden else self._packing.packed(given),
-                before=self._digest(snapshot),
+                goes_on=snapshot is not None and bool(snapshot.values),
                 travels=bool((called.get("configurable") or {}).get("checkpoint_id")),
                 recursion_limit=called.get("recursion_limit"),
                 interrupts={
@@ -106,53 +104,37 @@ class RecordedRun:
         try:
             yield ended.append
         except Exception as error:
-            self._end("failed", None, type(error).__name__)
+            self._end("failed", type(error).__name__)
             raise
         except BaseException:  # nobody waits for it any more: it was closed, or cancelled
-            self._end("left", None)
+            self._end("left")
             raise
         snapshot = ended[0] if ended else None
         stopped = snapshot is not None and bool(snapshot.next)
-        self._end("interrupted" if stopped else "done", snapshot)
+        self._end("interrupted" if stopped else "done")
 
-    def _end(self, outcome: Outcome, snapshot: Any, error: str | None = None) -> None:
+    def _end(self, outcome: Outcome, error: str | None = None) -> None:
         self._recorder.memory(at_any_rate=True)
-        state = self._digest(snapshot)
-        if state is None and self._values is not None:
-            state = state_digest(self._recorder.digests, self._values)
-        self._recorder.write(
-            RunEnded(run=self._number, at_s=self._recorder.at_s(), outcome=outcome, state=state, error=error)
-        )
-
-    def _digest(self, snapshot: Any) -> str | None:
-        """Of a thread's state; None: it has none."""
-        return (
-            None if snapshot is None or not snapshot.values else state_digest(self._recorder.digests, snapshot.values)
-        )
-
-    def _seen(self, part: Any) -> Any:
-        for values in values_in(part, self._options, self._graph.stream_mode):
-            self._values = values
-        return part
-
-
-def state_digest(digests: Digests, values: Any) -> str:
-    """Of a graph's state, in whatever order its channels come."""
-    return digests.of("state", canonical(values))
+        self._recorder.write(RunEnded(run=self._number, at_s=self._recorder.at_s(), outcome=outcome, error=error))
 
 
 def recorded_run(
     graph: Any, called: RunnableConfig, engines: Sequence[Engine], options: Mapping[str, Any]
 ) -> RecordedRun | None:
-    """A run that is to be recorded; None: nobody records, or somebody listens already.
+    """A run that is to be recorded; None: nobody records, or it is part of one that is.
 
     Args:
         graph: Compiled.
         called: The config that it runs with.
         engines: Which serve it.
         options: Of its stream.
+
+    Raises:
+        InvalidRequestError: Several of them record.
     """
-    if listener_in(called) is not None:
+    if (around := listening_in(called)) is not None and around.ran is not None:
         return None
-    recorder = next((found for engine in engines if (found := engine.record.under_way) is not None), None)
-    return None if recorder is None else RecordedRun(recorder, graph, called, options)
+    recorders = [found for engine in engines if (found := engine.record.under_way) is not None]
+    if len(recorders) > 1:
+        raise InvalidRequestError("two engines of one graph are recording: record its runs with one of them")
+    return RecordedRun(recorders[0], graph, called, options) if recorders else None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
-from choreo_agents.engine.recording import LogitsDigests, RecordedCall, RecordedNode, Recorder
-from choreo_agents.graph.recording.listening import AskedCall, Cue, Listener, NodeExecution, Returned, SaidCall
-from choreo_agents.graph.recording.packing import Packing, hides, named, referring, tells
+from choreo_agents.engine.recording import RecordedCall, RecordedNode, Recorder
+from choreo_agents.graph.recording.listening import AskedCall, RanNode, SaidCall
 
 
 class RunRecorder:
@@ -18,24 +14,20 @@ class RunRecorder:
     Args:
         recorder: Of the engine that records.
         run: The number of the run.
-        packing: Of its graph.
     """
 
-    def __init__(self, recorder: Recorder, run: int, packing: Packing) -> None:
-        self._recorder, self._run, self._packing = recorder, run, packing
+    def __init__(self, recorder: Recorder, run: int) -> None:
+        self._recorder, self._run = recorder, run
 
-    def cue(self, asked: AskedCall) -> Cue:
-        return Cue(look=self._recorder.logits())
-
-    def said(self, asked: AskedCall, cue: Cue, said: SaidCall) -> None:
-        recorder = self._recorder
-        shows = recorder.confidential or not asked.confidential
-        digests, look, engine = recorder.digests, cue.look, asked.engine
+    def said(self, asked: AskedCall, said: SaidCall) -> None:
+        """Write down a call."""
+        recorder, engine = self._recorder, asked.engine
+        digests = engine.record.digests(recorder.digests.key)
         thought = () if said.thought is None else (said.thought,)
-        theirs = engine.record.messages([*asked.handles, said.handle, *thought])
-        names = recorder.noted.names(engine.record.digests(digests.key), theirs)
-        seen = len(asked.handles)
-        spent = engine.usage(said.handle)
+        names = recorder.noted.names(digests, engine.record.messages([*asked.handles, said.handle, *thought]))
+        seen, spent = len(asked.handles), engine.usage(said.handle)
+        is_set = said.answer is not None and said.answer.is_set
+        is_open = recorder.confidential or not (asked.confidential or (asked.thinks and not is_set))
         recorder.write(
             RecordedCall(
                 run=self._run,
@@ -44,103 +36,42 @@ class RunRecorder:
                 branch=asked.branch,
                 call=asked.call,
                 step=asked.step,
-                message=said.message,
-                model=engine.model.adapter.fingerprint,
-                seed=asked.seed(None),
-                read=said.read,
+                read=sum(handle.length for handle in asked.handles),
                 reads=names[:seen],
                 offsets=tuple(asked.offsets),
                 end=asked.end,
                 made=names[seen],
                 thought=names[-1] if thought else None,
-                header=asked.header,
-                most=said.most,
+                header=len(asked.told[0]),
                 asked_s=recorder.at_s(asked.asked_s),
                 first_s=None if said.first_s is None else recorder.at_s(said.first_s),
                 said_s=recorder.at_s(),
-                request=asked.digest(digests.key, None),
-                tokens=said.tokens if recorder.confidential or not (asked.confidential or asked.thinks) else None,
+                asked=asked.request(digests),
+                tokens=said.tokens if is_open else None,
+                is_set=is_set,
                 count=len(said.tokens),
                 said=digests.of("said", list(said.tokens)),
-                words=said.words if shows else None,
+                words=said.words if recorder.confidential or not asked.confidential else None,
                 finish=said.finish,
                 encoded=spent.tokens_encoded,
                 reused=spent.tokens_reused,
                 recomputed=spent.tokens_recomputed,
-                logits=tuple(look.found) if isinstance(look, LogitsDigests) else None,
             )
         )
         recorder.memory()
 
-    def before(self, execution: NodeExecution) -> Returned | None:
-        return None
-
-    def inside(self, execution: NodeExecution) -> Listener:
-        return CallCounter()
-
-    def after(self, execution: NodeExecution, value: Any, inside: Listener) -> Any:
-        value = named(value, execution.config)
-        self._note(execution, "result", value, inside)
-        return value
-
-    def failed(self, execution: NodeExecution, error: BaseException, inside: Listener) -> None:
-        if isinstance(error, GraphInterrupt):
-            asked = [each.value for each in error.args[0]] if error.args else []
-            self._note(execution, "interrupt", asked, inside)
-        elif isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
-            self._note(execution, "error", type(error).__name__, inside, shows=True)
-
-    def _note(
-        self, execution: NodeExecution, outcome: Any, value: Any, inside: Listener, *, shows: bool = False
-    ) -> None:
-        given = execution.given, execution.state
-        told = referring(value, *given)
-        called = inside if isinstance(inside, CallCounter) else CallCounter()
-        knows = called.heard_confidential or hides(given)
-        hidden = not self._recorder.confidential and ((knows and tells(told)) or hides(told))
-        masked = hidden and not shows
+    def ran(self, node: RanNode) -> None:
+        """Write down that a function has run."""
+        if isinstance(node.error, GraphBubbleUp) and not isinstance(node.error, GraphInterrupt):
+            return
         self._recorder.write(
             RecordedNode(
                 run=self._run,
-                node=execution.node,
-                step=execution.step,
-                branch=execution.branch,
-                given=self._recorder.digests.of("given", execution.asked),
-                outcome=outcome,
-                result=None if masked else self._packing.packed(told),
-                masked=masked,
-                calls=called.calls,
-                began_s=self._recorder.at_s(execution.began_s),
+                node=node.node,
+                step=node.step,
+                branch=node.branch,
+                outcome="interrupt" if isinstance(node.error, GraphInterrupt) else "error" if node.error else "result",
+                began_s=self._recorder.at_s(node.began_s),
                 ended_s=self._recorder.at_s(),
             )
         )
-
-
-class CallCounter:
-    """Listens inside of a function: what it calls is the function's affair, and no part of a recording."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.heard_confidential = False
-        self._lock = threading.Lock()
-
-    def cue(self, asked: AskedCall) -> Cue:
-        with self._lock:
-            self.calls += 1
-            self.heard_confidential = self.heard_confidential or asked.confidential
-        return Cue()
-
-    def said(self, asked: AskedCall, cue: Cue, said: SaidCall) -> None:
-        pass
-
-    def before(self, execution: NodeExecution) -> Returned | None:
-        return None
-
-    def inside(self, execution: NodeExecution) -> Listener:
-        return self
-
-    def after(self, execution: NodeExecution, value: Any, inside: Listener) -> Any:
-        return value
-
-    def failed(self, execution: NodeExecution, error: BaseException, inside: Listener) -> None:
-        pass

@@ -1,18 +1,6 @@
-"""Recorded runs, played again or gone on with otherwise."""
+"""Recorded runs, made again over their answers, or gone on with otherwise."""
 
-from choreo_agents.graph.replaying.comparing import Expect, areplay, replay
-from choreo_agents.graph.replaying.forking import afork, fork
-from choreo_agents.graph.replaying.reports import ForkedCall, ForkReport, ReplayedCall, ReplayReport, RouteChange
+from choreo_agents.graph.replaying.replaying import afork, areplay, fork, recorded_engine, replay
+from choreo_agents.graph.replaying.reports import ReplayedCall, ReplayReport
 
-__all__ = [
-    "Expect",
-    "ForkReport",
-    "ForkedCall",
-    "ReplayReport",
-    "ReplayedCall",
-    "RouteChange",
-    "afork",
-    "areplay",
-    "fork",
-    "replay",
-]
+__all__ = ["ReplayReport", "ReplayedCall", "afork", "areplay", "fork", "recorded_engine", "replay"]

@@ -1,4 +1,4 @@
-"""What a fork changes, and from where on."""
+"""What a fork changes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, convert_to_messages
 
-from choreo_agents.engine.recording import RecordedCall, RecordedNode, Recording
+from choreo_agents.engine.recording import RecordedCall, Recording
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.replaying.stage import ToldOtherwise
 
 _MEANT = "run.seed, input, NODE.system, NODE.prompt or NODE:NUMBER.words"
 
@@ -20,7 +19,9 @@ _MEANT = "run.seed, input, NODE.system, NODE.prompt or NODE:NUMBER.words"
 class Changes:
     """What is set."""
 
-    told: ToldOtherwise = field(default_factory=ToldOtherwise)
+    systems: Mapping[str, str] = field(default_factory=dict)
+    """What agents are told, by node or persona, behind the subgraphs that they stand in."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     given: Any = None
     """The input; text is what it asks."""
@@ -55,7 +56,7 @@ def changes_of(given: Mapping[str, Any]) -> Changes:
                 (systems if what == "system" else prompts)[whose] = value
         else:
             raise InvalidRequestError(f"a fork can set {_MEANT}, each to text, not {name!r} to {value!r}")
-    return Changes(ToldOtherwise(systems, prompts), seed, entered, words)
+    return Changes(systems, prompts, seed, entered, words)
 
 
 def numbered(text: str) -> tuple[str, int]:
@@ -75,24 +76,6 @@ def call_named(recording: Recording, author: str, number: int) -> RecordedCall:
     if number > len(said):
         raise InvalidRequestError(f"{author!r} speaks {len(said)} times in {str(recording.path)!r}, not {number}")
     return said[number - 1]
-
-
-def lines_before(recording: Recording, at: RecordedCall | None) -> frozenset[int]:
-    """The calls and functions, by their `id()`, that were over when a call was made: of earlier runs, and earlier in
-    its own.
-
-    Supersteps alone do not tell: who speaks after all messages were removed has a lower one.
-    """
-    if at is None:
-        return frozenset()
-    lines = [line for line in recording.lines if isinstance(line, RecordedCall | RecordedNode)]
-    earlier = lines[: next(number for number, line in enumerate(lines) if line is at)]
-    own = (line for line in earlier if line.run == at.run and not _at_once(line, at))
-    return frozenset(map(id, [*own, *(line for line in lines if line.run < at.run)]))
-
-
-def _at_once(line: RecordedCall | RecordedNode, at: RecordedCall) -> bool:
-    return line.superstep == at.superstep if isinstance(line, RecordedCall) else line.step == at.step
 
 
 def given_otherwise(recorded: Any, value: Any) -> Any:

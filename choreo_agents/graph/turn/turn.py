@@ -34,8 +34,8 @@ from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.cueing import CuedCall
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
+from choreo_agents.graph.turn.turn_call import TurnCall
 from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.merged_branches import MergeSpec
@@ -223,28 +223,27 @@ class AgentTurn:
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
         header = header_of(self.agent, self.state, engine.chat), thinking
-        cued = CuedCall(self.config, self.agent, engine, place, superstep, view, sampling, header)
-        sampling = cued.sampled(sampling)
+        call = TurnCall(self.config, self.agent, engine, place, superstep, view, sampling, header)
         read, tools = self.reading.rendered.messages, self.reading.rendered.tools
-        async with decode_run(config, place.node, engine.model, sampling, read, tools) as run:
-            told = await self._decode_in(run, view, sampling, place, cued, thinking)
-        cued.said(told.message, told.handle, told.thought)
+        async with decode_run(config, place.node, engine.model, call.sampling, read, tools) as run:
+            told = await self._decode_in(run, view, place, call, thinking)
+        call.said(told.message, told.handle, told.thought)
         return told
 
     async def _decode_in(
         self,
         run: DecodeRun,
         view: PlacedView,
-        sampling: Sampling,
         place: RunPlace,
-        cued: CuedCall,
+        call: TurnCall,
         thinking: Thinking | None,
     ) -> _Told:
-        engine, superstep, message_id = self.engine, self.reading.superstep, cued.message
+        engine, superstep = self.engine, self.reading.superstep
+        message_id = place.message_id(superstep)
         memo = place.memo(superstep) or str(uuid.uuid4())
-        if self._lineage is not None and not place.again:
-            await self._lineage.recall(memo)
-        opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
+        if self._lineage is not None:
+            await self._lineage.recall(memo, again=place.again)
+        opening = call.opening
         chunks = MessageChunks(engine.model, thinking, message_id, place.node)
         speaking = Speaking(chunks, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
         header = opening if thinking is None else engine.model.encode(thinking.answer)
@@ -253,7 +252,7 @@ class AgentTurn:
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
-            sampling=sampling,
+            sampling=call.sampling,
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
@@ -262,10 +261,10 @@ class AgentTurn:
             memo=memo,
             anew=place.again,
             adapter=self.agent.adapter,
-            watch=cued.watch,
+            watch=call.watch,
             thinking=thinking,
             guide=must_call(self.agent.tools, self.agent.tool_choice, engine.model),
-            played=cued.played,
+            played=call.played,
         )
         handle = None
         async with aclosing(stream):
@@ -273,7 +272,7 @@ class AgentTurn:
                 if isinstance(item, MessageHandle):
                     handle = item
                     continue
-                cued.first_s = cued.first_s or time.perf_counter()
+                call.first_s = call.first_s or time.perf_counter()
                 await run.show(speaking.hear(item))
         assert handle is not None
         await run.show(speaking.rest())
@@ -289,7 +288,7 @@ class AgentTurn:
         message = _message(self, said, handle, reasoned, message_id, seen, len(header), beside)
         await run.show(chunks.last(message))
         await run.end(message)
-        first = cued.first_s or time.perf_counter()
+        first = call.first_s or time.perf_counter()
         report(engine, self.place.node, handle, said.words, started_s=self.started_s, first_token_s=first)
         return _Told(place, message, handle, thought)
 

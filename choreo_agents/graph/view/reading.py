@@ -294,7 +294,8 @@ class Reading:
             calls.append(Prefill(text, await self._turns.behind_root(kind), again=is_encoded(m, before), **given))
         encoded = iter(await self._shared.ask_for(calls))
         handles = [answer if isinstance(answer, MessageHandle) else next(encoded) for answer in answers]
-        made = entries_of(new, authors, handles, marks, before, self.superstep, callers)
+        around = [task.branch for task in self._place.around]
+        made = entries_of(new, authors, handles, marks, before, self.superstep, callers, around)
         for entry, answer in zip(made, answers, strict=True):
             if entry["message_id"] in news:
                 entry["superstep"] = known[entry["message_id"]]["superstep"]

@@ -73,11 +73,13 @@ def entries_of(
     before: Mapping[str, HandleEntry],
     superstep: int,
     callers: Mapping[str, BaseMessage],
+    around: Sequence[int] = (),
 ) -> list[HandleEntry]:
-    """Entries of messages that were encoded just now; of what `callers` have called, by message."""
+    """Entries of messages that were encoded just now, in branches `around`; of what `callers` called, by message."""
     made: list[HandleEntry] = []
     for index, (message, author, handle) in enumerate(zip(new, authors, handles, strict=True)):
-        entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
+        # Ids are drawn at random: without what is around it, each run would have what branches were told otherwise.
+        entry = entry_of(handle, author, superstep, message, branch=index, around=around, confidential=marks[index])
         persona, known = persona_of(message), before.get(str(message.id))
         claimed = unproven_of(message)
         if persona is not None and claimed is None:

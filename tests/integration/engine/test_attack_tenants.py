@@ -161,7 +161,8 @@ def test_what_others_keep_makes_nobodys_stats_dearer(
             held.append(others.stats())
             steps.append(steps_of(mine.stats))
     is_elsewhere = pytestconfig.getoption("--engine", None)  # whose disks nobody here can wait for
-    assert held[0].host_bytes and (held[1].disk_bytes or is_elsewhere) and held[1].threads == 64
+    assert is_elsewhere or (held[0].host_bytes and held[1].disk_bytes)
+    assert held[1].threads == 64
     assert steps[0] == steps[1] > 0
 
 

@@ -67,7 +67,7 @@ def test_lines_that_are_none_are_a_typed_error_and_stay_as_they_are(tmp_path: Pa
     assert time.monotonic() - started < LONG and path.read_bytes() == before
 
 
-@pytest.mark.parametrize("version", [0, 99, "1", None, [1], {"a": 1}])
+@pytest.mark.parametrize("version", [0, 3, 99, "1", None, [1], {"a": 1}])
 def test_a_recording_of_another_version_says_so(tmp_path: Path, version: object) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({"kind": "header", "format": version}) + "\n")

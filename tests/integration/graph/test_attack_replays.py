@@ -1,8 +1,7 @@
-"""Recordings that were stopped, answered twice, forged or not written: what is played of them, and what is refused."""
+"""What recordings and replays got wrong once: runs that they changed, differences that they missed, forged files."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -11,74 +10,31 @@ from typing import Any
 
 import pytest
 from conftest import MakeEngine
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import interrupt
-from support.recorded import FREE, QUESTION, looking
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import Send
+from support.recorded import FREE, QUESTION, THREAD, looking, recorded
 
-from choreo_agents import START, Agent, ChoreoGraph, Command, RunOptions, fork, replay
+from choreo_agents import START, Agent, ChoreoGraph, Sampling, fork, replay
 from choreo_agents.engine.recording import read_recording
 from choreo_agents.errors import InvalidRequestError, ReplayError
-
-THREAD: Any = {"configurable": {"thread_id": "t"}}
-
-
-def speaking(function: Any) -> ChoreoGraph:
-    """Ann, a function and Bob."""
-    graph = ChoreoGraph(visibility="shared").add_node("function", function)
-    graph.add_node(Agent("ann", sampling=FREE)).add_node(Agent("bob", sampling=FREE))
-    return graph.add_edge(START, "ann").add_edge("ann", "function").add_edge("function", "bob")
+from choreo_agents.models import LoadedModel
 
 
-def test_a_function_that_asks_twice_is_answered_twice(make_engine: MakeEngine, tmp_path: Path) -> None:
-    asked = []
-
-    def ask(_: Any) -> dict[str, Any]:
-        asked.append("?")
-        return {"messages": [AIMessage(f"{interrupt('Which?')} and {interrupt('How many?')}")]}
-
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = speaking(ask).compile(InMemorySaver(), engine=engine)
-    with engine.record(path):
-        app.invoke(QUESTION, THREAD)
-        app.invoke(Command(resume="kites"), THREAD)
-        app.invoke(Command(resume="three"), THREAD)
-    assert len(asked) == 3
-    report = replay(app, path)
-    assert report.same and [call.run for call in report.calls] == [0, 2], report
-    assert len(asked) == 3
-
-
-async def test_a_run_that_is_cancelled_is_played_up_to_there(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine, path, begun = make_engine(), tmp_path / "run.jsonl", asyncio.Event()
-
-    async def wait(_: Any) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    app = speaking(wait).compile(engine=engine)
-    with engine.record(path):
-        run = asyncio.create_task(app.ainvoke(QUESTION))
-        await begun.wait()
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-    ended = read_recording(path).ended(0)
-    assert ended is not None and (ended.outcome, ended.error) == ("left", None)
-    report = await asyncio.to_thread(replay, app, path)
-    assert report.same and [call.place[0] for call in report.calls] == ["ann"], report
-
-
-def test_a_run_that_stops_before_every_node_is_played_so(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = speaking(lambda _: {}).compile(InMemorySaver(), engine=engine)
-    with engine.record(path):
-        app.invoke(QUESTION, THREAD, interrupt_before="*")
-        app.invoke(None, THREAD, interrupt_before="*")
-        app.invoke(None, THREAD)
-    assert [run.interrupts for run in read_recording(path).runs] == [{"interrupt_before": ["*"]}] * 2 + [{}]
-    report = replay(app, path)
-    assert report.same and [call.run for call in report.calls] == [1, 2], report
+def test_a_thread_in_two_recordings_loses_no_message(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """Though a subgraph's function says the same in every run."""
+    engine = make_engine()
+    inner = ChoreoGraph().add_node("echo", lambda _: {"messages": [AIMessage("ok")]})
+    graph = ChoreoGraph().add_node("sub", inner.add_edge(START, "echo").compile(engine=engine))
+    graph.add_node(Agent("bob", sampling=FREE)).add_edge(START, "sub").add_edge("sub", "bob")
+    app = graph.compile(InMemorySaver(), engine=engine)
+    for name in ("one", "two"):
+        with engine.record(tmp_path / name):
+            state = app.invoke(QUESTION, THREAD)
+    assert [message.text for message in state["messages"]].count("ok") == 2 and len(state["messages"]) == 6
 
 
 def test_a_recording_that_cannot_begin_leaves_nothing_behind(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -101,17 +57,16 @@ def test_a_line_that_cannot_be_written_is_told_at_the_end_of_the_block(make_engi
     assert read_recording(path).cut is not None and engine.record.under_way is None
 
 
-def test_one_tenant_at_a_time_records_bits(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """The steps of whoever came first would be missing."""
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = looking().compile(engine=engine)
-    with engine.record(path, bits=True):
-        other = engine.tenant("other")
-        with pytest.raises(InvalidRequestError, match="another tenant"), other.record(tmp_path / "other", bits=True):
-            pass
-        app.invoke(QUESTION)
-    assert len(read_recording(path).steps()) == engine.stats().steps > 0
-    assert not (tmp_path / "other").exists()
+def test_tenants_record_their_own_steps_side_by_side(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine()
+    other = engine.tenant("other")
+    with engine.record(tmp_path / "one"), other.record(tmp_path / "two"):
+        looking().compile(engine=engine).invoke(QUESTION)
+        looking().compile(engine=other).invoke(QUESTION)
+    for name in ("one", "two"):
+        recording = read_recording(tmp_path / name)
+        assert [call.author for call in recording.calls()] == ["ann", "bob"]
+        assert sum(step.tokens for step in recording.steps()) == sum(call.encoded for call in recording.calls())
 
 
 Forging = Callable[[dict[str, dict[str, Any]]], Any]
@@ -127,19 +82,17 @@ def forged(path: Path, forge: Forging) -> None:
 @pytest.mark.parametrize(
     ("forge", "says"),
     [
-        (lambda lines: lines["header"].update(format=4, unheard="of"), "has format 4"),
-        (lambda lines: lines["header"]["conditions"].pop("model"), "is no recording"),
-        (lambda lines: lines["header"]["conditions"].update(threads="many"), "is no recording"),
+        (lambda lines: lines["header"].update(format=3, conditions={}), "has format 3"),
+        (lambda lines: lines["header"].pop("fingerprint"), "is no recording"),
+        (lambda lines: lines["header"].update(proof="0" * 32), "is the key of another recording"),
         (lambda lines: lines["run"].update(interrupts={"input": ["x"]}), "line 2 .* is damaged"),
         (lambda lines: lines["run"].update(given="msgpack:gqFh"), "is damaged, and cannot be read"),
         (lambda lines: lines["run"].update(given="pickle:gASVCQ=="), "packed as 'pickle' is not read"),
     ],
 )
 def test_a_forged_recording_is_refused(make_engine: MakeEngine, tmp_path: Path, forge: Forging, says: str) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = looking().compile(engine=engine)
-    with engine.record(path):
-        app.invoke(QUESTION)
+    path = tmp_path / "run.jsonl"
+    app = recorded(make_engine(), looking(), path)
     forged(path, forge)
     with pytest.raises(InvalidRequestError, match=says):
         replay(app, path)
@@ -147,99 +100,101 @@ def test_a_forged_recording_is_refused(make_engine: MakeEngine, tmp_path: Path, 
 
 @pytest.mark.parametrize("token", [-1, 10**9, 10**30])
 def test_tokens_that_are_not_the_models_reach_no_engine(make_engine: MakeEngine, tmp_path: Path, token: int) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = looking().compile(engine=engine)
-    with engine.record(path, bits=True):
-        app.invoke(QUESTION)
+    path = tmp_path / "run.jsonl"
+    app = recorded(make_engine(), looking(), path)
     forged(path, lambda lines: lines["call"].update(tokens=[token]))
-    for expect in ("words", "bits"):
-        report = replay(app, path, expect)  # type: ignore[arg-type]
-        assert not report.same and "its tokens are not the model's" in report.differences[0]
-    with pytest.raises(ReplayError, match="its tokens are not the model's"):
-        fork(app, path, set={"run.seed": 3})
+    for change in ({}, {"bob.prompt": "Tell."}):
+        with pytest.raises(ReplayError, match="its tokens are not the model's"):
+            fork(app, path, set=change)
 
 
-def test_words_are_compared_beside_tokens(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """The same tokens may be other words: of another tokenizer, or in a file that was edited."""
+@pytest.mark.parametrize("change", [lambda said: [*said, 7], lambda said: said[:-1], lambda said: []])
+def test_answers_that_were_changed_are_no_answers(make_engine: MakeEngine, tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "run.jsonl"
+    app = recorded(make_engine(), looking(), path)
+    forged(path, lambda lines: lines["call"].update(tokens=change(lines["call"]["tokens"])))
+    with pytest.raises(ReplayError, match="damaged"):
+        replay(app, path)
+
+
+def test_words_of_calls_that_share_a_place_are_set_one_by_one(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = looking().compile(engine=engine)
-    with engine.record(path):
-        app.invoke(QUESTION)
-    forged(path, lambda lines: lines["call"].update(words="zirconium"))
-    ann, bob = replay(app, path).calls
-    assert ann.difference is not None and "recorded 'zirconium'" in ann.difference and bob.difference is None
+    inner = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_edge(START, "ann").compile(engine=engine)
+    graph = ChoreoGraph().add_node("team", inner)
+    boxes = [Send("team", {"messages": [("user", f"Box {number}.")]}) for number in (1, 2)]
+    graph.add_conditional_edges(START, lambda _: boxes, ["team"])
+    app = recorded(engine, graph, path)
+    first, second = read_recording(path).calls()
+    assert first.place == second.place and replay(app, path).same
+    report = fork(app, path, set={"team|ann:2.words": "Two."})
+    assert sorted(call.outcome for call in report.calls) == ["set", "taken"]
+    [changed] = report.changed
+    assert (changed.recorded, changed.words) == (second.words, "Two.")
 
 
-def test_another_seed_is_for_agents_that_a_function_calls(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    inner = ChoreoGraph().add_node(Agent("ida", sampling=FREE)).add_edge(START, "ida").compile(engine=engine)
-
-    def ask(_: Any) -> dict[str, Any]:
-        return {"messages": [AIMessage(inner.invoke(QUESTION)["messages"][-1].text)]}
-
-    app = speaking(ask).compile(engine=engine)
-
-    def said(seed: int) -> list[str]:
-        config: Any = {"configurable": {"choreo": RunOptions(seed=seed)}}
-        return [message.text for message in app.invoke(QUESTION, config)["messages"]]
-
-    with engine.record(path):
-        first = said(1)
-    assert first[2] != said(2)[2]
-    with pytest.raises(ReplayError, match="it calls agents itself"):
-        fork(app, path, set={"run.seed": 2})
-    report = fork(app, path, set={"run.seed": 2}, run="tools")
-    assert [message.text for message in report.values["messages"]] == said(2)
-    kept = fork(app, path, set={"run.seed": 2}, at="bob:1").values["messages"]
-    assert [message.text for message in kept][:3] == first[:3]
-
-
-def test_a_thread_that_was_changed_between_two_runs_is_not_forked(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = speaking(lambda _: {}).compile(InMemorySaver(), engine=engine)
-    with engine.record(path):
-        app.invoke(QUESTION, THREAD)
-        app.invoke({"messages": [("user", "And Bob?")]}, THREAD)
-    assert len(fork(app, path, set={"run.seed": 2}, run="tools").calls) == 4
-    other: Any = {"configurable": {"thread_id": "other"}}
-    with engine.record(tmp_path / "changed"):
-        app.invoke(QUESTION, other)
-        app.update_state(other, {"messages": [HumanMessage("Bob has 5 boats.")]})
-        app.invoke({"messages": [("user", "And Bob?")]}, other)
-    with pytest.raises(ReplayError, match="'other' was changed before run 2"):
-        fork(app, tmp_path / "changed", set={"run.seed": 2}, run="tools")
-
-
-def test_a_recording_that_is_cut_anywhere_is_forked_up_to_there(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = looking().compile(InMemorySaver(), engine=engine)
-    with engine.record(path):
-        app.invoke(QUESTION, THREAD)
+def test_a_record_that_is_cut_in_a_superstep_is_compared_as_far_as_it_goes(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """Whom it has not yet is not awaited, and stops nobody beside him."""
+    path = tmp_path / "run.jsonl"
+    longer = Sampling(temperature=1.0, max_tokens=20, stop_tokens=())
+    graph = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_node(Agent("bob", sampling=longer))
+    app = recorded(make_engine(), graph.add_edge(START, "ann").add_edge(START, "bob"), path)
     lines = path.read_bytes().splitlines(keepends=True)
-    kinds = [json.loads(line)["kind"] for line in lines]
-    others = [kind for kind in kinds if kind not in ("message", "memory")]
-    assert others == ["header", "run", "call", "node", "call", "ran", "end"]
-    for end in range(2, len(lines)):
-        path.write_bytes(b"".join(lines[:end]) + lines[end][:5])
-        report = fork(app, path, set={"bob.system": "Bob likes boats."})
-        assert len(report.calls) == kinds[:end].count("call") and "is not whole" in report.notes[0]
+    [last] = [at for at, line in enumerate(lines) if json.loads(line).get("author") == "bob" and b'"call"' in line]
+    path.write_bytes(b"".join(lines[:last]))
+    report = replay(app, path)
+    assert [(call.place[0], call.outcome) for call in report.calls] == [("ann", "taken")] and report.sampled == 0
 
 
-def test_a_run_that_was_left_is_noted_in_its_fork(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_runs_of_other_graphs_are_left_out_and_said(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine, path = make_engine(), tmp_path / "run.jsonl"
+    other = ChoreoGraph().add_node(Agent("ida", sampling=FREE)).add_edge(START, "ida").compile(engine=engine)
     app = looking().compile(engine=engine)
     with engine.record(path):
-        for _ in app.stream(QUESTION):
-            break
-    [note] = fork(app, path, set={"bob.system": "Bob likes boats."}).notes
-    assert note == "nobody waited for the end of run 1: forked up to there"
-
-
-def test_states_that_cannot_be_compared_are_noted(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = looking().compile(engine=engine)
-    with engine.record(path):
+        other.invoke(QUESTION)
         app.invoke(QUESTION)
-    (tmp_path / "run.jsonl.key").unlink()
-    [note] = replay(app, path).notes
-    assert note == "states were not compared: there is no run.jsonl.key beside the recording"
+    report = replay(app, path)
+    assert report.same and {call.run for call in report.calls} == {1} and "run 1 is another graph's" in report.notes[0]
+    with pytest.raises(ReplayError, match="has no run of this graph"):
+        replay(ChoreoGraph().add_node(Agent("zoe")).add_edge(START, "zoe").compile(engine=engine), path)
+
+
+def test_runs_in_a_graph_of_langgraphs_are_recorded_and_not_made_again(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_edge(START, "ann").compile(engine=engine)
+    around: Any = StateGraph(MessagesState).add_node("inner", app).add_edge(START, "inner").compile(InMemorySaver())
+    with engine.record(path):
+        for _ in range(2):
+            around.invoke(QUESTION, THREAD)
+    assert [call.author for call in read_recording(path).calls()] == ["inner|ann"] * 2
+    with pytest.raises(ReplayError, match="has no run of this graph"):
+        replay(app, path)
+
+
+def test_two_engines_of_a_graph_do_not_record_at_once(
+    make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path
+) -> None:
+    one, two = make_engine(), make_engine(embedded)
+    graph = ChoreoGraph().add_node(Agent("ann", engine=one)).add_node(Agent("bob", engine=two))
+    app = graph.add_edge(START, "ann").add_edge("ann", "bob").compile()
+    with (
+        one.record(tmp_path / "1"),
+        two.record(tmp_path / "2"),
+        pytest.raises(InvalidRequestError, match="two engines"),
+    ):
+        app.invoke(QUESTION)
+
+
+def test_what_functions_find_in_their_runtime_is_given(make_engine: MakeEngine, tmp_path: Path) -> None:
+    def look(state: Any, runtime: Runtime[Any], config: RunnableConfig) -> Any:
+        return {"messages": [AIMessage(f"{runtime.context['box']} {config['configurable']['lid']}")]}
+
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    graph = ChoreoGraph(context_schema=dict).add_node("look", look).add_node(Agent("ann", sampling=FREE))
+    app = graph.add_edge(START, "look").add_edge("look", "ann").compile(engine=engine)
+    app = app.with_config({"configurable": {"lid": "red"}})
+    with engine.record(path):
+        app.invoke(QUESTION, context={"box": 3})
+    assert replay(app, path, context={"box": 3}).same
+    assert not replay(app, path, context={"box": 4}).same

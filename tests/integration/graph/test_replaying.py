@@ -1,4 +1,4 @@
-"""Recordings that are played again: in words without running anything, and bit by bit."""
+"""Recorded runs that are made again: calls say what they said, functions run, and what differs is named."""
 
 from __future__ import annotations
 
@@ -8,55 +8,75 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import MakeEngine
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import MessagesState, StateGraph
 from langgraph.types import interrupt
-from support.recorded import FREE, QUESTION, calling, executions, looking, save_caller
+from support.adapters import save_adapter
+from support.recorded import FREE, QUESTION, THREAD, calling, executions, looking, outcomes, recorded, save_caller
 
-from choreo_agents import START, Agent, ChoreoGraph, Command, RunOptions, Sampling, Send, Worker, areplay, replay
+from choreo_agents import START, Agent, ChoreoGraph, Command, Engine, Sampling, Send, Worker, areplay, fork, replay
 from choreo_agents.engine.recording import read_recording
-from choreo_agents.errors import ReplayError
-from choreo_agents.graph.replaying import ReplayReport
+from choreo_agents.errors import InvalidRequestError, ReplayError
+from choreo_agents.graph.view.view import call_of
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.workflows import debate
-from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
+from choreo_agents.workflows import debate, tree_of_thoughts
 
 LONGER = Sampling(temperature=1.0, max_tokens=14)
-OTHER = "Ann has 7 blue cups."
-BOTH: Any = pytest.mark.parametrize("expect", ["words", "bits"])
+AGAIN = {"messages": [("user", "And now?")]}
 
 
-def debating() -> ChoreoGraph:
+def debating(_: Engine) -> ChoreoGraph:
     notes = {"alice": "Ann has 3 red kites.", "bruno": "Ann has 7 blue cups.", "clara": None}
     return debate(notes, rounds=2, system="Agents read their notes.", sampling=FREE)
 
 
-def thinking() -> ChoreoGraph:
+def thinking(_: Engine) -> ChoreoGraph:
     return tree_of_thoughts(
         branches=3, voters=2, depth=2, think="Think.", go_on="Go on.", vote="Vote.", answer="Answer.", sampling=LONGER
     )
 
 
-def recorded(engine: Any, graph: ChoreoGraph, path: Path, **options: Any) -> Any:
-    app = graph.compile(engine=engine)
-    with engine.record(path, bits=True, **options):
-        app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5)}})
-    return app
+def working(_: Engine) -> ChoreoGraph:
+    worker = Worker("worker", n=2, sampling=LONGER)
+
+    def route(state: Any) -> list[Send]:
+        return [worker.send(state, f"Write part {part}.") for part in (1, 2, 3)]
+
+    return ChoreoGraph().add_node(worker).add_conditional_edges(START, route, ["worker"])
 
 
-@BOTH
-@pytest.mark.parametrize("make", [debating, thinking])
-def test_a_workflow_comes_again(make_engine: MakeEngine, tmp_path: Path, make: Any, expect: Any) -> None:
-    app = recorded(make_engine(), make(), tmp_path / "run.jsonl")
-    report = replay(app, tmp_path / "run.jsonl", expect)
-    assert report.same, report
-    recording = read_recording(tmp_path / "run.jsonl")
-    assert len(report.calls) == len(recording.calls()) == {"debating": 6, "thinking": 11}[make.__name__]
-    assert report.given == len(recording.nodes()) and report.ran == ()
-    if expect == "bits":
-        assert report.steps == len(recording.steps())
+def teams(engine: Engine) -> ChoreoGraph:
+    """The same subgraph in two branches, whose calls have the same names."""
+
+    def route(_: Any) -> list[Send]:
+        return [Send("team", {"messages": [("user", f"Look at box {box}.")]}) for box in (1, 2)]
+
+    graph = ChoreoGraph().add_node("team", looking().compile(engine=engine))
+    graph.add_node(Agent("judge", sampling=FREE, reads={"team": "shared", START: "shared"}))
+    return graph.add_conditional_edges(START, route, ["team"]).add_edge("team", "judge", visibility={})
+
+
+def plain(engine: Engine) -> ChoreoGraph:
+    """A graph of LangGraph's own as a node, with an agent."""
+    inner = StateGraph(MessagesState).add_node("ida", Agent("ida", engine=engine, sampling=FREE)).add_edge(START, "ida")
+    graph = ChoreoGraph().add_node("inner", inner.compile()).add_node(Agent("bob", sampling=FREE))
+    return graph.add_edge(START, "inner").add_edge("inner", "bob")
+
+
+def asking(engine: Engine, *questions: Any, confidential: bool = False) -> ChoreoGraph:
+    """A function that runs a graph, once for each question."""
+    ida = Agent("ida", confidential=confidential, sampling=FREE)
+    inner = ChoreoGraph().add_node(ida).add_edge(START, "ida").compile(engine=engine)
+
+    def ask(_: Any) -> dict[str, Any]:
+        executions["ask"] += 1
+        said = [inner.invoke(asked)["messages"][-1].text for asked in questions or (QUESTION, AGAIN)]
+        return {"messages": [AIMessage(f"They said {', '.join(said)}.")]}
+
+    graph = ChoreoGraph().add_node("ask", ask).add_node(Agent("bob", sampling=FREE))
+    return graph.add_edge(START, "ask").add_edge("ask", "bob")
 
 
 @pytest.fixture(scope="module")
@@ -64,226 +84,296 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(save_caller(tmp_path_factory.mktemp("caller")))
 
 
-@BOTH
-def test_a_tool_is_not_run_again(make_engine: MakeEngine, caller: LoadedModel, tmp_path: Path, expect: Any) -> None:
-    """Its result differs whenever it is run: what is said about it is the same since it is not."""
-    executions.clear()
-    app = recorded(make_engine(caller, kv_budget_bytes=1 << 25), calling(), tmp_path / "run.jsonl")
-    assert executions["count"] == 1
-    report = replay(app, tmp_path / "run.jsonl", expect)
-    assert report.same and report.given == 1, report
-    assert executions["count"] == 1
-    again = replay(app, tmp_path / "run.jsonl", run="tools")
-    assert executions["count"] == 2 and again.ran == ("tools",)
-    assert again.differences == ("run 1 ended in another state",), "the tool said something else"
-
-
-def test_bits_are_refused_where_they_cannot_come_again(make_engine: MakeEngine, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    app = recorded(make_engine(), looking(), path)
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ReplayError, match="threads: recorded with 1, here 2"):
-            replay(app, path, "bits")
-        assert len(replay(app, path, "words").calls) == 2
-    finally:
-        torch.set_num_threads(1)
-    other = looking().compile(engine=make_engine(backend="reference"))
-    with pytest.raises(
-        ReplayError, match=r"backend: recorded with (FoldedBackend|NativeBackend for \w+), here ReferenceBackend"
-    ):
-        replay(other, path, "bits")
-    lines = path.read_text().splitlines()
-    header = json.loads(lines[0])
-    header["conditions"]["torch"] = "1.0"
-    path.write_text("\n".join([json.dumps(header), *lines[1:], ""]))
-    with pytest.raises(ReplayError, match=r"torch: recorded with 1\.0"):
-        replay(app, path, "bits")
-    (tmp_path / "run.jsonl.key").unlink()
-    with pytest.raises(ReplayError, match=r"no run\.jsonl\.key"):
-        replay(app, path, "bits")
-    assert replay(app, path).same
-
-
-def test_another_model_is_refused(make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path) -> None:
-    recorded(make_engine(), looking(), tmp_path / "run.jsonl")
-    with pytest.raises(ReplayError, match="model: recorded with"):
-        replay(looking().compile(engine=make_engine(embedded, kv_budget_bytes=1 << 25)), tmp_path / "run.jsonl")
-
-
-def test_a_changed_bit_is_found(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """The first call whose view is another, and at which token; whatever was said is said again."""
-    path = tmp_path / "run.jsonl"
-    recorded(make_engine(), looking(), path)
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines):
-        found = json.loads(line)
-        if found["kind"] == "call" and found["author"] == "bob":
-            found["logits"][3] = "0" * 16
-            lines[number] = json.dumps(found)
-    path.write_text("\n".join([*lines, ""]))
-    report = replay(looking().compile(engine=make_engine()), path, "bits")
-    assert {call.place[0]: call.difference for call in report.calls} == {
-        "ann": None,
-        "bob": "the logits before token 4",
-    }
-    assert not report.same
-
-
-def test_words_that_differ_are_shown(make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    recorded(make_engine(embedded, kv_budget_bytes=1 << 25), looking(), path)
-    engine = make_engine(embedded, kv_budget_bytes=1 << 25)
-    other = looking().with_system("ann", OTHER).compile(engine=engine)
-    report = replay(other, path)
-    ann, bob = report.calls
-    assert ann.difference is not None and ann.difference.startswith("token ") and "recorded" in ann.difference
-    assert ann.words != ann.recorded and not report.same
-    assert bob.place[0] == "bob"
-
-
-def test_a_run_that_goes_elsewhere_stops_with_the_function_named(make_engine: MakeEngine, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    recorded(make_engine(), looking(), path)
-    graph = looking()
-    graph.add_node("again", lambda _: {}).add_edge("bob", "again", visibility={})
-    report = replay(graph.compile(engine=make_engine()), path)
-    assert any("no result of 'again'" in line and "--run again" in line for line in report.differences)
-    assert not report.same
-
-
-def test_masked_calls_are_compared_by_digests(make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path) -> None:
-    """And what a function made of them has to be run, or recorded."""
-    executions.clear()
-    path = tmp_path / "run.jsonl"
-    engine = make_engine(embedded, kv_budget_bytes=1 << 25)
-    app = recorded(engine, looking(confidential=True), path)
-    stopped = replay(app, path)
-    assert any("might tell confidential words" in line for line in stopped.differences)
-    ann = next(call for call in replay(app, path, run="look").calls if call.place[0] == "ann")
-    assert ann.difference is None and ann.words is None and ann.recorded is None
-    changed = looking(confidential=True).with_system("ann", OTHER).compile(engine=engine)
-    ann = next(call for call in replay(changed, path, run="look").calls if call.place[0] == "ann")
-    assert ann.difference == "its masked words differ"
-    (tmp_path / "run.jsonl.key").unlink()
-    blind = replay(changed, path, run="look")
-    assert next(call for call in blind.calls if call.place[0] == "ann").difference is None
-    assert any("masked words and states were not compared" in note for note in blind.notes)
-    whole = tmp_path / "whole.jsonl"
-    app = recorded(make_engine(), looking(confidential=True), whole, confidential=True)
-    executions.clear()
-    for expect in ("words", "bits"):
-        assert replay(app, whole, expect).same  # type: ignore[arg-type]
-    assert not executions
-
-
-def asking() -> ChoreoGraph:
-    def ask(state: Any) -> dict[str, Any]:
-        executions["ask"] += 1
-        return {"messages": [("user", f"They said {interrupt('Which?')}.")]}
-
-    graph = ChoreoGraph()
-    graph.add_node(Agent("ann", system="Ann has 3 red kites.", sampling=FREE)).add_node("ask", ask)
-    graph.add_node(Agent("bob", sampling=FREE, reads={"ann": "reencoded", "ask": "shared"}))
-    graph.add_edge(START, "ann").add_edge("ann", "ask", visibility={}).add_edge("ask", "bob")
-    return graph
-
-
-@BOTH
-def test_an_interrupt_is_resumed_with_what_it_was(make_engine: MakeEngine, tmp_path: Path, expect: Any) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = asking().compile(InMemorySaver(), engine=engine)
-    config: Any = {"configurable": {"thread_id": "t"}}
-    with engine.record(path, bits=True):
-        app.invoke(QUESTION, config)
-        app.invoke(Command(resume="the red one"), config)
-        app.invoke({"messages": [("user", "And now?")]}, config)
-        app.invoke(Command(resume="none"), config)
-    executions.clear()
-    recording = read_recording(path)
-    assert [ended and ended.outcome for ended in map(recording.ended, range(4))] == ["interrupted", "done"] * 2
-    report = replay(app, path, expect)
-    assert report.same and len(report.calls) == 4, report
-    assert not executions and report.given == 2
-    assert len(app.get_state(config).values["messages"]) == 8, "the graph's own thread stays as it is"
-
-
-@BOTH
-def test_functions_of_subgraphs_are_given_their_results(make_engine: MakeEngine, tmp_path: Path, expect: Any) -> None:
-    """Also where several branches run the same subgraph, and their calls have the same names."""
-    executions.clear()
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    inner = looking().compile(engine=engine)
-    graph = ChoreoGraph()
-    graph.add_node("team", inner).add_node(Agent("judge", sampling=FREE, reads={"team": "shared"}))
-    graph.add_conditional_edges(
-        START,
-        lambda state: [Send("team", {"messages": [("user", f"Look at box {box}.")]}) for box in (1, 2)],
-        ["team"],
-    )
-    graph.add_edge("team", "judge", visibility={})
+@pytest.mark.parametrize(
+    ("make", "calls", "functions"),
+    [
+        (debating, 6, {}),
+        (thinking, 11, {}),
+        (working, 6, {}),
+        (teams, 5, {"look": 2}),
+        (plain, 2, {}),
+        (asking, 3, {"ask": 1}),
+        (lambda _: calling(), 2, {"count": 1}),
+    ],
+    ids=["debate", "tree of thoughts", "workers", "subgraphs", "LangGraph's own", "called", "tools"],
+)
+def test_no_step_samples_what_was_said(
+    make_engine: MakeEngine, caller: LoadedModel, tmp_path: Path, make: Any, calls: int, functions: dict[str, int]
+) -> None:
+    """Functions run; and the engine has afterwards what it had."""
+    engine = make_engine(caller, kv_budget_bytes=1 << 25) if "count" in functions else make_engine()
+    graph, path = make(engine), tmp_path / "run.jsonl"
     app = recorded(engine, graph, path)
-    assert executions["look"] == 2
-    report = replay(app, path, expect)
-    assert report.same and report.given == 2 and executions["look"] == 2, report
-    assert sorted(call.place[0] for call in report.calls) == ["judge", *["team|ann"] * 2, *["team|bob"] * 2]
+    executions.clear()
+    said, before = read_recording(path).calls(), engine.stats()
+    for report in (replay(app, path), fork(app, path, set={})):
+        assert report.same and report.changed == () and report.notes == (), report
+        assert len(report.calls) == len(said) == calls and {call.outcome for call in report.calls} == {"taken"}
+        assert (report.sampled, report.taken) == (0, sum(call.count for call in said))
+        assert sorted(call.words or "" for call in report.calls) == sorted(call.words or "" for call in said)
+    after = engine.stats()
+    assert after.decode_rows == before.decode_rows
+    assert (after.messages, after.leases) == (before.messages, before.leases)
+    assert executions == {name: 2 * times for name, times in functions.items()}
 
 
-@BOTH
-def test_workers_and_their_samples_come_again(make_engine: MakeEngine, tmp_path: Path, expect: Any) -> None:
-    worker = Worker("worker", n=2, sampling=Sampling(temperature=1.0, max_tokens=9))
-    graph = ChoreoGraph().add_node(worker)
-    graph.add_conditional_edges(
-        START, lambda state: [worker.send(state, f"Write part {part}.") for part in (1, 2, 3)], ["worker"]
-    )
-    app = recorded(make_engine(), graph, tmp_path / "run.jsonl")
-    report = replay(app, tmp_path / "run.jsonl", expect)
-    assert report.same and len(report.calls) == 6, report
+def test_what_branches_of_a_subgraph_are_told_and_say_stands_in_one_order(make_engine: MakeEngine) -> None:
+    """Not in that of ids, which are drawn at random: what reads it would be asked something else in every run."""
+    engine = make_engine()
+    state = teams(engine).compile(engine=engine).invoke(QUESTION)
+    places = [repr((entry["superstep"], call_of(entry))) for entry in state["handles"]]
+    assert len({*places}) == len(places) == 10
 
 
 async def test_the_async_form(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine, path = make_engine(), tmp_path / "run.jsonl"
-    app = debating().compile(engine=engine)
-    with engine.record(path, bits=True):
+    app = debating(engine).compile(engine=engine)
+    with engine.record(path):
         await app.ainvoke(QUESTION)
     told: list[tuple[int, int]] = []
-    reports: list[ReplayReport] = [
-        await areplay(app, path, "bits", progress=lambda done, of: told.append((done, of))),
+    reports = [
+        await areplay(app, path, progress=lambda done, of: told.append((done, of))),
         await asyncio.to_thread(replay, app, path),
     ]
-    assert all(report.same for report in reports) and told == [(1, 1)]
+    assert all(report.same and report.sampled == 0 for report in reports) and told == [(1, 1)]
 
 
-def test_what_cannot_be_begun_again_is_refused(make_engine: MakeEngine, tmp_path: Path) -> None:
+def altered(change: str) -> ChoreoGraph:
+    """`looking`, with one thing other than it was."""
+    graph = looking()
+    ann, bob = graph.nodes["ann"].runnable, graph.nodes["bob"].runnable
+    assert isinstance(ann, Agent) and isinstance(bob, Agent)
+    if change == "system":
+        return graph.with_system("ann", "Ann has 7 blue cups.")
+    if change == "sampling":
+        bob.sampling = FREE.model_copy(update={"temperature": 0.5})
+    elif change == "turn":
+        bob.header = "Robert"
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("change", "ann", "bob"),
+    [
+        ("system", ("view (__start__, ann.system)",), ("view (ann)",)),
+        ("sampling", (), ("sampling",)),
+        ("turn", (), ("turn",)),
+        ("seed", ("seed",), ("view (ann)", "seed")),
+        ("function", (), ("view (look)",)),
+    ],
+)
+def test_what_differs_is_named(make_engine: MakeEngine, tmp_path: Path, change: str, ann: Any, bob: Any) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    recorded(engine, looking(), path)
+    app, nodes = altered(change).compile(engine=engine), {}
+    if change == "function":
+        nodes = {"look": lambda _: {"looks": 1, "messages": [AIMessage("Ann has a box.")]}}
+    report = fork(app, path, set={"run.seed": 9}) if change == "seed" else replay(app, path, nodes=nodes)
+    assert [call.differs for call in report.calls] == [ann, bob]
+    assert not report.same and [call.same for call in report.calls] == [not ann, not bob]
+    for call in report.calls:
+        assert call.outcome == ("taken" if call.same else "same" if call.words == call.recorded else "changed")
+        assert (call.sampled > 0) == bool(call.differs)
+
+
+def test_another_adapter_of_the_same_name_is_another_model(
+    make_engine: MakeEngine, tiny_path: Path, tmp_path: Path
+) -> None:
+    engines = [make_engine(salt="s"), make_engine(salt="s")]
+    for seed, engine in enumerate(engines):
+        engine.load_adapter(save_adapter(tmp_path / str(seed), tiny_path, seed=seed), "fine")
+    graph = ChoreoGraph().add_node(Agent("ann", adapter="fine", sampling=FREE, reads={START: "private"}))
+    one, other = (graph.add_edge(START, "ann", visibility={}).compile(engine=engine) for engine in engines)
+    path = tmp_path / "run.jsonl"
+    with engines[0].record(path):
+        one.invoke(QUESTION)
+    assert replay(one, path).same
+    [call] = replay(other, path).calls
+    assert call.differs == ("model",) and call.sampled
+
+
+def test_functions_are_replaced_in_subgraphs_too(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = recorded(engine, teams(engine), path)
+    executions.clear()
+    seen: list[Any] = []
+
+    def replaced(state: Any) -> dict[str, Any]:
+        seen.append(state["messages"][-1].name)
+        return {"looks": 1, "messages": [AIMessage("Ann has a bag.")]}
+
+    assert replay(app, path, nodes={"team|look": replaced}).same
+    assert seen == ["ann", "ann"] and not executions
+    for name in ("look", "team|lok", "team"[:3]):
+        with pytest.raises(InvalidRequestError, match="nothing of that name"):
+            replay(app, path, nodes={name: replaced})
+
+
+def interrupted() -> ChoreoGraph:
+    """Ann, a function that asks twice, and Bob."""
+
+    def ask(_: Any) -> dict[str, Any]:
+        executions["ask"] += 1
+        return {"messages": [AIMessage(f"{interrupt('Which?')} and {interrupt('How many?')}")]}
+
+    graph = ChoreoGraph(visibility="shared").add_node(Agent("ann", sampling=FREE)).add_node("ask", ask)
+    graph.add_node(Agent("bob", sampling=FREE))
+    return graph.add_edge(START, "ann").add_edge("ann", "ask").add_edge("ask", "bob")
+
+
+def test_interrupts_are_resumed_as_they_were_in_a_thread_of_the_replays_own(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = interrupted().compile(InMemorySaver(), engine=engine)
+    with engine.record(path):
+        given: Any
+        for given in (QUESTION, Command(resume="kites"), Command(resume="three"), AGAIN):
+            state = app.invoke(given, THREAD)
+        app.invoke(Command(resume="boats"), THREAD, interrupt_before="*")
+    recording = read_recording(path)
+    ends = [ended and ended.outcome for ended in map(recording.ended, range(5))]
+    assert ends == ["interrupted", "interrupted", "done", "interrupted", "interrupted"]
+    asked = ["interrupt", "interrupt", "result", "interrupt", "interrupt"]
+    assert [node.outcome for node in recording.nodes()] == asked
+    before, history = engine.stats(), [*app.get_state_history(THREAD)]
+    executions.clear()
+    for _ in range(2):
+        report = replay(app, path)
+        assert report.same and report.sampled == 0 and [call.run for call in report.calls] == [0, 2, 3], report
+        assert [message.text for message in report.values["messages"]] == [each.text for each in state["messages"]]
+    assert executions["ask"] == 10
+    assert [*app.get_state_history(THREAD)] == history, "the graph's own thread stays as it is"
+    after = engine.stats()
+    assert (after.messages, after.leases) == (before.messages, before.leases)
+    other = fork(app, path, set={"ann:1.words": "Ann has a bag."})
+    assert outcomes(other)["ann:1"] == "set" and outcomes(other)["bob:1"] != "taken"
+    assert "kites and three" in [message.text for message in other.values["messages"]]
+
+
+def test_an_error_that_was_recorded_comes_again_and_no_other(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+
+    def failing(_: Any) -> dict[str, Any]:
+        raise ValueError("zirconium")
+
+    failed = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_node("fails", failing)
+    app = failed.add_edge(START, "ann").add_edge("ann", "fails", visibility={}).compile(engine=engine)
+    with engine.record(path), pytest.raises(ValueError, match="zirconium"):
+        app.invoke(QUESTION)
+    before = engine.stats().messages
+    report = replay(app, path)
+    assert report.same and outcomes(report) == {"ann:1": "taken"}
+
+    def otherwise(_: Any) -> None:
+        raise LookupError("silver")
+
+    with pytest.raises(LookupError, match="silver"):
+        replay(app, path, nodes={"fails": otherwise})
+    mended = replay(app, path, nodes={"fails": lambda _: {}})
+    assert not mended.same and mended.differences == ("run 1 ended otherwise: failed then, done now",)
+    assert engine.stats().messages == before
+
+
+def test_masked_calls_of_one_place_are_compared_with_what_each_was_asked(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = recorded(engine, asking(engine, confidential=True), path)
+    report = replay(app, path)
+    assert report.same and outcomes(report) == {"ask|ida:1": "same", "ask|ida:2": "same", "bob:1": "taken"}, report
+    once = replay(asking(engine, AGAIN, confidential=True).compile(engine=engine), path)
+    assert once.gone == (("ask|ida", 1, 0, 0),) and not once.same
+
+
+@pytest.mark.parametrize("confidential", [False, True])
+def test_masked_calls_are_decoded_again_and_compared_by_digests(
+    make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path, confidential: bool
+) -> None:
+    engine, path = make_engine(embedded, kv_budget_bytes=1 << 25), tmp_path / "run.jsonl"
+    app = recorded(engine, looking(confidential=True), path, confidential=confidential)
+    report = replay(app, path)
+    ann = report.calls[0]
+    assert report.same and outcomes(report) == {"ann:1": "taken" if confidential else "same", "bob:1": "taken"}
+    assert report.sampled == (0 if confidential else 6) and ann.words is None
+    assert (ann.recorded is None) != confidential
+    assert any("is masked" in note for note in report.notes) != confidential
+    other = looking(confidential=True).with_system("ann", "Ann has 7 blue cups.").compile(engine=engine)
+    assert outcomes(replay(other, path))["ann:1"] == "changed"
+    (tmp_path / "run.jsonl.key").unlink()
+    with pytest.raises(ReplayError, match=r"no run\.jsonl\.key"):
+        replay(app, path)
+
+
+def test_what_cannot_be_begun_again_is_refused(make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path) -> None:
+    engine = make_engine()
+    app = looking().compile(InMemorySaver(), engine=engine)
+    app.invoke(QUESTION, THREAD)
+    with engine.record(tmp_path / "late"):
+        app.invoke(QUESTION, THREAD)
+    with pytest.raises(ReplayError, match="goes on with thread 't', which began before the record"):
+        replay(app, tmp_path / "late")
+    with engine.record(tmp_path / "travels"):
+        app.invoke(None, [*app.get_state_history(THREAD)][2].config)
+    with pytest.raises(ReplayError, match="goes on from an earlier checkpoint"):
+        replay(app, tmp_path / "travels")
+    recorded(engine, looking(), tmp_path / "model")
+    with pytest.raises(ReplayError, match="recorded with the model"):
+        replay(looking().compile(engine=make_engine(embedded, kv_budget_bytes=1 << 25)), tmp_path / "model")
+
+
+def test_what_was_changed_between_two_runs_is_a_difference(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = interrupted().compile(InMemorySaver(), engine=engine, interrupt_before=["ask"])
+    with engine.record(path):
+        app.invoke(QUESTION, THREAD)
+        app.update_state(THREAD, {"messages": [AIMessage("Zirconium.", name="ask")]}, as_node="ask")
+        app.invoke(None, THREAD)
+    report = replay(app, path, nodes={"ask": lambda _: {"messages": [AIMessage("Silver.")]}})
+    bob = report.calls[-1]
+    assert not report.same and bob.place[0] == "bob" and bob.differs == ("view (__start__, ask)",)
+
+
+async def test_a_run_that_was_cancelled_or_left_is_made_again_up_to_there(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine, path, begun = make_engine(), tmp_path / "run.jsonl", asyncio.Event()
+
+    async def wait(_: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    app = looking().compile(engine=engine)
+    waiting = altered("").add_node("wait", wait).add_edge("bob", "wait", visibility={}).compile(engine=engine)
+    with engine.record(path):
+        run = asyncio.create_task(waiting.ainvoke(QUESTION))
+        await begun.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        async for _ in app.astream(QUESTION):
+            break
+        await app.ainvoke(AGAIN)
+    ends = [ended and ended.outcome for ended in map(read_recording(path).ended, range(3))]
+    assert ends == ["left", "left", "done"]
+    report = await areplay(app, path)
+    assert report.same and [call.run for call in report.calls] == [0, 0, 1, 2, 2], report
+    assert report.notes == ("nobody waited for the end of run 1, 2: it was run again up to there",)
+
+
+def test_a_recording_that_is_cut_anywhere_is_run_again_up_to_there(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine, path = make_engine(), tmp_path / "run.jsonl"
     app = looking().compile(InMemorySaver(), engine=engine)
-    config: Any = {"configurable": {"thread_id": "t"}}
-    app.invoke(QUESTION, config)
     with engine.record(path):
-        app.invoke(QUESTION, config)
-    with pytest.raises(ReplayError, match="goes on with thread 't', which began before the recording"):
-        replay(app, path)
-    with engine.record(tmp_path / "changed.jsonl"):
-        fresh: Any = {"configurable": {"thread_id": "u"}}
-        app.invoke(QUESTION, fresh)
-        app.update_state(fresh, {"messages": [AIMessage("Zirconium.", id="z")]})
-        app.invoke(QUESTION, fresh)
-    report = replay(app, tmp_path / "changed.jsonl")
-    assert any("run 2 began in another state" in line for line in report.differences)
-
-
-def test_a_function_that_calls_agents_itself_is_no_part_of_the_bits(make_engine: MakeEngine, tmp_path: Path) -> None:
-    engine, path = make_engine(), tmp_path / "run.jsonl"
-    inner = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_edge(START, "ann").compile(engine=engine)
-
-    def ask(state: Any) -> dict[str, Any]:
-        executions["inner"] += 1
-        return {"messages": [AIMessage(str(inner.invoke(QUESTION)["messages"][-1].text))]}
-
-    graph = ChoreoGraph().add_node("ask", ask).add_node(Agent("bob", sampling=FREE))
-    app = recorded(engine, graph.add_edge(START, "ask").add_edge("ask", "bob"), path)
-    executions.clear()
-    assert [call.author for call in read_recording(path).calls()] == ["bob"]
-    assert replay(app, path).same and not executions
-    with pytest.raises(ReplayError, match="ask made calls of agents itself"):
-        replay(app, path, "bits")
+        app.invoke(QUESTION, THREAD)
+    before, lines = engine.stats(), path.read_bytes().splitlines(keepends=True)
+    kinds = [json.loads(line)["kind"] for line in lines]
+    others = [kind for kind in kinds if kind not in ("message", "memory", "step")]
+    assert others == ["header", "run", "call", "node", "call", "ran", "end"]
+    for end in range(2, len(lines)):
+        path.write_bytes(b"".join(lines[:end]) + lines[end][:5])
+        for report in (replay(app, path), fork(app, path, set={"bob.system": "Bob likes boats."})):
+            assert len(report.calls) == kinds[:end].count("call") and "is not whole" in report.notes[0]
+            assert report.gone == () and [call.outcome for call in report.calls[:1]] in ([], ["taken"])
+    after = engine.stats()
+    assert (after.messages, after.leases) == (before.messages, before.leases)

@@ -1,4 +1,4 @@
-"""What is shown of graphs and runs: where messages stand in recordings, forks that are recorded, tables, drawings."""
+"""What is shown of graphs and runs: where messages stand in recordings, tables, drawings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from conftest import MakeEngine
 from support.recorded import QUESTION, reading
 
-from choreo_agents import START, Agent, ChoreoGraph, Policy
+from choreo_agents import START, Agent, ChoreoGraph, Policy, fork
 from choreo_agents.engine.recording import RecordedMemory, RecordedMessage, read_recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.inspection import run_page
@@ -113,3 +113,5 @@ def test_reports_are_tables_in_notebooks_and_text_in_them_is_text(make_engine: M
     assert "KV memory by tier" in memory and "<td" in memory
     audit = app.audit()._repr_html_()
     assert "ann.system" in audit and "judge" in audit
+    changed = fork(app, path, set={"ann:1.words": BAD})._repr_html_()
+    assert "messages are not as recorded" in changed and "&lt;img src=x" in changed and BAD not in changed

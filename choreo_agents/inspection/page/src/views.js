@@ -15,11 +15,11 @@ export function messagesView(record, run, choose, keys) {
       words: call.words === null ? el("em", null, "masked") : call.words.length > 120 ? `${call.words.slice(0, 120)}…` : call.words,
     },
   }));
-  const functions = run.nodes.map((node) => ({ cells: { node: node.node, step: node.step, took: seconds(node.ended - node.began), outcome: node.outcome, result: node.result === null ? el("em", null, node.masked ? "masked" : "not written") : node.result } }));
+  const functions = run.nodes.map((node) => ({ cells: { node: node.node, step: node.step, took: seconds(node.ended - node.began), outcome: node.outcome } }));
   return [
     el("p", null, "Input: ", run.given === null ? el("em", null, "masked, or not written") : el("q", null, run.given)),
     table(`${count(calls.length)} calls of agents`, columns, rows),
-    functions.length ? table("Functions, tools and models of others", [{ key: "node", name: "node" }, { key: "step", name: "step", number: true }, { key: "took", name: "took", number: true }, { key: "outcome", name: "outcome" }, { key: "result", name: "returned" }], functions) : null,
+    functions.length ? table("Functions, tools and models of others", [{ key: "node", name: "node" }, { key: "step", name: "step", number: true }, { key: "took", name: "took", number: true }, { key: "outcome", name: "outcome" }], functions) : null,
   ];
 }
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from choreo_agents import Decode
 from choreo_agents.engine.delegation import Endings, EngineLock, Pending, Request, failed
@@ -73,11 +73,10 @@ class RemoteLoop:
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
 
-    def own_steps(self) -> NoReturn:
-        """There are none: steps are made where calls are run."""
-        raise InvalidRequestError(
-            "bits are compared step by step, and steps are run elsewhere: record bits with an engine in this process"
-        )
+    @property
+    def watches(self) -> list[Any]:
+        """Nobody is told of steps: they are made where calls are run."""
+        return []
 
     def answers(self) -> bool:
         """Whether what it has others compute with does so still: it may come back."""

@@ -14,7 +14,7 @@ LIST = Path(__file__).with_name("unsupported.toml")
 
 
 def listed(engine: str = "ray") -> dict[str, str]:
-    """Reasons, by file, or by file and test, from the folder `tests` of the product on.
+    """Reasons, by file, or by file and test (of one case: with its id), from the folder `tests` of the product on.
 
     Args:
         engine: Of which value of `--engine`; what is listed for `ray` alone cannot hold there only.
@@ -34,7 +34,7 @@ def mark_listed(items: Sequence[pytest.Function], engine: str, *, failing: bool)
         path = Path(inspect.getfile(inspect.unwrap(item.function)))  # also if another file has imported it
         file = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
         name = f"{file}::{getattr(item, 'originalname', item.name)}"
-        reason = reasons.get(file) or reasons.get(name)
+        reason = reasons.get(file) or reasons.get(name) or reasons.get(f"{file}::{item.name}")
         if reason is None and failing:
             item.add_marker(pytest.mark.skip("it is not listed"))
         elif reason is not None and (not failing or reason == reasons.get(file)):

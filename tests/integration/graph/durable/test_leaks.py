@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import warnings
 from collections.abc import Iterator
@@ -86,16 +87,22 @@ def test_what_others_have_said_is_not_noted(engines: Any, tmp_path: Path) -> Non
         app = graph().compile(saver, engine=(engine := engines()))
         for thread in SECRETS:
             app.invoke(given(thread), config(thread))
-    rows = sqlite3.connect(tmp_path / "states.lineage").execute("SELECT prefix, key, value FROM store").fetchall()
-    notes: dict[str, set[str]] = {}
-    for prefix, *_ in rows:
-        if ".notes." in prefix:
-            notes.setdefault(prefix.split(".")[3], set()).add(prefix.split(".")[4])
-    [one, two] = notes.values()
-    shared = {*one} & {*two}
-    assert shared and {*one} - shared and {*two} - shared
-    for prefix, _, value in rows:
-        if ".notes." in prefix or ".answers." in prefix:
-            other = next(each for each in notes if each != prefix.split(".")[3])
-            assert not any(each.encode() in bytes(value) for each in notes[other] - shared)
+    rows = sqlite3.connect(tmp_path / "states.lineage").execute("SELECT prefix, value FROM store").fetchall()
+    written: dict[str, bytes] = {}
+    for prefix, value in rows:
+        written[prefix] = written.get(prefix, b"") + bytes(value)
+    [one, two] = ({each["id"] for each in _notes(value)} for value in written.values())
+    shared = one & two
+    assert shared and one - shared and two - shared
+    [of_one, of_two] = written.values()
+    assert not any(each.encode() in of_two for each in one - shared)
+    assert not any(each.encode() in of_one for each in two - shared)
     assert engine.stats().threads == 2
+
+
+def _notes(written: bytes) -> Iterator[Any]:
+    """What a log says of messages: its commits stand one behind the other."""
+    at, text = 0, written.decode()
+    while at < len(text):
+        commit, at = json.JSONDecoder().raw_decode(text, at)
+        yield from (said["note"] for said in commit["said"])

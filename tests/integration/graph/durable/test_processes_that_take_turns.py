@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
 import threading
 import warnings
@@ -20,6 +19,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph.message import add_messages
+from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 from support.graphs import FREE, agent
 from support.templates import tokenizer_for
@@ -27,11 +27,20 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, RunOptions, Sampling
 from choreo_agents.errors import LineageWarning, StoreError
+from choreo_agents.graph.durable import run_lineage
 from choreo_agents.graph.durable.commits import Commits
+from choreo_agents.graph.durable.run_lineage import KnownLog
+from choreo_agents.graph.durable.thread_log import ThreadLog, everything
+from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.testing import Script
 
 ASKED: Any = {"messages": [("user", "What does Ann have?")]}
-ROWS = "prefix LIKE 'choreo.rows.%'"
+
+
+@pytest.fixture(autouse=True)
+def as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine knows what another has written or read."""
+    monkeypatch.setattr(run_lineage, "known_log", KnownLog)
 
 
 def config(thread: str = "1", **options: Any) -> Any:
@@ -93,9 +102,7 @@ def test_a_thread_that_another_forgot_begins_anew(
 def test_a_lost_row_is_written_again(make_engine: MakeEngine, saver: SqliteSaver, tmp_path: Path) -> None:
     chain("ann", "bob").compile(saver, engine=make_engine(salt="s")).invoke(ASKED, config())
     store = sqlite3.connect(tmp_path / "states.lineage", isolation_level=None)
-    rows = store.execute(f"SELECT key, value FROM store WHERE {ROWS}").fetchall()
-    root = next(key for key, value in rows if not json.loads(value)["parents"])
-    store.execute(f"DELETE FROM store WHERE key = ? AND {ROWS}", (root,))
+    store.execute("DELETE FROM store WHERE key = (SELECT min(key) FROM store)")  # with the public root
     with pytest.warns(LineageWarning, match="it is not in the store"):
         chain("ann", "bob").compile(saver, engine=make_engine(salt="s")).invoke(ASKED, config())
     with nothing_encoded_again():
@@ -122,6 +129,64 @@ def test_the_last_answer_counts_in_every_process(saver: SqliteSaver, scripted: A
     assert app.invoke(None, before(app, "bob"))["messages"][-1].text == again
     there = chain("ann", "bob").compile(saver, engine=scripted(script))
     assert there.invoke(None, before(there, "bob"))["messages"][-1].text == again
+
+
+def test_nobody_says_again_what_somebody_else_has_said_since(scripted: Any) -> None:
+    numbers, store, saver = count(), InMemoryStore(), InMemorySaver()
+    script = Script(default=lambda _: f"Answer {next(numbers)}.")
+    apps = [chain("ann", "bob").compile(saver, engine=scripted(script), lineage=store) for _ in range(2)]
+    one, two = apps
+    assert one.invoke(ASKED, config())["messages"][-1].text == "Answer 1."
+    assert two.invoke(None, before(two, "bob", again=True))["messages"][-1].text == "Answer 2."
+    place = ThreadLog(store, one.builder.engine, "1").place
+    size = len(store.search(place, limit=99))
+    for app in (*apps, *apps):
+        assert app.invoke(None, before(app, "bob"))["messages"][-1].text == "Answer 2."
+    assert len(store.search(place, limit=99)) == size
+
+
+def test_processes_that_take_turns_write_what_one_would(scripted: Any) -> None:
+    """In each turn what is new, and nothing that the other one has said."""
+    sizes = []
+    for processes in (1, 2):
+        store, saver = InMemoryStore(), InMemorySaver()
+        graph = ChoreoGraph(system="Be brief.")
+        graph.add_node(agent("ann", prompt="Say it.")).add_node(agent("bob", system="Bob has 3 kites."))
+        graph.add_edge(START, "ann").add_edge("ann", "bob", visibility="reencoded").add_edge("bob", END)
+        script = Script(default="Fine.")
+        apps = [graph.compile(saver, engine=scripted(script), lineage=store) for _ in range(processes)]
+        for turn in range(8):
+            apps[turn % processes].invoke({"messages": [("user", f"Turn {turn}.")]}, config())
+        place = ThreadLog(store, apps[0].builder.engine, "1").place
+        sizes.append([len(item.value["said"]) for item in run_coroutine(everything(store, place))])
+    assert sizes[0] == sizes[1]
+
+
+def test_what_has_come_to_its_end_is_written_again(make_engine: MakeEngine) -> None:
+    """As a store does with its TTL: who is still under way goes on, and so does who comes next."""
+    store, saver = InMemoryStore(), InMemorySaver()
+    app = chain("ann", "bob").compile(saver, engine=(engine := make_engine(salt="s")), lineage=store)
+    app.invoke(ASKED, config())
+    place = ThreadLog(store, engine, "1").place
+    for item in store.search(place, limit=99):
+        store.delete(place, item.key)
+    app.invoke({"messages": [("user", "And?")]}, config())
+    with nothing_encoded_again():
+        chain("ann", "bob").compile(saver, engine=make_engine(salt="s"), lineage=store).invoke(
+            {"messages": [("user", "And then?")]}, config()
+        )
+
+
+def test_what_another_process_was_answered_before_it_was_killed_is_known(saver: SqliteSaver, scripted: Any) -> None:
+    """This one has read the thread before, and its state tells nothing of a node that had answered."""
+    script = Script(default=lambda call: f"{call.agent} {len(script.calls)}.")
+    one, two = (chain("ann", "bob").compile(saver, engine=scripted(script)) for _ in range(2))
+    one.invoke(ASKED, config(), interrupt_before=["bob"])
+    # Whoever is killed when a node has returned leaves the state from before it.
+    two.invoke(None, config())
+    said = len(script.calls)
+    one.invoke(None, before(one, "bob"))
+    assert len(script.calls) == said
 
 
 def test_another_call_with_the_same_words_is_remembered(saver: SqliteSaver, scripted: Any) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
+from support.stored import described, spoiled
 from torture.durable import Torture, named
 from torture.durable_processes import Process
 from torture.durable_reader import Reader, Reported, damage, read_store
 
 from choreo_agents import Engine
-from choreo_agents.engine.lineage import DescribedMessage, LineageRow, Note
-from choreo_agents.graph.durable.lineage_store import LineageStore
+from choreo_agents.graph.durable.thread_log import ThreadLog
 
 Record = Callable[[str, object], None]
 pytestmark = pytest.mark.timeout(1800)
@@ -132,26 +132,15 @@ class TestReader:
         assert "decoded again" in self.wrong(self.heard(again | {"answers": frozenset({"h"})}))[0]
 
 
-@pytest.mark.parametrize(
-    ("lost", "what"),
-    [
-        (None, ""),
-        (("rows", "a"), "lacks its parent a"),
-        (("notes", "b"), ""),
-        (("holders", "b"), "b has no holder"),
-    ],
-)
-def test_damage_is_seen(engine: Engine, lost: tuple[str, str] | None, what: str) -> None:
+def test_damage_is_seen(engine: Engine) -> None:
     store = InMemoryStore()
-    kept = LineageStore(store, engine)
-    rows = LineageRow("a", "m", (5,), (), 0), LineageRow("b", "m", (6,), (("a", -1),), 1)
-    store.batch(kept.writes("t", [DescribedMessage(row, Note(row.id)) for row in rows]))
+    log = ThreadLog(store, engine, "1")
+    for number, parents in ((1, []), (2, [1])):
+        asyncio.run(log.write([described(number, parents, [f"call {number}"])]))
     assert not damage(read_store(store, engine), engine)
-    for prefix, key in [lost] if lost else []:
-        at = ("choreo", prefix, engine.lineage.name, *{"rows": (), "notes": ("t",), "holders": (key,)}[prefix])
-        store.batch([PutOp(at, "t" if prefix == "holders" else key, None)])
-    wrong = damage(read_store(store, engine), engine)
-    assert (what in " ".join(wrong)) and bool(wrong) == bool(what)
-    row = kept.writes("t", [DescribedMessage(rows[0], Note("a"))])[0]
-    store.batch([row._replace(value={**(row.value or {}), "tokens": [7]})])
+    first, second = sorted(store.search(log.place), key=lambda item: item.key)
+    store.delete(log.place, first.key)
+    assert "lacks its parent" in damage(read_store(store, engine), engine)[0]
+    store.put(log.place, first.key, first.value)
+    store.put(log.place, second.key, spoiled(second.value, tokens=[7]))
     assert any("seal" in each for each in damage(read_store(store, engine), engine))

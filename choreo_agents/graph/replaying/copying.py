@@ -1,0 +1,95 @@
+"""A copy of a graph that keeps its threads for itself, with other nodes, and agents that are told otherwise."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import MessagesState, StateGraph
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.choreo_graph import ChoreoGraph
+from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
+from choreo_agents.graph.langgraph_internals import stops_of
+from choreo_agents.graph.replaying.changes import Changes
+from choreo_agents.graph.sending import sent_instruction
+from choreo_agents.graph.worker import Worker
+
+
+class GraphCopy:
+    """Of one graph, over the same engines.
+
+    Args:
+        changes: What its agents are told otherwise.
+        nodes: What stands in the place of nodes, by name, behind the subgraphs that they stand in.
+    """
+
+    def __init__(self, changes: Changes, nodes: Mapping[str, Any]) -> None:
+        self._changes, self._nodes = changes, nodes
+        self._used: set[str] = set()
+
+    def compiled(self, app: CompiledChoreoGraph, *, kept: bool) -> CompiledChoreoGraph:
+        """The copy; `kept`: with a memory of its own for its threads.
+
+        Raises:
+            InvalidRequestError: A name is that of no node, agent or persona.
+        """
+        made = self._compiled(app, InMemorySaver() if kept else None, "")
+        told = [f"{name}.system" for name in self._changes.systems] + [
+            f"{name}.prompt" for name in self._changes.prompts
+        ]
+        for name in [*told, *self._nodes]:
+            if name not in self._used:
+                raise InvalidRequestError(f"the graph has nothing of that name that can be replaced or set: {name!r}")
+        made.config = app.config
+        return made
+
+    def _compiled(self, app: CompiledChoreoGraph, saver: Any, prefix: str) -> CompiledChoreoGraph:
+        builder: Any = app.builder
+        graph: ChoreoGraph = builder.origin
+        copied = graph.with_policy(graph.policy)
+        copied.nodes = {
+            name: replace(spec, runnable=self._node(prefix + name, spec.runnable)) for name, spec in graph.nodes.items()
+        }
+        engine, strict = builder.served
+        return copied.compile(saver, engine=engine, strict=strict, lineage=False, **stops_of(app))
+
+    def _node(self, path: str, node: Any) -> Any:
+        if path in self._nodes:
+            self._used.add(path)
+            return StateGraph(MessagesState).add_node("node", self._nodes[path]).nodes["node"].runnable
+        if isinstance(node, CompiledChoreoGraph):
+            return self._compiled(node, node.checkpointer, f"{path}|")
+        return self._agent(path, node) if isinstance(node, Agent) else node
+
+    def _agent(self, path: str, agent: Agent) -> Agent:
+        home = path.rpartition("|")[0]
+        names = [path, *([f"{home}|{agent.persona}" if home else agent.persona] if agent.persona else [])]
+        for name in names:
+            if name in self._changes.systems:
+                self._used.add(f"{name}.system")
+                agent = agent.with_system(self._changes.systems[name])
+            if name in self._changes.prompts:
+                self._used.add(f"{name}.prompt")
+                agent = _asked(agent, self._changes.prompts[name])
+        return agent
+
+
+def _asked(agent: Agent, text: str) -> Agent:
+    """A copy that is asked something else."""
+    if agent.schema_prompt is not None:
+        raise InvalidRequestError(f"agent {agent.name!r} has a prompt of a schema, which cannot be set")
+    changed = copy.copy(agent)
+    changed.prompt = text
+    if isinstance(agent, Worker):
+
+        def asked(state: Any) -> str:
+            sent = sent_instruction(state)
+            return text if sent is None else sent
+
+        changed.prompt = asked
+    return changed
