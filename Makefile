@@ -83,7 +83,7 @@ package-check: $(NIGHTLY_SET)  ## Build the wheels and sdists into dist/, instal
 
 test-triton: $(NIGHTLY_SET)  ## Run the kernels for GPUs without one: interpreted, and compiled for three of them (installs triton)
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt 'triton>=3.6'
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest $(WORKERS) $(TRITON)
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest $(WORKERS) --timeout 900 $(TRITON)
 	@$(BIN)/python -m pytest $(WORKERS) tests/conformance/test_triton_compiled.py
 
 ifdef WHEELS

@@ -152,9 +152,11 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, str,
                 if thinker.speaks_to(chart.node(owner)):
                     yield State(owner, "encoding"), name, "own"
         return
+    # What one node of a persona was asked stands before its message in the views of all of them, on their own models.
+    is_asked = any(chart.node(owner).has_prompt for owner in context.owners)
     for owner in context.owners:
         node = chart.node(owner)
-        if name in node.modules if context.kind == "module" else node.has_system or node.has_prompt:
+        if name in node.modules if context.kind == "module" else node.has_system or is_asked:
             yield State(owner, "encoding"), name, "own"
     for source, reader in chart.scopes.get(name, ()):
         yield State(reader, "encoding"), name, _scope(source)

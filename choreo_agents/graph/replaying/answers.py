@@ -117,12 +117,11 @@ class RunAnswers:
         elif recorded is not None:
             is_same = self._digests.of("said", list(said.tokens)) == recorded.said
             outcome = "same" if is_same else "changed"
-        is_known = is_set or match.found is not None or recorded is None
         call = ReplayedCall(
             self._run,
             asked.place,
             outcome,
-            () if is_known or recorded is None else tuple(self._differs(asked, match.request, recorded)),
+            () if is_set or match.found or recorded is None else tuple(self._differs(asked, match.request, recorded)),
             None if recorded is None else recorded.words,
             None if asked.confidential else said.words,
             0 if said.answer is not None else len(said.tokens),

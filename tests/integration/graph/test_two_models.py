@@ -280,6 +280,17 @@ def test_nothing_but_words_goes_from_model_to_model(pair: Pair) -> None:
     assert alone.audit().reached("bob", "encoding") == {"ann.system"}
 
 
+def test_what_a_persona_was_asked_goes_on_in_what_it_says_on_its_other_model(pair: Pair) -> None:
+    plan = speaker("plan", "small", persona="ann", prompt="Now plan.")
+    graph = ChoreoGraph().add_node(plan).add_node(speaker("act", "large", persona="ann"))
+    graph.add_node(speaker("bob", "large")).add_edge(START, "plan").add_edge("plan", "act", visibility={})
+    app = graph.add_edge("act", "bob", visibility="shared").compile(engine=pair.named)
+    engines = {"plan": pair.small, "act": pair.large, "bob": pair.large}
+    state = app.invoke(ASKED, saying(engines, dict(zip(engines, WORDS.values(), strict=True))))
+    for report in (app.audit(), app.audit(state)):
+        assert report.reached("bob", "encoding") == {"ann.system"}
+
+
 def test_a_promise_about_words_is_kept_across_models(pair: Pair) -> None:
     """Which encodings cannot break, words can: the other engine is asked what they were made of."""
     engines = {"ann": pair.small, "bob": pair.large, "carl": pair.small}
