@@ -381,7 +381,10 @@ def test_contenders_are_named_with_all_layouts_or_one(asked: str | None, names: 
         (("--out", "/proc/nowhere"), "No such file", 1),
     ],
 )
-def test_what_cannot_be_asked_for_is_one_line(arguments: tuple[str, ...], message: str, code: int) -> None:
+def test_what_cannot_be_asked_for_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...], message: str, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert message in " ".join(said(*arguments, code=code).split())
 
 

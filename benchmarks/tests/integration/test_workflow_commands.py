@@ -307,8 +307,9 @@ def test_the_sweep_grows_the_tree(tmp_path: Path, critics: bool) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "choreo_bench.experiments.bench_workflows.measure.WorkflowBench.run", None
     )  # before anything is measured
