@@ -99,7 +99,7 @@ class PlayedCall:
     place: str
     """What tells it from all others of its run: its author, its superstep, its branch and which call it is."""
     tokens: tuple[int, ...] | None = None
-    """What it has sampled before: each is taken in its place, whatever is drawn. All else is as when they were drawn:
+    """Tokens that it has sampled before: each is taken in its place, whatever is drawn. All else is as it was then:
     guides are followed, and what ended it ends it. None: it samples."""
     at_once: bool = False
     """Whether these, or those that its sampling forces, are encoded as a prompt is: no step samples any, and nobody is
@@ -222,7 +222,7 @@ class Decode:
     guide: Guided | None = None
     """Leads the answer, in the place of `choices` or a `guide` of `sampling`; None: those do, or nothing."""
     played: PlayedCall | None = None
-    """Which call of a run it is, and what it says if that is known; None: it is none, and samples."""
+    """The call of a run that this is, with its answer if that is known; None: it is no such call, and samples."""
 
 
 Calls = list[Prefill] | list[Decode]

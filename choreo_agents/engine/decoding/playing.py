@@ -13,7 +13,7 @@ def is_known(call: Decode) -> bool:
 
 
 def played(decoding: Decoding, call: Decode) -> Decoding:
-    """How a call samples, with what it says if that is known."""
+    """Give a call's decoding the answer that is known of it, if one is."""
     told = call.played
     if told is None:
         return decoding

@@ -141,7 +141,7 @@ class LineageExchange:
             return taking.refused
 
     def held_by_thread_alone(self, ids: Iterable[str], thread: Collection[Scope]) -> list[str]:
-        """Those that nobody leases but a thread, by its scopes, or nobody at all."""
+        """Return the messages that no one leases but a thread, by its scopes, or no one at all."""
         table = self._tenant.core.table
         with self._tenant.core.lock:
             found = ((each, table.get(each)) for each in ids)

@@ -1,4 +1,4 @@
-"""What is written of a message, as plain values.
+"""Rows and notes of messages, as plain values for a store.
 
 row     from what it is computed: the same for whoever says it, wherever
 note    what one thread says of it: who has said it, of whose words it was made
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class DamagedRowError(ChoreoError, ValueError):
-    """What a store gave back was not written there by the tenant, or not so."""
+    """An entry of a store that the tenant did not write there, or not in this form."""
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,14 @@ class Digests:
     def request(
         self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, asked: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Of a call, part by part: of its view, by what that was made of and where it stands, and of what else it
+        """Return a digest of each part of a call: of its view, by what that was made of and where, and of what else it
         depends on."""
         seen = [self.message(self._find(handle)) for handle in handles]
         parts = {"view": [seen, [offset - end for offset in offsets]], **asked}
         return {name: self.of(name, part)[:_SHORT] for name, part in parts.items()}
 
     def name(self, message: Message) -> str:
-        """What a recording calls a message."""
+        """Return the name by which a record knows a message."""
         return self.message(message)[:_SHORT]
 
     def message(self, message: Message) -> str:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
@@ -158,11 +158,11 @@ async def afork(
 
 def recorded_engine(app: CompiledChoreoGraph, header: RecordingHeader) -> Engine:
     """The engine of a graph that runs the model of a record; raises `ReplayError` if none does."""
-    builder: Any = app.builder
-    for engine in builder.engines:
+    engines: Sequence[Engine] = cast(Any, app.builder).engines
+    for engine in engines:
         if engine.model.adapter.fingerprint == header.fingerprint:
-            return engine  # type: ignore[no-any-return]
-    here = ", ".join(f"{engine.model.name!r} ({engine.model.adapter.fingerprint})" for engine in builder.engines)
+            return engine
+    here = ", ".join(f"{engine.model.name!r} ({engine.model.adapter.fingerprint})" for engine in engines)
     raise ReplayError(
         f"recorded with the model {header.model!r} ({header.fingerprint}), here is {here or 'none'}: compile the graph "
         "with an engine of that model and dtype"
