@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
+import re
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,20 +76,44 @@ def settings_of(name: str, model: LoadedModel, **more: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         **more,
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
+        "made_by": made_by(),
     }
+
+
+def made_by(*others: str) -> str:
+    """Say what makes figures: the commit of this checkout, versions, and the processor.
+
+    Args:
+        others: Distributions whose versions matter, too, if they are installed.
+    """
+    told = [_commit()]
+    for name in ("torch", "transformers", "langgraph", *others):
+        with suppress(PackageNotFoundError):
+            told.append(f"{name} {version(name)}")
+    return ", ".join([*told, f"{_processor()} with {torch.backends.cpu.get_cpu_capability()}"])
+
+
+def _commit() -> str:
+    """Name the commit, with a star if files differ from it; the version of an installed distribution has none."""
+    told = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=*", "--exclude=*"]
+    try:
+        return f"commit {subprocess.run(told, capture_output=True, check=True, text=True).stdout.strip()}"
+    except (OSError, subprocess.CalledProcessError):
+        return f"choreo-bench {version('choreo-bench')}"
+
+
+def _processor() -> str:
+    """Name the processor, as Linux does; elsewhere its architecture."""
+    with suppress(OSError):
+        if named := re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return named[1]
+    return platform.machine()
 
 
 def title_of(settings: Mapping[str, Any]) -> str:
     """Name the model of such settings and what it runs on."""
     threads = f"{settings['threads']} thread{'' if settings['threads'] == 1 else 's'}"
     return f"{settings['model']}, {settings['dtype']}, {settings['device']}, {threads}"
-
-
-def versions_in(settings: Mapping[str, Any]) -> str:
-    """Name the versions in such settings."""
-    return ", ".join(f"{name} {settings[name]}" for name in ("torch", "transformers", "langgraph") if name in settings)
 
 
 @dataclass(frozen=True)

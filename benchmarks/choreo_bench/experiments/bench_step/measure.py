@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +38,7 @@ from choreo_bench.experiments.bench_step.report import (
     step_report,
 )
 from choreo_bench.harness import Report
+from choreo_bench.timing import made_by
 
 WAYS: dict[Way, str] = {"choreo": "auto", "torch": "folded"}
 """What attends in each: with torch's operators, transformers' modelling code computes the rest."""
@@ -155,9 +155,7 @@ def measure_steps(
 
 def _machine(model: LoadedModel) -> Machine:
     dtype = str(model.adapter.geometry.dtype).removeprefix("torch.")
-    kind = torch.backends.cpu.get_cpu_capability()
-    made_by = f"torch {torch.__version__}, transformers {version('transformers')}, a processor with {kind}"
-    return Machine(Path(model.name).name, dtype, torch.get_num_threads(), made_by)
+    return Machine(Path(model.name).name, dtype, torch.get_num_threads(), made_by())
 
 
 def decode_steps(

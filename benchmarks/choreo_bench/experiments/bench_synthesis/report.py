@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from choreo_agents.training.journal import Record
 from choreo_bench.experiments.bench_synthesis.measure import DEAR_TOKENS, MERGES, PLAIN, TEXT, WAYS, Way
 from choreo_bench.harness import Report, Table
-from choreo_bench.timing import title_of, versions_in
+from choreo_bench.timing import title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +80,7 @@ class SynthesisReport:
         return Report(
             [Table(COLUMNS, self.rows(), title, words=2, left_out=("spread", "runs"))],
             {"settings": dict(self.settings), "ratios": ratios, "runs": list(self.records)},
-            f"{title}. {versions_in(self.settings)}. Medians; text of more than {DEAR_TOKENS:,} tokens is timed once.",
+            f"{title}. {self.settings['made_by']}. Medians; text of more than {DEAR_TOKENS:,} tokens is timed once.",
         )
 
     def figure(self) -> Figure:

@@ -12,7 +12,7 @@ from choreo_agents.training.journal import Record
 from choreo_bench.evaluation.intervals import Interval, ratio_interval
 from choreo_bench.experiments.bench_workflows.measure import METHODS
 from choreo_bench.harness import Report, Table
-from choreo_bench.timing import title_of, versions_in
+from choreo_bench.timing import title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ class WorkflowReport:
         return Report(
             [Table(COLUMNS, self.rows(), title, words=2, left_out=("tokens reused",))],
             {"settings": dict(self.settings), "ratios": ratios, "runs": list(self.records)},
-            f"{title} in tokens. {versions_in(self.settings)}.",
+            f"{title} in tokens. {self.settings['made_by']}.",
         )
 
     def sweep_figure(self) -> Figure:
