@@ -27,6 +27,4 @@ def test_a_page_of_figures_says_what_has_made_them(page: Path) -> None:
     assert {"torch", "transformers"} <= {name for name, _ in said}
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     others = [(name, version) for name, version in said if name in pinned and version != pinned[name]]
-    assert not others or page.name in ELSEWHERE, (
-        f"measure it again: {others}, not {pinned}"
-    )
+    assert not others or page.name in ELSEWHERE, f"measure it again: {others}, not {pinned}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import LLMResult
+from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -60,6 +61,8 @@ class Leg:
     """The file; empty: nothing is kept."""
     stop: Stop = Stop()
     begins: bool = False
+    from_start: bool = False
+    """Whether it goes back to the first state of the file: all nodes run again."""
     adapter: str | None = None
     with_logits: bool = False
     step_tokens: int = 512
@@ -122,12 +125,28 @@ def heard_on(leg: Leg, model: LoadedModel) -> Heard:
         )
         options = RunOptions(seed=5, watch=watch, replay=defaultdict(lambda: None, leg.replay))
         config: Any = {"configurable": {"thread_id": "1", "choreo": options}, "callbacks": [seeds]}
-        state = app.invoke(QUESTION if leg.begins else None, config)
+        start: Any = [*app.get_state_history(config)][-1].config if leg.from_start else {}
+        state = app.invoke(QUESTION if leg.begins else None, merge_configs(config, start))
         said = tuple(_said(engine, entry) for entry in state.get("handles") or [])
         words = tuple((message.type, message.name, str(message.text)) for message in state["messages"])
         waiting = app.get_state(config).next
         engine.check()
     return Heard(said, words, tuple(waiting), decoded, seeds.by_handle)
+
+
+def said_by(broken: Sequence[Heard]) -> list[Said]:
+    """All that stands in the last state, each message as some leg has known it."""
+    known = {said.id: said for leg in broken for said in leg.said if said.tokens}
+    return [replace(known[said.id], place=said.place) for said in broken[-1].said]
+
+
+def decoded_once(broken: Sequence[Heard]) -> dict[Place, list[list[float]]]:
+    """All that was decoded on some leg, and on no other."""
+    found: dict[Place, list[list[float]]] = {}
+    for leg in broken:
+        assert not found.keys() & leg.decoded.keys(), "what has an answer is not decoded again"
+        found |= leg.decoded
+    return found
 
 
 @contextmanager

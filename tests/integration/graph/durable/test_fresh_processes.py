@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.broken_runs import Heard, Leg, Place, Program, Said, Stop, Visible, heard_on
+from support.broken_runs import Heard, Leg, Program, Said, Stop, Visible, decoded_once, heard_on, said_by
 from support.fresh_processes import FreshProcesses
 from support.teams import Team, save_team_model, teams
 from support.visible_graphs import specs
@@ -104,21 +104,6 @@ def require_same(program: Program, rng: Random) -> None:
     assert last.words == whole.words
     assert decoded_once(broken).keys() == whole.decoded.keys()
     counted.append((len(whole.decoded), len(broken[0].decoded), sum(bool(leg.waiting) for leg in broken)))
-
-
-def said_by(broken: Sequence[Heard]) -> list[Said]:
-    """All that stands in the last state, each message as some leg has known it."""
-    known = {said.id: said for leg in broken for said in leg.said if said.tokens}
-    return [replace(known[said.id], place=said.place) for said in broken[-1].said]
-
-
-def decoded_once(broken: Sequence[Heard]) -> dict[Place, list[list[float]]]:
-    """All that was decoded on some leg, and on no other."""
-    found: dict[Place, list[list[float]]] = {}
-    for leg in broken:
-        assert not found.keys() & leg.decoded.keys(), "what has an answer is not decoded again"
-        found |= leg.decoded
-    return found
 
 
 def told(record_property: Callable[[str, object], None]) -> None:
