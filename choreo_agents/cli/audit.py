@@ -6,12 +6,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from choreo_agents.terminal.options import JsonOption, errors_as_lines
+from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing
 
 if TYPE_CHECKING:
@@ -70,8 +69,6 @@ def audit(
 
 def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGraph:
     """The graph with rules and a policy to try."""
-    from choreo_agents.graph import Policy
-
     for spelled in rules:
         pair, _, mode = spelled.partition("=")
         source, colon, reader = pair.partition(":")
@@ -81,34 +78,34 @@ def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGra
     if keep:
         kept = {name: frozenset(filter(None, who.split(","))) for name, _, who in (k.partition("=") for k in keep)}
         confidential = {**graph.policy.confidential, **kept}
-        graph = graph.with_policy(Policy(confidential=confidential, channels=graph.policy.channels))
+        graph = graph.with_policy(graph.policy.model_copy(update={"confidential": confidential}))
     return graph
 
 
 def _print(console: Console, target: str, report: AuditReport) -> None:
     from choreo_agents.graph.audit.report import ROWS
 
-    table = Table(box=box.SIMPLE_HEAD, title=f"what can reach whom in {target}", title_justify="left")
-    for column in ("private context", "readers", "channel", "shortest paths", "cut by"):
-        table.add_column(column, overflow="fold")
+    columns = ("private context", "readers", "channel", "shortest paths", "cut by")
+    table = titled(f"what can reach whom in {target}", columns)
     how = {"encoding": "reencoded", "words": "private"}
     for row in report.rows(ROWS):
         broken = "[red bold]✗ [/]" if row.is_broken else ""
-        cuts = "\n".join(f"{cut}: {how[row.channel]}" for cut in row.cuts.splitlines()) or "[dim]no other rule[/]"
-        table.add_row(broken + escape(row.context), row.readers, _CHANNELS[row.channel], escape(row.walks), cuts)
+        cuts = "\n".join(f"{escape(cut)}: {how[row.channel]}" for cut in row.cuts.splitlines())
+        reached = escape(row.readers), _CHANNELS[row.channel], escape(row.walks), cuts or "[dim]no other rule[/]"
+        table.add_row(broken + escape(row.context), *reached)
     if report.findings:
         console.print(table)
         if (more := len(report.listed) - ROWS) > 0:
             console.print(f"[dim]and {more:,} more: --json for all of them[/]")
     else:
-        console.print(f"No private context of [b]{target}[/b] reaches anybody but its owner.")
+        console.print(f"No private context of [b]{escape(target)}[/b] reaches anybody but its owner.")
     blocked = report.blocked_rows()
     for reader, messages, unseen in islice(blocked, ROWS):
         console.print(f"[dim]blocked: {escape(f'{reader} reads {messages} as encoded without {unseen}')}[/]")
     if more := sum(1 for _ in blocked):
         console.print(f"[dim]and {more:,} more that are blocked: --json for all of them[/]")
     for hop in report.changed:
-        console.print(f"[green]re-encoded by the policy:[/] {hop.source} -> {hop.reader}")
+        console.print(f"[green]re-encoded by the policy:[/] {escape(f'{hop.source} -> {hop.reader}')}")
     if report.outside:
         console.print(f"[dim]Outside the proof: {escape('; '.join(report.outside))}.[/]")
     for finding in report.violations:

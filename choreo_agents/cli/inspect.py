@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +15,7 @@ from rich.table import Table
 from choreo_agents.terminal.case_options import AgentsOption, RoundsOption
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines
+from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ def memory(
 
 
 def _tiers(found: MemoryMap) -> Table:
-    table = Table(title="KV memory by tier", box=box.SIMPLE_HEAD)
-    table.add_column("tier")
-    for column in ("bytes", "tokens", "budget, bytes"):
-        table.add_column(column, justify="right")
+    numbers = ("bytes", "tokens", "budget, bytes")
+    table = titled("KV memory by tier", ("tier", *numbers), numbers)
     for tier, held in found.tiers.items():
         budget = found.budgets[tier]
         tokens = f"{held // found.bytes_per_token:,}"
@@ -93,10 +91,8 @@ def _tiers(found: MemoryMap) -> Table:
 
 
 def _authors(found: MemoryMap) -> Table:
-    table = Table(title="Tokens by author, and the fastest tier that has them", box=box.SIMPLE_HEAD)
-    table.add_column("author")
-    for column in ("messages", "leases", *_WHERE.values(), "pinned"):
-        table.add_column(column, justify="right")
+    counted = ("messages", "leases", *_WHERE.values(), "pinned")
+    table = titled("Tokens by author, and the fastest tier that has them", ("author", *counted), counted)
     for author, kept in found.authors.items():
         numbers = (kept.messages, kept.leases, *(kept.tokens[tier] for tier in _WHERE), kept.pinned_tokens)
         table.add_row(

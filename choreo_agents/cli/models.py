@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.loading import DTYPES, USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
+from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing, waiting
 
 if TYPE_CHECKING:
@@ -190,21 +190,15 @@ def _layers(found: ModelCheck) -> str:
 
 def _view(shown: ViewComparison) -> Table:
     title = f"{shown.view.title}, over {shown.view.edges} edges: {len(shown.tokens):,} tokens"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("message", no_wrap=True)
-    table.add_column("as the model sees it", overflow="fold")
+    table = titled(title, ("message", "as the model sees it"))
     for label, text in shown.messages:
         table.add_row(escape(label), _visible(text))
     return table
 
 
 def _comparisons(comparisons: Sequence[ViewComparison]) -> Table:
-    table = Table(title="Beside the chat template", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("view", "edges"):
-        table.add_column(column, no_wrap=True)
-    for column in ("tokens", "template's"):
-        table.add_column(column, justify="right")
-    table.add_column("the same")
+    counts = ("tokens", "template's")
+    table = titled("Beside the chat template", ("view", "edges", *counts, "the same"), counts)
     for each in comparisons:
         theirs = each.template_tokens
         said = "the template raises" if theirs is None else "[green]yes[/]" if each.equal else "no"
@@ -228,9 +222,7 @@ def _size(count: int) -> str:
 def report_measured(console: Console, loaded: LoadedModel, figures: Mapping[str, Any]) -> None:
     """Print how a loaded model's layers attend, and how far moving cached keys moves its logits."""
     adapter, probe = loaded.adapter, loaded.probe
-    table = Table(title="Measured on its weights", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("layers", "positions", "window", "soft cap"):
-        table.add_column(column)
+    table = titled("Measured on its weights", ("layers", "positions", "window", "soft cap"))
     for kind in dict.fromkeys(adapter.kinds):
         layers = [layer for layer, other in enumerate(adapter.kinds) if other == kind]
         window = "all" if kind.window is None else f"{kind.window} tokens"
@@ -291,4 +283,4 @@ def random(
     with errors_as_lines(console):
         with console.status("drawing weights ..."):
             save_random_llama(SHAPES[like], folder, seed=seed, dtype=getattr(torch, DTYPES[dtype]))
-        console.print(f"wrote a random Llama of the shape of {like} to {folder}")
+        console.print(f"wrote a random Llama of the shape of {like} to {escape(str(folder))}")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
+from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing, waiting
 
 if TYPE_CHECKING:
@@ -78,11 +78,10 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
 
     ended = recording.ended(run.run)
     how = "cut" if ended is None else ended.outcome
-    thread = "" if run.thread is None else f", thread {escape(run.thread)}"
+    thread = "" if run.thread is None else f", thread {run.thread}"
     seed = "" if run.seed is None else f", seed {run.seed}"
-    table = Table(box=box.SIMPLE_HEAD, title=f"run {run.run + 1}: {how}{thread}{seed}", title_justify="left")
-    for column in ("who", "superstep", "read", "tokens", "words"):
-        table.add_column(column, justify="right" if column in ("superstep", "read", "tokens") else "left")
+    counts = ("superstep", "read", "tokens")
+    table = titled(f"run {run.run + 1}: {how}{thread}{seed}", ("who", *counts, "words"), counts)
     given = _MASKED if run.given is None else escape(_short(Packing(None).unpacked(run.given)))
     table.add_row("[dim]input[/]", "", "", "", given)
     for line in recording.lines:
@@ -219,9 +218,8 @@ def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
         return
     others = [call for call in report.calls if not call.same]
     if others:
-        table = Table(box=box.SIMPLE_HEAD, title="calls that are not as recorded", title_justify="left")
-        for column in ("run", "agent", "superstep", "what differs", "recorded", "now"):
-            table.add_column(column, overflow="fold")
+        columns = ("run", "agent", "superstep", "what differs", "recorded", "now")
+        table = titled("calls that are not as recorded", columns)
         for call in others:
             then = "[dim]masked[/]" if call.recorded is None and call.outcome != "new" else escape(call.recorded or "")
             now = "[dim]confidential[/]" if call.words is None else escape(call.words)

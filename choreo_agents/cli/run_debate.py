@@ -27,6 +27,7 @@ from choreo_agents.terminal.case_options import (
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, errors_as_lines
+from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing
 from choreo_agents.workflows.cases import CASES
 from choreo_agents.workflows.cases.debate import REPORTS
@@ -223,12 +224,8 @@ def verdict(run: DebateRun, problem: Debated, method: str) -> Text:
 def cost_table(comparison: Comparison) -> RenderableType:
     """Counts and times by method, with what each twin took in units of choreo's."""
     costs = comparison.costs
-    table = Table(box=box.SIMPLE_HEAD, title="the baseline's words under three methods", title_justify="left")
-    table.add_column("")
-    for method in costs:
-        table.add_column(method, justify="right")
-    table.add_column("baseline/choreo", justify="right", style="bold")
-    table.add_column("naive/choreo", justify="right")
+    figures = (*costs, "baseline/choreo", "naive/choreo")
+    table = titled("the baseline's words under three methods", ("", *figures), figures)
     rows: list[tuple[str, Callable[[RunCost], float], str]] = [
         ("tokens encoded", lambda cost: cost.tokens_encoded, ",.0f"),
         ("tokens reused", lambda cost: cost.tokens_reused, ",.0f"),

@@ -13,8 +13,9 @@ import json
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -305,10 +306,13 @@ def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
 
     Args:
         update: Of the state.
-        changes: By channel; channels that it does not write stay out.
+        changes: By channel; channels that it does not write stay out. What a `Command` sends is written to `SENDS`.
     """
+    forward = changes.get(SENDS, lambda sends: sends)
+    if isinstance(update, Send) and SENDS in changes:
+        return forward(update)[0]
     if isinstance(update, Command):
-        return dataclasses.replace(update, update=rewritten(update.update, changes))
+        return dataclasses.replace(update, update=rewritten(update.update, changes), goto=forward(update.goto))
     if isinstance(update, Mapping):
         return {**update, **{name: change(update[name]) for name, change in changes.items() if name in update}}
     if isinstance(update, tuple) and len(update) == 2 and isinstance(update[0], str):
@@ -449,8 +453,6 @@ class InputFilter:
 
 def _everywhere(given: Any, changes: Mapping[str, Change], sent: Change) -> Any:
     """Return input in any form with other values for some channels, and for what it sends."""
-    if isinstance(given, Command) and given.goto:
-        given = dataclasses.replace(given, goto=_forwarded(given.goto, sent))
     changes = {**changes, SENDS: partial(_forwarded, change=sent)}
     return rewritten(given, {**changes, START_SOURCE: partial(rewritten, changes=changes)})  # LangGraph's own channel
 
@@ -458,7 +460,57 @@ def _everywhere(given: Any, changes: Mapping[str, Change], sent: Change) -> Any:
 def _forwarded(sends: Any, change: Change) -> list[Any]:
     """Return sends, and names of nodes, with other states for their targets."""
     listed = sends if isinstance(sends, list | tuple) else [sends]
-    return [Send(each.node, change(each.arg)) if isinstance(each, Send) else each for each in listed]
+    changed = [copy(each) for each in listed]
+    for each in changed:
+        if isinstance(each, Send):
+            each.arg = change(each.arg)
+    return changed
+
+
+def handed_on(
+    sends: Any,
+    config: RunnableConfig,
+    said: Sequence[BaseMessage] = (),
+    *,
+    fresh: bool = False,
+    other: Change = lambda given: given,
+) -> list[Any]:
+    """Return sends, and names of nodes, where what stands in the state goes on under the note that it has there.
+
+    Args:
+        sends: Where a node or a route sends control, in any form that LangGraph takes.
+        config: Of that node, or of the one that the route is after.
+        said: What the node says beside.
+        fresh: Whether what the node has written stands there already, as it does for routes.
+        other: What becomes of a message that does not stand there, in these words.
+    """
+
+    standing = cache(lambda: {**_standing(config, fresh=fresh), **by_id(said)})
+
+    def noted(given: Any) -> Any:
+        with suppress(NotImplementedError, ValueError):  # a function may be sent anything
+            [message] = convert_to_messages([given])
+            if (found := as_it_stands(message, standing().get(str(message.id)))) is not None:
+                return found
+        return other(given)
+
+    def messages(written: Any) -> Any:
+        return type(written)(map(noted, written)) if isinstance(written, list | tuple) else noted(written)
+
+    return _forwarded(sends, partial(rewritten, changes={"messages": messages}))
+
+
+def as_it_stands(message: BaseMessage, there: BaseMessage | None, *, edited: bool = False) -> BaseMessage | None:
+    """Return a message with the note of the one that stands in its place, if that has these very words, or may be
+    `edited`; else None."""
+    if there is None or not (edited or message is there or repeats(message, digest_of(there))):
+        return None
+    return stripped(message, note_of(there))
+
+
+def _standing(config: RunnableConfig, *, fresh: bool = False) -> dict[str, BaseMessage]:
+    """Return the messages of the state that a node got, by id; `fresh`: of what it has made of that."""
+    return by_id(channel_values(config, ("messages",), fresh=fresh).get("messages"))
 
 
 def by_id(held: Any) -> dict[str, BaseMessage]:
@@ -471,9 +523,9 @@ def sign(
 ) -> Any:
     """Sign the messages that a plain node adds, in any form of output that LangGraph takes, with the node's name.
 
-    What it only hands on stays as it is: what stands in the state, people's and instructions with an id, what was said
-    inside of it, and what others said in their own words. What an agent said in other words is the node's own, unless
-    it is one of that agent's.
+    What it only hands on, or sends on, stays as it is: what stands in the state, people's and instructions with an id,
+    what was said inside of it, and what others said in their own words. What an agent said in other words is the
+    node's own, unless it is one of that agent's.
 
     Args:
         output: What the node returned.
@@ -496,15 +548,15 @@ def sign(
         inside = all(name == author or name.startswith(f"{author}|") for name in names)
         return proves(message) and (inside or speaks_for in names)
 
-    def signed(message: BaseMessage, standing: BaseMessage | None) -> BaseMessage:
-        if standing is not None and (repeats(message, digest_of(standing)) or is_its_own(standing)):
-            message = stripped(message, note_of(standing))
-            if not is_its_own(message):
-                return message
+    def signed(message: BaseMessage, there: BaseMessage | None) -> BaseMessage:
+        known = as_it_stands(message, there, edited=there is not None and is_its_own(there))
+        if known is not None and not is_its_own(known):
+            return known
+        message = known or message
         is_proven, claimed = proves(message), note_of(message)
         if is_proven and not is_edited(message):
             return message
-        is_somebodys = is_proven or (standing is not None and "author" in note_of(standing))
+        is_somebodys = is_proven or (there is not None and "author" in note_of(there))
         if message.id is not None and message.type in ("human", "system") and not is_somebodys:
             return stripped(message)
         note = {"author": author, "step": run_step_of(config), "confidential": confidential}
@@ -523,15 +575,15 @@ def sign(
         except (NotImplementedError, ValueError) as error:
             # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
             raise InvalidRequestError(f"node {author!r} wrote to messages what is no message: {error}") from error
-        standing = by_id(channel_values(config, ("messages",)).get("messages"))
+        standing = _standing(config)
         messages = [m if m.type == "remove" else signed(m, standing.get(str(m.id))) for m in messages]
         return Overwrite(messages) if is_overwrite else messages
 
-    return rewritten(output, {"messages": put_on})
+    return rewritten(output, {"messages": put_on, SENDS: partial(handed_on, config=config)})
 
 
 def unsaid(output: Any, config: RunnableConfig, node: str) -> Any:
-    """Return the output of a node that is declared to say nothing as it is.
+    """Return the output of a node that is declared to say nothing; it may send on what stands in the state.
 
     Raises:
         VisibilityError: It says something, in any form of output that LangGraph takes.
@@ -542,25 +594,8 @@ def unsaid(output: Any, config: RunnableConfig, node: str) -> Any:
             f"node {author_of(config, node)!r} was added with writes=(), and writes {channel!r}: leave one of them out"
         )
 
-    standing = by_id(channel_values(config, ("messages",)).get("messages"))
-
-    def sent(payload: Any) -> Any:
-        """Let a `Send` hand on what stands in the state, as a router does, and refuse all else."""
-
-        def handed(written: Any) -> Any:
-            new = [each for each in listed_messages(written or []) if not _repeats_in(each, standing)]
-            return refuse("messages", new) if new else written
-
-        return rewritten(payload, {"messages": handed})
-
-    _everywhere(output, {channel: partial(refuse, channel) for channel in ("messages", "handles")}, sent)
-    return output
-
-
-def _repeats_in(message: BaseMessage, standing: Mapping[str, BaseMessage]) -> bool:
-    """Tell whether a message stands in the state, in these very words."""
-    there = standing.get(str(message.id))
-    return there is not None and repeats(message, digest_of(there))
+    changes = {channel: partial(refuse, channel) for channel in ("messages", "handles")}
+    return rewritten(output, {**changes, SENDS: partial(handed_on, config=config, other=changes["messages"])})
 
 
 # What an agent may believe
@@ -631,7 +666,7 @@ def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
     return found
 
 
-def _channel(state: Any, name: str) -> list[Any]:
+def _channel(state: Any, name: str) -> Sequence[Any]:
     listed = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
     require_few(name, listed)
-    return listed or []
+    return listed if isinstance(listed, list | tuple) else [listed] if listed else []

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
 from choreo_agents.graph.engines import Engines
+from choreo_agents.graph.langgraph_internals import AroundNode
 from choreo_agents.graph.outputs import require_served
+from choreo_agents.graph.provenance import handed_on
 from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import Positions, Rule
 
@@ -133,6 +138,24 @@ def _reader_rules(
         shared.confidential,
         guard_of(name, agent.persona or name, sources, declared, graph.policy.on_violation),
     )
+
+
+def bound_routes(branches: Mapping[str, Mapping[str, Any]]) -> defaultdict[str, dict[str, Any]]:
+    """The routes of a graph, which send on what stands in its state under the notes that it has there."""
+
+    def bound(path: Any) -> AroundNode:
+        def run(given: Any, config: RunnableConfig) -> Any:
+            return handed_on(path.invoke(given, config), config, fresh=True)
+
+        async def arun(given: Any, config: RunnableConfig) -> Any:
+            return handed_on(await path.ainvoke(given, config), config, fresh=True)
+
+        return AroundNode(path, run, arun)
+
+    routes: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for start, given in branches.items():
+        routes[start] = {name: each._replace(path=bound(each.path)) for name, each in given.items()}
+    return routes
 
 
 def _agents(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Agent]]:

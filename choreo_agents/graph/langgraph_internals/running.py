@@ -95,13 +95,14 @@ def task_token_of(config: RunnableConfig) -> Any:
 # The run's state
 
 
-def channel_values(config: RunnableConfig, names: Sequence[str]) -> dict[str, Any]:
-    """The values before a node's superstep of those channels that the graph has; nothing outside LangGraph."""
+def channel_values(config: RunnableConfig, names: Sequence[str], *, fresh: bool = False) -> dict[str, Any]:
+    """The values before a node's superstep of those channels that the graph has; nothing outside LangGraph. `fresh`:
+    with what the node has written."""
     read: Any = task_token_of(config)
     values: dict[str, Any] = {}
     for name in names if callable(read) else ():
         with suppress(KeyError):
-            values |= read([name], False)
+            values |= read([name], fresh)
     return values
 
 

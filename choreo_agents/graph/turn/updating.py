@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.provenance import sign
+from choreo_agents.graph.provenance import handed_on, sign
 from choreo_agents.graph.state import with_said
 from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.words.told import called
@@ -62,5 +62,6 @@ async def with_update(agent: Updating, said: dict[str, Any], state: Any, config:
     whole = {**said, **signed, "messages": [*messages, *more] if isinstance(more, list) else more}
     if command is None:
         return whole
-    routed: Any = Command(graph=command.graph, update=whole, resume=command.resume, goto=command.goto)
+    goto = handed_on(command.goto, config, messages)
+    routed: Any = Command(graph=command.graph, update=whole, resume=command.resume, goto=goto)
     return routed  # type: ignore[no-any-return]

@@ -64,23 +64,27 @@ class Rule:
         return f"{label}, last" if self.history == "last" else f"{label}, last {self.history}"
 
     def narrowed(self, inner: Rule) -> Rule:
-        """The rule by which a reader sees by `inner` what is seen by this one: of both the narrower.
+        """The rule by which a reader sees by `inner` what is seen by this one: of both the narrower, and the same in
+        either order, so that narrowing again and again, as in loops, comes to an end.
 
         Raises:
             VisibilityError: Both re-word.
         """
         if not (self.mode.shows and inner.mode.shows):
             return inner if self.mode.shows else self
-        keeps = inner.mode.hands_on_encodings or inner.mode.reword in (None, self.mode.reword)
-        if not keeps and self.mode.reword is not None:
+        first, mode = sorted(
+            (self.mode, inner.mode), key=lambda each: (each.encodes_again, each.reword is not None, each.name)
+        )
+        if first.reword not in (None, mode.reword):
             raise VisibilityError(f"{self.mode!r} and {inner.mode!r} both re-word")
-        mode = self.mode if keeps and (self.mode.encodes_again or inner.mode.hands_on_encodings) else inner.mode
         limits = {rule.history for rule in (self, inner)} - {"all"}
         history: History = "all"
         if limits:
             # The last superstep has any number of messages: of that and a number the one that both show.
             history = limits.pop() if len(limits) == 1 else min(1 if each == "last" else each for each in limits)
-        return Rule(mode, history, self.scope if inner.scope == "reader" else inner.scope)
+        scopes = {rule.scope for rule in (self, inner)} - {"reader"} or {"reader"}
+        both: Scope = tuple(sorted({*self.contexts} & {*inner.contexts})) or "public"
+        return Rule(mode, history, scopes.pop() if len(scopes) == 1 else both)
 
     def without(self, channel: Channel) -> Rule:
         """The rule that lets nothing more of its source through a channel: encodings are cut by encoding words again,

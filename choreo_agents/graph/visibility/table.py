@@ -55,8 +55,7 @@ class VisibilityTable:
         Raises:
             VisibilityError: Two explicit declarations of the pair differ, or it is no pair.
         """
-        if source == reader:
-            raise VisibilityError(f"{reader!r} always sees its own messages: leave the rule out")
+        _require_pair(source, reader)
         if source == EVERYONE:
             _require_same(source, reader, self.others.setdefault(reader, rule), rule)
             return
@@ -72,7 +71,12 @@ class VisibilityTable:
             self._modeless.add((source, reader))
 
     def change(self, source: str, reader: str, rule: Rule, *, explicit: bool = False) -> None:
-        """Replace a declaration, whoever made it; `explicit`: by one of this very pair."""
+        """Replace a declaration, whoever made it; `explicit`: by one of this very pair.
+
+        Raises:
+            VisibilityError: It is no pair.
+        """
+        _require_pair(source, reader)
         if source == EVERYONE:
             self.others[reader] = rule
             return
@@ -222,6 +226,11 @@ def rule_between(table: Mapping[str, Mapping[str, Rule]], source: str, reader: s
     """What a table of declarations says of a pair of nodes; None: nothing."""
     rules = table.get(reader, {})
     return rules.get(source, None if source == START_SOURCE else rules.get(EVERYONE))
+
+
+def _require_pair(source: str, reader: str) -> None:
+    if source == reader:
+        raise VisibilityError(f"{reader!r} always sees its own messages: leave the rule out")
 
 
 def _require_same(source: str, reader: str, declared: Rule, rule: Rule) -> None:

@@ -67,6 +67,7 @@ def test_paths_are_drawn_in_the_graphs_own_picture() -> None:
         ([DILEMMA, "--set", "alice=reencoded"], "spell a rule as SOURCE:READER=MODE"),
         ([DILEMMA, "--set", "alice:bob=public"], "there is no visibility 'public'"),
         ([DILEMMA, "--set", "alice:carl=shared"], "names no node: 'carl'"),
+        ([DILEMMA, "--set", "alice:alice=shared"], "'alice' always sees its own messages"),
     ],
     ids=str,
 )
@@ -129,6 +130,39 @@ def test_a_graph_that_is_compiled_or_not_is_audited_alike(tmp_path: Path, monkey
         assert "ann.system -> ann =reencoded=> bob" in tried and "words" in tried
     said = run("audit", "both_ways:needs", code=1).replace("\n", " ")
     assert "'both_ways:needs' cannot be called without arguments" in said
+
+
+def test_a_policy_to_try_mends_as_the_graphs_own_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mending_itself.py").write_text(
+        "from choreo_agents import START, Agent, ChoreoGraph, Policy\n"
+        "graph = ChoreoGraph(policy=Policy(on_violation='reencode'))\n"
+        "graph.add_node(Agent('ann', system='S.')).add_node(Agent('bob'))\n"
+        "graph.add_edge(START, 'ann').add_edge('ann', 'bob')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "re-encoded by the policy: ann -> bob" in run("audit", "mending_itself:graph", "--keep", "ann.system=ann")
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like markup of the terminal's stands in names of nodes, and of the graph."""
+    (tmp_path / "bracketed.py").write_text(
+        "from choreo_agents import START, Agent, ChoreoGraph, Policy\n"
+        "kept = Policy(confidential={'a[/b].system': {'a[/b]'}}, on_violation='reencode')\n"
+        "def team(**options):\n"
+        "    graph = ChoreoGraph(**options).add_node(Agent('a[/b]', system='S.')).add_node(Agent('c[/i]'))\n"
+        "    return graph.add_edge(START, 'a[/b]').add_edge('a[/b]', 'c[/i]')\n"
+        "class Teams:\n"
+        "    pass\n"
+        "teams = Teams()\n"
+        "setattr(teams, 'open[/b]', team())\n"
+        "setattr(teams, 'mended[/b]', team(policy=kept))\n"
+        "setattr(teams, 'alone[/b]', ChoreoGraph().add_node(Agent('a')).add_edge(START, 'a'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = run("audit", "bracketed:teams.open[/b]")
+    assert "what can reach whom in bracketed:teams.open[/b]" in out and "a[/b] -> c[/i]: reencoded" in out
+    assert "re-encoded by the policy: a[/b] -> c[/i]" in run("audit", "bracketed:teams.mended[/b]")
+    assert "of bracketed:teams.alone[/b] reaches" in run("audit", "bracketed:teams.alone[/b]")
 
 
 @pytest.mark.slow

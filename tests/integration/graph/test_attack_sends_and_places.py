@@ -13,7 +13,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from support.graphs import QUESTION, SHORT, agent, authors_of, speakers_of, words_seen
 
-from choreo_agents import START, ChoreoGraph, Command, Engine, HandleEntry, MessageHandle, Send, Worker
+from choreo_agents import START, Agent, ChoreoGraph, Command, Engine, HandleEntry, MessageHandle, Send, Worker
+from choreo_agents.testing import Script
 
 LIE = "SECRET orders."
 
@@ -215,3 +216,95 @@ def test_attack_nothing_that_is_stored_tells_a_salt(make_engine: MakeEngine) -> 
     assert salt not in told + repr(saver.storage) + repr(saver.blobs) + repr(saver.writes)
     assert salt not in repr(engine.owner.tenants()) + repr(engine.tenant(salt).kv.memory_map())
     assert "choreo_tenant" in told and len(states) > 2
+
+
+def bare(message: BaseMessage) -> BaseMessage:
+    return message.model_copy(update={"response_metadata": {}})
+
+
+def as_json(message: BaseMessage) -> dict[str, Any]:
+    return {"type": message.type, "content": message.content, "id": message.id, "name": message.name}
+
+
+SENDERS = [
+    "silent",
+    "silent, in a list",
+    "silent, a send alone",
+    "function",
+    "agent",
+    "route",
+    "route behind a function",
+]
+
+
+COPIES: dict[str, Any] = {
+    "bare": lambda message: [bare(message)],
+    "as JSON": lambda message: [as_json(message)],
+    "a tuple": lambda message: (bare(message),),
+    "to a graph": lambda message: [bare(message)],
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("sender", SENDERS)
+def test_attack_a_copy_that_is_sent_on_stays_its_speakers(sender: str, copy: str) -> None:
+    """What plan has said is private to carl; somebody sends him a copy without its note."""
+    script = Script({"plan": "SECRET."}, default="Hm.")
+    with script.load() as engine:
+        carl: Any = Agent("carl")
+        if copy == "to a graph":
+            carl = ChoreoGraph().add_node(carl).add_edge(START, "carl").compile(engine=engine)
+
+        def sent(state: Any) -> Send:
+            [said] = [each for each in state["messages"] if each.name == "plan"]
+            return Send("team", {"messages": COPIES[copy](said)})
+
+        graph = ChoreoGraph().add_node(Agent("plan", confidential=True)).add_node("team", carl)
+        graph.share("plan", "team", "private").add_edge(START, "plan")
+        options: dict[str, Any] = {"destinations": ("team",)}
+        if sender.startswith("silent"):
+            wrapped = {
+                "silent": lambda s: Command(goto=sent(s)),
+                "silent, in a list": lambda s: [Command(goto=sent(s))],
+            }
+            graph.add_node("on", wrapped.get(sender, sent), writes=(), **options)
+        elif sender == "function":
+            graph.add_node("on", lambda state: Command(goto=[sent(state)]), **options)
+        elif sender == "agent":
+            graph.add_node(Agent("on", update=lambda _, state: Command(goto=sent(state))), **options)
+        if sender == "route":
+            graph.add_conditional_edges("plan", lambda state: [sent(state)], ["team"], visibility={})
+        elif sender == "route behind a function":
+            graph.add_node("on", lambda _: {}).add_conditional_edges("on", sent, ["team"], visibility={})
+        if sender != "route":
+            graph.add_edge("plan", "on", visibility={})
+        graph.compile(InMemorySaver(), engine=engine).invoke(QUESTION, thread())
+    [heard] = [call for call in script.calls if call.agent in ("carl", "team", "team|carl")]
+    assert "SECRET" not in heard.text
+
+
+@pytest.mark.parametrize(
+    "given", ["Go.", ("user", "Go."), ["Go.", ("user", "Go."), {"id": "x", "more": 1}], None, {"id": 1}]
+)
+def test_what_is_no_message_of_the_state_is_sent_as_it_is(given: Any) -> None:
+    got: list[Any] = []
+    graph = ChoreoGraph().add_node("note", got.append)
+    graph.add_conditional_edges(START, lambda _: Send("note", {"messages": given, "more": 1}), ["note"])
+    graph.compile().invoke({"messages": [HumanMessage("Hi.", id="x")]})
+    assert got == [{"messages": given, "more": 1}]
+
+
+def test_a_route_from_the_start_sends_on_what_a_thread_has_heard() -> None:
+    script = Script({"plan": "SECRET."}, default="Hm.")
+    with script.load() as engine:
+        graph = ChoreoGraph().add_node(Agent("plan", confidential=True)).add_node(Agent("carl"))
+        graph.share("plan", "carl", "private")
+
+        def first(state: Any) -> Any:
+            said = [bare(each) for each in state["messages"] if each.name == "plan"]
+            return Send("carl", {"messages": said}) if said else "plan"
+
+        app = graph.add_conditional_edges(START, first, ["plan", "carl"]).compile(InMemorySaver(), engine=engine)
+        said = app.invoke(QUESTION, thread())["messages"][-1]
+        app.invoke({"messages": [bare(said)]}, thread())
+    assert [call.agent for call in script.calls] and "SECRET" not in script.calls[-1].text

@@ -121,6 +121,7 @@ SAYS: dict[str, Callable[[Any], Any]] = {
     "several": lambda _: [{"rounds": 1}, Command(update=[("handles", [])])],
     "handles": lambda state: {"handles": state["handles"]},
     "a send": lambda _: Command(goto=Send("cleo", {"messages": [AIMessage("I speak.")]})),
+    "a send of several": lambda _: [Command(goto=Send("cleo", {"messages": [AIMessage("I speak.")]}))],
     "a send in other words": lambda state: Command(goto=Send("cleo", {"messages": [reworded(state)]})),
     "in place of all": lambda _: {"messages": Overwrite([])},
     "the whole state": lambda state: state,

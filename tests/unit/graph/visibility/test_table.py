@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -126,9 +127,14 @@ def test_what_does_not_say_how_is_refused(reads: object) -> None:
         rules_of(reads)  # type: ignore[arg-type]
 
 
+QUOTED, CITED = VisibilityMode("quoted", "words"), VisibilityMode("cited", "words")
+HISTORIES: Any = st.sampled_from(["all", 1, 2])
+SCOPES: Any = st.sampled_from(["reader", "public", ("a.system",), ("a.system", "b.system"), ("b.system", "a.system")])
+RULES = st.builds(Rule, st.sampled_from(["shared", "private"]), HISTORIES) | st.builds(
+    Rule, st.sampled_from(["reencoded", QUOTED, CITED]), HISTORIES, SCOPES
+)
 PAIRS = st.dictionaries(
-    st.tuples(st.sampled_from("abxyz"), st.sampled_from("rxyz")).filter(lambda pair: pair[0] != pair[1]),
-    st.builds(Rule, st.sampled_from(["shared", "reencoded", "private"]), st.sampled_from(["all", 1, 2])),
+    st.tuples(st.sampled_from("abxyz"), st.sampled_from("rxyz")).filter(lambda pair: pair[0] != pair[1]), RULES
 )
 
 
@@ -150,9 +156,31 @@ def test_what_silent_nodes_pass_on_is_the_narrowest_of_all_ways(rules: dict[tupl
         limits = [rule.history for rule in on_the_way if rule.history != "all"]
         assert seen["a"].mode.shows == ("private" not in modes) and not seen["a"].mode.keeps_out
         if seen["a"].mode.shows:
-            assert seen["a"].mode.encodes_again == ("reencoded" in modes)
+            assert seen["a"].mode.encodes_again == any(rule.mode.encodes_again for rule in on_the_way)
             assert seen["a"].history == min(limits, default="all")
+            scopes = [{*rule.contexts} for rule in on_the_way if rule.scope != "reader"]
+            assert seen["a"].scope == "reader" if not scopes else {*seen["a"].contexts} == set.intersection(*scopes)
     assert "b" not in seen or ("b", "r") in rules
+
+
+SECRETS = "public", ("b.system",)
+
+
+@pytest.mark.parametrize(("one", "other"), [SECRETS, SECRETS[::-1], [("a.system",), ("b.system",)]])
+def test_what_two_scopes_in_a_loop_narrow_is_encoded_in_what_is_in_both(one: Any, other: Any) -> None:
+    """s1 and s2 stand in one, s3 beside it hands back: whichever scope came last once held, and was narrowed again."""
+    table = VisibilityTable()
+    table.describe(silent=["s1", "s2", "s3"])
+    for source, reader in (("b", "s2"), ("s1", "s2"), ("s2", "s1"), ("s3", "s2"), ("s2", "r")):
+        table.declare(source, reader, Rule(), explicit=False)
+    table.declare("s1", "s3", Rule("reencoded", scope=one))
+    table.declare("s2", "s3", Rule("reencoded", scope=other))
+    assert table.reads("r")["b"] == Rule("reencoded", scope="public")
+
+
+def test_of_two_modes_that_do_the_same_one_holds_in_either_order() -> None:
+    found = {Rule(one).narrowed(Rule(other)) for one, other in ((QUOTED, CITED), (CITED, QUOTED))}
+    assert len(found) == 1
 
 
 def _ways(rules: Collection[tuple[str, str]], source: str, reader: str) -> Iterator[list[tuple[str, str]]]:
