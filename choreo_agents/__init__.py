@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Worker,
         send,
     )
+    from choreo_agents.graph.comparing import acompare, compare
     from choreo_agents.graph.replaying import afork, areplay, fork, replay
     from choreo_agents.kv.handle import MessageHandle
     from choreo_agents.models import FramedText
@@ -82,8 +83,10 @@ __all__ = [
     "VisibilityMode",
     "Worker",
     "__version__",
+    "acompare",
     "afork",
     "areplay",
+    "compare",
     "fork",
     "replay",
     "send",
@@ -116,6 +119,7 @@ _ROOMS = {
         ),
         *("Keep", "Policy", "Rule", "RunOptions", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
     ),
+    "graph.comparing": ("acompare", "compare"),
     "graph.replaying": ("afork", "areplay", "fork", "replay"),
     "kv.handle": ("MessageHandle",),
     "models.framed": ("FramedText",),

@@ -12,11 +12,13 @@ from choreo_agents.terminal.commands import group
 
 def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
     from choreo_agents.cli.audit import audit
+    from choreo_agents.cli.compare import compare
     from choreo_agents.cli.recordings import fork, replay
 
     return {
         "run": group("Run a workflow and watch it.", _workflows),
         "audit": audit,
+        "compare": compare,
         "replay": replay,
         "fork": fork,
         "models": group(

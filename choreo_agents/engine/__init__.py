@@ -1,7 +1,7 @@
 """The engine: prefill, decode, release, and the twins that re-encode text."""
 
 from choreo_agents.engine.calls import Decode, Guided, PlayedCall, Prefill, StreamedToken, Thinking
-from choreo_agents.engine.engine import Engine
+from choreo_agents.engine.engine import Engine, twin_of
 from choreo_agents.engine.messages.holdings import UnkeptRun
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.settings import Memory, Scheduling
@@ -20,4 +20,5 @@ __all__ = [
     "Thinking",
     "UnkeptRun",
     "Usage",
+    "twin_of",
 ]

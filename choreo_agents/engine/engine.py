@@ -314,3 +314,26 @@ def _loaded(
     if said:
         raise InvalidRequestError(f"the model is loaded already: give {' and '.join(said)} to load_model")
     return model
+
+
+def twin_of(engine: Engine, method: MethodName) -> Engine:
+    """Start an engine of the same model, settings and adapters that serves by another method, with nothing encoded.
+
+    It has no folder for KV, and memory of its own. Close it.
+    """
+    core, tenant = engine._core, engine._tenant
+    with core.lock:
+        folders, own = core.adapters.folders(tenant.name), core.adapters.loaded(tenant.name)[0]
+    settings = core.settings
+    made = Engine.load(
+        core.model,
+        method=method,
+        memory=settings.memory.model_copy(update={"disk": None, "kept": None}),
+        scheduling=settings.scheduling,
+        backend=settings.backend,
+        seed=settings.seed,
+        adapter=None if own is None else folders[own[0]],
+    )
+    for name in folders.keys() - {*made.adapters}:
+        made.load_adapter(folders[name], name)
+    return made

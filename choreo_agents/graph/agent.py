@@ -15,7 +15,7 @@ from choreo_agents.chat import Described, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.engines import own_or_named
+from choreo_agents.graph.engines import own_or_named, twin_in
 from choreo_agents.graph.outputs import is_free, output_of, require_writer
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import tenant_in
@@ -200,8 +200,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         return await with_update(self, said, input, config)
 
 
-class _TenantPrompts(WeakKeyDictionary[Agent, ImportedPrompt]):
-    """The prompts of schemas that one tenant has."""
+class _ServedPrompts(WeakKeyDictionary[Agent, ImportedPrompt]):
+    """The prompts of schemas that one tenant, or twin of an engine, has."""
 
 
 A = TypeVar("A", bound=Agent)
@@ -218,18 +218,21 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
             f"agent {agent.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
             f"{'' if agent.engine_name is None else f', itself and not the name {agent.engine_name!r}'}"
         )
-    if not agent.reader_rules().by_tenant:
-        return agent, agent.engine
-    tenant = tenant_in(config)
-    if tenant is None:
-        raise InvalidRequestError(
-            f"agent {agent.name!r} serves several tenants, and runs outside of the graph that says which: run what "
-            "compile(tenant=...) has made"
-        )
-    served, engine = copy.copy(agent), agent.engine.tenant(tenant.salt)
+    engine = twin_in(config, agent.engine)
+    if agent.reader_rules().by_tenant:
+        tenant = tenant_in(config)
+        if tenant is None:
+            raise InvalidRequestError(
+                f"agent {agent.name!r} serves several tenants, and runs outside of the graph that says which: run what "
+                "compile(tenant=...) has made"
+            )
+        engine = engine.tenant(tenant.salt)
+    if engine is agent.engine:
+        return agent, engine
+    served = copy.copy(agent)
     served.engine = engine
     if (prompt := agent.schema_prompt) is not None:
-        prompts = engine.kv.keeper(_TenantPrompts)
+        prompts = engine.kv.keeper(_ServedPrompts)
         served.imported = prompts.get(agent) or prompts.setdefault(agent, ImportedPrompt(engine, prompt, agent.public))
     return served, engine
 

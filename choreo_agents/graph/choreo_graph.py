@@ -41,6 +41,7 @@ from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
 from choreo_agents.graph.recording.around import around
 from choreo_agents.graph.state import ChoreoState
+from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy
 from choreo_agents.graph.tenancy import Resolver, require_by_tenant
 from choreo_agents.graph.visibility import (
     EVERYONE,
@@ -54,6 +55,7 @@ from choreo_agents.graph.visibility import (
     VisibilityTable,
     rule_of,
 )
+from choreo_agents.synthesis.strategies import Strategy
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 
@@ -268,6 +270,25 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         changed = self._copied()
         changed.nodes = with_system(self.nodes, node, text)
         changed._visibility.describe(told=_told(changed.nodes))
+        return changed
+
+    def with_strategy(self: Self, strategy: Strategy) -> Self:
+        """A copy in which all synthesizers merge by another strategy.
+
+        Raises:
+            InvalidRequestError: It has none, or there is no such strategy.
+        """
+        changed = self._copied()
+        merging = {name: spec for name, spec in self.nodes.items() if isinstance(spec.runnable, Synthesizer)}
+        for name, spec in merging.items():
+            node: Any = spec.runnable
+            for source, rule in self.reads_of(name, node).items():
+                if source in node.merging.sources and rule.mode == mode_of_strategy(node.strategy):
+                    merged = Rule(mode_of_strategy(strategy), rule.history, rule.scope)
+                    changed._visibility.change(source, name, merged, explicit=True)
+            changed.nodes[name] = replace(spec, runnable=node.merging_by(strategy))
+        if not merging:
+            raise InvalidRequestError("the graph has no synthesizer that could merge otherwise")
         return changed
 
     def _copied(self: Self) -> Self:

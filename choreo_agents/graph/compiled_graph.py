@@ -17,7 +17,7 @@ from choreo_agents.graph.compiling.charting import agents_of
 from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit, labelled
 from choreo_agents.graph.durable.finding import LineageChoice, lineage_store_for, with_lineage
 from choreo_agents.graph.durable.thread_log import ThreadLog
-from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, with_engines
+from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, twin_in, with_engines
 from choreo_agents.graph.keeping import akept, forgetting, kept, with_thread
 from choreo_agents.graph.langgraph_internals import (
     adelete_thread,
@@ -116,7 +116,9 @@ class CompiledChoreoGraph(TenantThreads):
         self, config: RunnableConfig | None
     ) -> tuple[InputFilter, RunnableConfig, Sequence[Engine], RunTenant | None]:
         """Return the filter of a run's input, the config of the run, who serves it, and for whom."""
-        called, engine, engines = called_with(self, config), self._built.engine, self._built.engines
+        called = called_with(self, config)
+        engine, engines = self._built.engine, [twin_in(called, each) for each in self._built.engines]
+        engine = None if engine is None else twin_in(called, engine)
         require_outermost(called)
         if (tenant := self.tenant_of(called)) is not None and engine is not None:
             engine, engines = engine.tenant(tenant.salt), [each.tenant(tenant.salt) for each in engines]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
@@ -106,7 +106,7 @@ def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | Non
 
 def merge_updates(entries: list[HandleEntry] | None, updates: Sequence[list[HandleEntry] | None]) -> list[HandleEntry]:
     """The same for several updates, one after the other."""
-    return reduce(merge_entries, updates, merge_entries(entries, None))
+    return merge_entries(entries, [entry for update in updates for entry in update or []])
 
 
 def _stands_back(entry: HandleEntry, known: HandleEntry) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.view.merged_branches import MergeSpec
-from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, rules_of
+from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, VisibilityMode, rules_of
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 
@@ -38,17 +39,35 @@ class Synthesizer(Agent):
         summary: str = SHORTER,
         **options: Any,
     ) -> None:
-        require_strategy(strategy)
         if isinstance(merges, str) or not merges:
             raise InvalidRequestError(f"merges must name the nodes whose messages are merged, not {merges!r}")
-        mode: Mode = REENCODED if strategy == "text" else SHARED
-        sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode)
-        positions: Positions = "parallel" if strategy == "parallel" else "sequential"
+        sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode_of_strategy(strategy))
+        positions = _positions(strategy)
         if options.get("positions") not in (None, positions):
             raise InvalidRequestError(
                 f"strategy {strategy!r} places its branches itself: leave positions={options['positions']!r} out"
             )
         reads = {**sources, **rules_of(options.pop("reads", {}))}
         super().__init__(name, reads=reads, **{**options, "positions": positions})
-        self.strategy: Strategy = strategy
-        self.merging = MergeSpec(frozenset(sources), strategy != "text", summary if strategy == "summary" else None)
+        self._shorter, self.strategy = summary, strategy
+        self.merging: MergeSpec = self._merging(strategy, sources)
+
+    def _merging(self, strategy: Strategy, sources: Iterable[str]) -> MergeSpec:
+        return MergeSpec(frozenset(sources), strategy != "text", self._shorter if strategy == "summary" else None)
+
+    def merging_by(self, strategy: Strategy) -> Synthesizer:
+        """Return a copy that merges by another strategy; its graph says how it reads its sources."""
+        changed = copy.copy(self)
+        changed.strategy, changed.positions = strategy, _positions(strategy)
+        changed.merging = self._merging(strategy, self.merging.sources)
+        return changed
+
+
+def mode_of_strategy(strategy: Strategy) -> VisibilityMode:
+    """Return how branches are read that are merged so; raises `InvalidRequestError` if there is no such strategy."""
+    require_strategy(strategy)
+    return REENCODED if strategy == "text" else SHARED
+
+
+def _positions(strategy: Strategy) -> Positions:
+    return "parallel" if strategy == "parallel" else "sequential"

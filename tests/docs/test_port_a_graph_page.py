@@ -11,7 +11,7 @@ PAGE = ROOT / "docs/tutorials/port-a-graph.md"
 
 def test_the_page_runs() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec", dont_inherit=True), names)

@@ -11,17 +11,17 @@ from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.graph.langgraph_internals import AroundNode, branch_of, superstep_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.recording.listening import RanNode, listening_in
+from choreo_agents.graph.recording.listening import PlayedNode, RanNode, listening_in
 
 
 def around(node: Any) -> AroundNode:
     """A node that is no agent, which is listened to; the same where nobody does."""
 
     @contextmanager
-    def heard(config: RunnableConfig) -> Iterator[None]:
+    def heard(given: Any, config: RunnableConfig) -> Iterator[PlayedNode]:
         listening, began_s, error = listening_in(config), time.perf_counter(), None
         try:
-            yield
+            yield PlayedNode() if listening is None or listening.play is None else listening.play(given, config)
         except BaseException as raised:
             error = raised
             raise
@@ -31,11 +31,15 @@ def around(node: Any) -> AroundNode:
                 listening.ran(RanNode(author_of(config), *place, began_s, error))
 
     def run(given: Any, config: RunnableConfig) -> Any:
-        with heard(config):
-            return node.invoke(given, config)
+        with heard(given, config) as played:
+            result = played.value if played.is_known else node.invoke(given, config)
+            played.keep(result)
+            return result
 
     async def arun(given: Any, config: RunnableConfig) -> Any:
-        with heard(config):
-            return await node.ainvoke(given, config)
+        with heard(given, config) as played:
+            result = played.value if played.is_known else await node.ainvoke(given, config)
+            played.keep(result)
+            return result
 
     return AroundNode(node, run, arun)

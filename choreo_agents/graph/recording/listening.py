@@ -102,6 +102,17 @@ class RanNode:
 
 
 @dataclass(frozen=True)
+class PlayedNode:
+    """One execution of a node that is no agent, as whoever listens has it."""
+
+    value: Any = None
+    """What it returns, if that is known: then it does not run."""
+    is_known: bool = False
+    keep: Callable[[Any], None] = lambda value: None
+    """Told what it returned."""
+
+
+@dataclass(frozen=True)
 class Listening:
     """Of one run. What it holds may be called from any thread."""
 
@@ -109,6 +120,8 @@ class Listening:
     """What a call is to say; None: the model is asked."""
     said: tuple[Callable[[AskedCall, SaidCall], None], ...] = ()
     ran: Callable[[RanNode], None] | None = None
+    play: Callable[[Any, RunnableConfig], PlayedNode] | None = None
+    """Asked before a node that is no agent runs, with its input."""
 
 
 def listening_in(config: RunnableConfig) -> Listening | None:

@@ -9,12 +9,14 @@ from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState, StateGraph
+from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.langgraph_internals import stops_of
+from choreo_agents.graph.recording.around import around
 from choreo_agents.graph.replaying.changes import Changes
 from choreo_agents.graph.sending import sent_instruction
 from choreo_agents.graph.worker import Worker
@@ -28,8 +30,8 @@ class GraphCopy:
         nodes: What stands in the place of nodes, by name, behind the subgraphs that they stand in.
     """
 
-    def __init__(self, changes: Changes, nodes: Mapping[str, Any]) -> None:
-        self._changes, self._nodes = changes, nodes
+    def __init__(self, changes: Changes | None = None, nodes: Mapping[str, Any] | None = None) -> None:
+        self._changes, self._nodes = changes or Changes(), nodes or {}
         self._used: set[str] = set()
 
     def compiled(self, app: CompiledChoreoGraph, *, kept: bool) -> CompiledChoreoGraph:
@@ -58,12 +60,24 @@ class GraphCopy:
         engine, strict = builder.served
         return copied.compile(saver, engine=engine, strict=strict, lineage=False, **stops_of(app))
 
+    def _stock(self, graph: Any, prefix: str) -> Any:
+        """A graph of LangGraph's own, whose functions are listened to as ours are."""
+        copied, nodes = copy.copy(graph.builder), {}
+        for name, spec in copied.nodes.items():
+            node = self._node(prefix + name, spec.runnable)
+            listened = isinstance(node, Agent | CompiledStateGraph)
+            nodes[name] = replace(spec, runnable=node if listened else around(node))
+        copied.nodes = nodes
+        return copied.compile(graph.checkpointer, **stops_of(graph))
+
     def _node(self, path: str, node: Any) -> Any:
         if path in self._nodes:
             self._used.add(path)
             return StateGraph(MessagesState).add_node("node", self._nodes[path]).nodes["node"].runnable
         if isinstance(node, CompiledChoreoGraph):
             return self._compiled(node, node.checkpointer, f"{path}|")
+        if isinstance(node, CompiledStateGraph):
+            return self._stock(node, f"{path}|")
         return self._agent(path, node) if isinstance(node, Agent) else node
 
     def _agent(self, path: str, agent: Agent) -> Agent:

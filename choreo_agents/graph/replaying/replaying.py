@@ -123,7 +123,7 @@ async def afork(
     engine = recorded_engine(app, recording.header)
     digests = engine.record.digests(key_of(recording, engine.lineage.seals))
     words = {id(call_named(recording, *whose)): said for whose, said in changes.words.items()}
-    copied, packing, suffix = GraphCopy(changes, nodes or {}), Packing(app.builder), secrets.token_hex(4)
+    copied, packing, suffix = GraphCopy(changes, nodes), Packing(app.builder), secrets.token_hex(4)
     # What a run says that no thread keeps is proven in the next such run, which may be given it: in no thread either.
     graphs = {kept: copied.compiled(app, kept=kept) for kept in (True, False)}
     made: list[RunAnswers] = []

@@ -26,7 +26,7 @@ from choreo_agents.workflows.graphs.multi_qa import Layout
 
 runner = CliRunner()
 CHOICES = ((MergeOptions, "strategy"), (QuestionsOptions, "layout"))
-OURS = ["run", "audit", "replay", "fork", "models", "inspect", "pml"]
+OURS = ["run", "audit", "compare", "replay", "fork", "models", "inspect", "pml"]
 
 
 def test_there_are_few_commands_and_each_is_told_in_a_line() -> None:

@@ -1,0 +1,127 @@
+"""`choreo compare`: a graph of the user's under several methods."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar, errors_as_lines
+from choreo_agents.terminal.waiting import importing
+
+if TYPE_CHECKING:
+    from choreo_agents.graph.comparing import Comparison
+
+
+@takes_loading
+def compare(
+    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: the graph, compiled or not, or what makes one.")],
+    path: Annotated[Path, typer.Argument(metavar="INPUTS", help="A JSONL file: a state or a question on each line.")],
+    model: ModelOption = "embedded",
+    methods: Annotated[str, typer.Option(help="With commas between; the first runs functions and tools.")] = (
+        "choreo,baseline,naive"
+    ),
+    strategies: Annotated[
+        str, typer.Option(help="By which synthesizers merge instead: [b]parallel,sequential[/b], say.")
+    ] = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method; times are medians.")] = 3,
+    seed: Annotated[int | None, typer.Option(help="Of the runs.")] = None,
+    as_json: JsonOption = False,
+    loading: Loading = USUAL,
+) -> None:
+    """Run a graph from its cache and as text: tokens encoded, first token, end to end, and where answers differ.
+
+    An input is a line: a state, such as [b]{"messages": [["user", "What is new?"]]}[/b], or the words of a question in
+    quotes. The first method says what it says, and runs functions and tools; the same words are forced on all methods,
+    which are given what functions returned. Then the others decode freely, too, and answers are compared.
+
+    The graph is had by importing its module, whose code runs. Modules are looked for in the current folder first.
+
+    [b]Examples[/b]
+
+      choreo compare my_package.my_graph:graph questions.jsonl --model path/or/hub-name
+      choreo compare my_package.my_graph:app inputs.jsonl --methods choreo,baseline --json
+      choreo compare my_package.merge:graph inputs.jsonl --strategies parallel,sequential
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with importing(console):
+        from choreo_agents.cli.graphs import current_folder, named_graph
+        from choreo_agents.engine import Engine
+        from choreo_agents.graph import CompiledChoreoGraph
+        from choreo_agents.graph.comparing import compare as compared
+
+    with errors_as_lines(console), current_folder(), ExitStack() as stack:
+        inputs, app = _read(path), named_graph(target)
+        if not isinstance(app, CompiledChoreoGraph):
+            app = app.compile(engine=stack.enter_context(Engine.load(load(console, model, loading))))
+        with bar(console) as progress:
+            task = progress.add_task("runs", total=None)
+            found = compared(
+                app,
+                inputs,
+                methods=_names(methods),
+                strategies=_names(strategies),
+                repeats=repeats,
+                seed=seed,
+                progress=lambda done, of: progress.update(task, completed=done, total=of),
+            )
+        if as_json:
+            costs = {way: asdict(found.cost(way)) for way in found.ways}
+            answers = [{"answers": each.answers, "differs": each.differs} for each in found.inputs]
+            typer.echo(json.dumps({"repeats": repeats, "costs": costs, "inputs": answers}, indent=2))
+        else:
+            _show(console, found)
+
+
+def _names(text: str) -> Any:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _read(path: Path) -> list[Any]:
+    """The inputs of a file.
+
+    Raises:
+        ValueError: A line is no state and no question; says which.
+    """
+    found = []
+    for number, line in enumerate(path.read_text().split("\n"), start=1):
+        if line.strip():
+            try:
+                found.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"line {number} of {str(path)!r} is no JSON: {error}") from None
+            if not isinstance(found[-1], str | dict):
+                raise ValueError(f"line {number} of {str(path)!r} is no state and no question in quotes")
+    if not found:
+        raise ValueError(f"{str(path)!r} holds no inputs")
+    return found
+
+
+def _show(console: Console, found: Comparison) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title="the same words under each method", title_justify="left")
+    for at, column in enumerate(found.columns):
+        table.add_column(column, justify="right" if at else "left")
+    for row in found.rows():
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        "[dim]choreo: from the cache. baseline: text with a prefix cache. naive: text without one. Counts and ends are "
+        f"of all inputs; times are medians ({found.repeats} of each, in turn, on fresh engines), without functions and "
+        "tools. First token: mean, from a node's start, encoding of what it reads included.[/]"
+    )
+    for number, each in enumerate(found.inputs, start=1):
+        if each.differs is not None:
+            console.print(f"[yellow]input {number}: {escape(each.differs)} is the first to say something else[/]")
+            for way, answer in each.answers.items():
+                console.print(f"  {way}: {escape(answer)}")
+    same = sum(each.differs is None for each in found.inputs)
+    console.print(f"{same} of {len(found.inputs)} inputs were answered word for word alike, decoding freely.")

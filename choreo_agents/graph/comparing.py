@@ -1,0 +1,337 @@
+"""A graph on given inputs under several methods, the same words in all: what each encodes, how long it takes, and where
+answers differ."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import mean, median
+from typing import Any, Literal, TypedDict, Unpack, cast
+
+from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs
+
+from choreo_agents.engine import Engine, twin_of
+from choreo_agents.engine.settings import MethodName
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
+from choreo_agents.graph.engines import with_twins
+from choreo_agents.graph.langgraph_internals import place_in_superstep, stops_of, superstep_of
+from choreo_agents.graph.nesting import author_of
+from choreo_agents.graph.recording.listening import (
+    AskedCall,
+    Listening,
+    PlayedNode,
+    SaidCall,
+    heard_by,
+)
+from choreo_agents.graph.recording.packing import parts_of
+from choreo_agents.graph.replaying.copying import GraphCopy
+from choreo_agents.graph.sync_bridge import run_coroutine
+from choreo_agents.graph.view.run_options import RunOptions
+from choreo_agents.synthesis.strategies import Strategy
+from choreo_agents.tracing import table_html
+
+METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
+Figure = Literal["tokens_encoded", "first_token_s", "end_to_end_s"]
+_Place = tuple[str, int, int, int]
+"""Author, superstep, branch and call."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run cost; of several inputs, sums, and the mean of first tokens."""
+
+    tokens_encoded: int
+    tokens_reused: int
+    first_token_s: float
+    """Mean over its calls: from a node's start, encoding of what it reads included."""
+    end_to_end_s: float
+    """Without the time of functions and tools, whose results are given."""
+    steps: int
+
+
+@dataclass(frozen=True)
+class ComparedInput:
+    """One input under all methods."""
+
+    costs: Mapping[str, Cost]
+    """With the same words."""
+    answers: Mapping[str, str]
+    """The last message, of runs that decode freely."""
+    words: Mapping[str, Mapping[_Place, str]]
+    """All that was said in these runs, in order."""
+
+    @property
+    def differs(self) -> str | None:
+        """Who is the first whose words depend on the method; None: nobody's do."""
+        one, *others = self.words.values()
+        return next((place[0] for place in one if any(other.get(place) != one[place] for other in others)), None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` has found."""
+
+    ways: tuple[str, ...]
+    """Methods, and strategies of synthesizers."""
+    inputs: tuple[ComparedInput, ...]
+    repeats: int
+
+    def cost(self, way: str) -> Cost:
+        """Return what a method took for all inputs."""
+        costs = [each.costs[way] for each in self.inputs]
+        return Cost(
+            sum(each.tokens_encoded for each in costs),
+            sum(each.tokens_reused for each in costs),
+            mean(each.first_token_s for each in costs),
+            sum(each.end_to_end_s for each in costs),
+            sum(each.steps for each in costs),
+        )
+
+    def ratio(self, way: str, figure: Figure) -> float:
+        """Return how many times as much as choreo a method took."""
+        return float(getattr(self.cost(way), figure) / getattr(self.cost("choreo"), figure))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row for each figure: what each method took, and the others' over choreo's."""
+        styles: dict[str, tuple[str, float, str]] = {
+            "tokens encoded": ("tokens_encoded", 1, ",.0f"),
+            "tokens reused": ("tokens_reused", 1, ",.0f"),
+            "first token, ms": ("first_token_s", 1e3, ",.1f"),
+            "end to end, ms": ("end_to_end_s", 1e3, ",.0f"),
+        }
+        others = [each for each in self.ways if each != "choreo"]
+        return [
+            (
+                label,
+                *(format(getattr(self.cost(method), name) * scale, style) for method in self.ways),
+                *("" if name == "tokens_reused" else f"{self.ratio(method, name):.2f}x" for method in others),  # type: ignore[arg-type]
+            )
+            for label, (name, scale, style) in styles.items()
+        ]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What stands above them."""
+        return ("", *self.ways, *(f"{each}/choreo" for each in self.ways if each != "choreo"))
+
+    def _repr_html_(self) -> str:
+        told = sum(each.differs is not None for each in self.inputs)
+        return table_html(f"{len(self.inputs)} inputs, {told} answered otherwise", self.columns, self.rows())
+
+
+class CompareOptions(TypedDict, total=False):
+    """How a graph is compared."""
+
+    methods: Sequence[MethodName]
+    """`choreo`: from the cache; `baseline`: text with a prefix cache; `naive`: text without one."""
+    strategies: Sequence[Strategy]
+    """By which its synthesizers merge instead, from the cache: a way of its own for each."""
+    repeats: int
+    """Timed runs of each way, 3 unless it is said; times are medians."""
+    seed: int | None
+    """Of the runs; None: the engine's."""
+    config: RunnableConfig | None
+    """What functions, prompts and routes are to find in their config."""
+    context: Any
+    """And in their runtime."""
+    progress: Callable[[int, int], None]
+    """Told how many runs of how many are over."""
+
+
+def compare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: Unpack[CompareOptions]) -> Comparison:
+    """Run a graph on inputs under several methods, and say what each encodes, how long it takes, and what it answers.
+
+    The first method runs each input freely: its words are forced on all, which still pay for every step, and take
+    turns. Functions and tools run in that first run alone: where another is given the same, it is given the result. All
+    but `naive`, whose words are the baseline's, then decode freely, too, which shows where answers differ; a function
+    that is given something else there runs again. Every run has fresh engines of the graph's models, whose caches are
+    cold: the graph's own engines, threads and stores stay as they are. What functions ask of an engine by themselves,
+    without a graph or an agent, is part of the function.
+
+    Args:
+        app: The graph, compiled with an engine.
+        inputs: States that the graph begins with, or text: a user's message.
+        **options: See `CompareOptions`.
+
+    Raises:
+        InvalidRequestError: There is nothing to compare, or no input; a run does not come to its end; the graph has no
+            synthesizer, and strategies are named.
+    """
+    return run_coroutine(acompare(app, inputs, **options))
+
+
+async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: Unpack[CompareOptions]) -> Comparison:
+    """See `compare`."""
+    methods, strategies = options.get("methods", METHODS), options.get("strategies", ())
+    repeats = options.get("repeats", 3)
+    if not inputs or isinstance(inputs, str | Mapping):
+        raise InvalidRequestError("give the inputs to compare on as a list: of states, or of a user's words")
+    if "choreo" not in methods or not {*methods} <= {*METHODS} or len(methods) + len(strategies) < 2 or repeats < 1:
+        raise InvalidRequestError(f"compare takes choreo and others of {', '.join(METHODS)}, or strategies")
+    ways: dict[str, tuple[CompiledChoreoGraph, MethodName]] = {method: (app, method) for method in methods}
+    ways |= {each: (_swapped(app, each), "choreo") for each in strategies}
+    free, found = [name for name in ways if name != "naive"], []
+    tell, count, done = options.get("progress"), len(inputs) * (len(free) + repeats * len(ways)), 0
+    for number, given in enumerate(inputs, start=1):
+        runs: dict[str, list[_Run]] = defaultdict(list)
+        results, forced = _Results(), None
+        for name in [*free, *(repeats * [*ways])]:
+            own: Any = {"thread_id": f"compare {number}", "choreo": RunOptions(options.get("seed"), forced)}
+            called = merge_configs(options.get("config"), {"configurable": own})
+            state = _state(given, number)
+            runs[name].append(await _run(*ways[name], state, called, options.get("context"), results.of_a_run()))
+            done += 1
+            if done % (count // len(inputs)) == len(free):
+                forced = defaultdict[Any, Any](lambda: None, runs[free[0]][0].words.tokens)
+            if tell is not None:
+                tell(done, count)
+        costs = {name: _typical([each.cost for each in runs[name][-repeats:]]) for name in ways}
+        answers = {name: runs[name][0].answer for name in free}
+        found.append(ComparedInput(costs, answers, {name: runs[name][0].words.words for name in free}))
+    return Comparison(tuple(ways), tuple(found), repeats)
+
+
+@dataclass(frozen=True)
+class _Run:
+    words: _Words
+    cost: Cost
+    answer: str
+
+
+def _swapped(app: CompiledChoreoGraph, strategy: Strategy) -> CompiledChoreoGraph:
+    builder: Any = app.builder
+    engine, strict = builder.served
+    swapped = builder.origin.with_strategy(strategy).compile(engine=engine, strict=strict, **stops_of(app))
+    swapped.config = app.config
+    return cast(CompiledChoreoGraph, swapped)
+
+
+async def _run(
+    app: CompiledChoreoGraph,
+    method: MethodName,
+    given: Any,
+    called: RunnableConfig,
+    context: Any,
+    results: _RunResults,
+) -> _Run:
+    """Run a copy of a graph on fresh engines."""
+    lock = threading.Lock()
+    with ExitStack() as held:
+        twins: dict[Engine, Engine] = {}
+
+        def twin(engine: Engine) -> Engine:
+            with lock:
+                if engine not in twins:
+                    twins[engine] = held.enter_context(twin_of(engine, method))
+                return twins[engine]
+
+        for each in cast(Any, app.builder).engines:
+            twin(each)
+        copied = GraphCopy().compiled(app, kept=True)
+        words, waits, values = _Words(), list[float](), dict[str, Any]()
+        config = with_twins(heard_by(called, Listening(said=(words.said,), play=partial(results.play, words))), twin)
+        started = time.perf_counter()
+        async for path, mode, part in copied.astream(
+            given, config, context=context, stream_mode=["custom", "values"], subgraphs=True
+        ):
+            if mode == "custom" and isinstance(part, Mapping) and "ttft_s" in part:
+                waits.append(part["ttft_s"])
+            elif mode == "values" and not path:
+                values = part
+        elapsed = time.perf_counter() - started
+        if left := (await copied.aget_state(called)).next:
+            raise InvalidRequestError(f"a run stops at {', '.join(left)}: graphs are compared that come to their end")
+        stats = [each.stats() for each in twins.values()]
+    messages = values.get("messages") or [""]
+    cost = Cost(
+        sum(each.tokens_encoded + each.tokens_recomputed for each in stats),
+        sum(each.tokens_reused for each in stats),
+        mean(waits or [0.0]),
+        elapsed,
+        sum(each.steps for each in stats),
+    )
+    return _Run(words, cost, str(getattr(messages[-1], "text", messages[-1])))
+
+
+class _Words:
+    """What the calls of a run have said."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[_Place, tuple[int, ...]] = {}
+        self.words: dict[_Place, str] = {}
+
+    def said(self, asked: AskedCall, said: SaidCall) -> None:
+        self.tokens[asked.place], self.words[asked.place] = said.tokens, said.words
+
+
+class _Results:
+    """What functions and tools have returned for one input, by where they stand and what they were given."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[Any]] = defaultdict(list)
+        self._is_first = True
+
+    def of_a_run(self) -> _RunResults:
+        """Return what the next run keeps, if it is the first, or is given."""
+        keeps, self._is_first = self._is_first, False
+        return _RunResults(self._known, keeps=keeps)
+
+
+class _RunResults:
+    def __init__(self, known: Mapping[str, list[Any]], *, keeps: bool) -> None:
+        self._known, self._keeps = known, keeps
+        self._left: dict[str, Iterator[Any]] = {}
+
+    def play(self, words: _Words, given: Any, config: RunnableConfig) -> PlayedNode:
+        """A function or tool as a run has it, whose agents say these words."""
+        author = author_of(config)
+        key = repr((author, superstep_of(config), place_in_superstep(config), _plain(given)))
+        if not self._keeps:
+            # The result of the first run for the same, as often as it had one.
+            left = self._left.setdefault(key, iter([*self._known.get(key, ())]))
+            return next((PlayedNode(value, is_known=True) for value in left), PlayedNode())
+
+        def keep(result: Any) -> None:
+            # What asks agents is to do so under every method; and handles are those of one engine.
+            asks = any(f"{place[0]}|".startswith(f"{author}|") for place in [*words.words])
+            if not asks and not any(isinstance(each, Mapping) and "handle" in each for each in parts_of(result)):
+                self._known[key].append(result)
+
+        return PlayedNode(keep=keep)
+
+
+def _plain(value: Any) -> Any:
+    """What a function is given, without what depends on the method: handles, and what messages tell of their making."""
+    if isinstance(value, BaseMessage):
+        return value.type, value.id, value.content, getattr(value, "tool_calls", None)
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items() if name != "handles"}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _state(given: Any, number: int) -> Any:
+    """An input whose messages have names, the same in every run."""
+    state = {"messages": [HumanMessage(given)]} if isinstance(given, str) else given
+    if not isinstance(state, Mapping) or "messages" not in state:
+        return state
+    messages = convert_to_messages([state["messages"]] if isinstance(state["messages"], str) else state["messages"])
+    named = [each.model_copy(update={"id": each.id or f"input {number} {at}"}) for at, each in enumerate(messages)]
+    return {**state, "messages": named}
+
+
+def _typical(costs: Sequence[Cost]) -> Cost:
+    return replace(
+        costs[0],
+        first_token_s=median(each.first_token_s for each in costs),
+        end_to_end_s=median(each.end_to_end_s for each in costs),
+    )
