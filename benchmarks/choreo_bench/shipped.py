@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from choreo_agents.workflows.case import Item
@@ -24,6 +24,14 @@ from choreo_bench.language.tasks.record_debate import record_debate_problem
 COUNT = 20
 NOTED = 4
 """Sentences in the notes of each agent."""
+SHOWN = {"debate": (0, 15, 49, 95, 80, 47), "tree_of_thoughts": (122, 118, 77, 123, 80, 99)}
+"""Draws that stand first, since they are worth showing: what seeds 0 to 5 play, on the embedded model as it is shipped.
+
+In these trees the candidates have three thoughts at least, and votes are split, most of them for the right result. In
+these debates at least two answers are given in the first round, one of them wrong; from seed 1 on somebody then goes
+over to the right one, and most end with it under `choreo` and `baseline`. A draw stands here if that is so on kernels
+of other widths, too. All others are as they come: mostly right.
+"""
 
 
 def shipped() -> Mapping[str, Sequence[Item]]:
@@ -31,17 +39,16 @@ def shipped() -> Mapping[str, Sequence[Item]]:
     draws: dict[str, Callable[[int], Item]] = {
         SUMS.get(name, name): partial(case.draw, case.options(), "test") for name, case in CASES.items()
     }
-    return {name: _different(draw) for name, draw in {**draws, "debate": _debate}.items()}
+    return {name: _different(draw, SHOWN.get(name, ())) for name, draw in {**draws, "debate": _debate}.items()}
 
 
-def _different(draw: Callable[[int], Item]) -> list[Item]:
+def _different(draw: Callable[[int], Item], first: Sequence[int]) -> list[Item]:
+    numbers = chain(first, (number for number in count(len(first)) if number not in first))
     found: dict[str, Item] = {}
-    for number in count():
-        item = draw(number)
+    while len(found) < COUNT:
+        item = draw(next(numbers))
         found.setdefault(item.model_dump_json(exclude={"id"}), item)
-        if len(found) == COUNT:
-            return list(found.values())
-    raise AssertionError("numbers end")
+    return list(found.values())
 
 
 def _debate(number: int) -> DebateItem:

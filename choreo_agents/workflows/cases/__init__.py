@@ -28,7 +28,7 @@ _ALL: tuple[Case, ...] = (
 )
 CASES: Mapping[str, Case] = {case.name: case for case in _ALL}
 """By the name of the workflow's function."""
-SUMS = dict.fromkeys(("direct", "iterative_debate", "tree_of_thoughts"), "sums")
+SUMS = dict.fromkeys(("direct", "iterative_debate"), "sums")
 """Workflows whose problems are the same."""
 
 
