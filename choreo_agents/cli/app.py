@@ -33,12 +33,10 @@ def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
 
 
 def _workflows() -> dict[str, Callable[..., None]]:
-    from choreo_agents.cli.run_debate import debate
     from choreo_agents.cli.run_workflow import run_workflow
     from choreo_agents.workflows.cases import CASES
 
-    # A debate is shown in a way of its own; all others are shown message by message.
-    return {name.replace("_", "-"): debate if name == "debate" else run_workflow(case) for name, case in CASES.items()}
+    return {name.replace("_", "-"): run_workflow(case) for name, case in CASES.items()}
 
 
 def _model_commands() -> dict[str, Callable[..., None]]:

@@ -51,20 +51,14 @@ def memory(
     """
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
-        from choreo_agents.workflows.debating import DebateSetting, hold, problem_of
+        from choreo_agents.engine import Memory
+        from choreo_agents.workflows.debating import hold, setting_of
 
     with errors_as_lines(console):
         loaded = load(console, model, loading)
         token = loaded.adapter.geometry.bytes_per_token
-        setting = DebateSetting(
-            loaded,
-            problem_of(seed, agents=agents, reports=0),
-            rounds,
-            seed=seed,
-            kv_budget_bytes=pool_tokens * token,
-            host_bytes=host_tokens * token,
-            disk=disk,
-        )
+        kept = Memory(kv_budget_bytes=pool_tokens * token, host_bytes=host_tokens * token, disk=disk)
+        setting = setting_of(loaded, seed, agents=agents, rounds=rounds, reports=0, memory=kept)
         with console.status("holding the debate ..."):
             memory_map = hold(setting, "choreo").memory
         if as_json:

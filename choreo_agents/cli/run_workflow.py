@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from choreo_agents.cli.costs import as_object, costs_told
+from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
 from choreo_agents.terminal.case_options import (
     BudgetOption,
     InputsOption,
@@ -27,22 +24,32 @@ from choreo_agents.terminal.case_options import (
     MaxTokensOption,
     OutOption,
     PromptsOption,
-    TemperatureOption,
     TopPOption,
     command_of,
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines
 from choreo_agents.terminal.waiting import importing
-from choreo_agents.workflows.case import Case, Item, Result
+from choreo_agents.workflows.case import Case, Item
 from choreo_agents.workflows.cases import problem
+from choreo_agents.workflows.cases.debate import REPORTS, DebateOptions, RecordDebate, RecordOptions
 
 if TYPE_CHECKING:
     from choreo_agents.engine import Engine
     from choreo_agents.training.journal import Journal
     from choreo_agents.workflows.many import PlayProgress
-    from choreo_agents.workflows.playing import Setup
+    from choreo_agents.workflows.playing import Held, Setting
     from choreo_agents.workflows.running import RunCost
+
+RepeatsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats", min=1, help="Timed runs of each method in the comparison: by default 5, or 1 of other models."
+    ),
+]
+_TEMPERATURES = {"debate": 0.0, "tree_of_thoughts": 1.0}
+"""By default, of what is shipped: careless candidates make trees worth a vote."""
+NoCompareOption = Annotated[bool, typer.Option("--no-compare", help="Only play it, under one method.")]
 
 
 @takes_loading
@@ -57,10 +64,15 @@ def run_case(
     inputs: InputsOption = None,
     out: OutOption = None,
     prompts: PromptsOption = None,
-    temperature: TemperatureOption = 0.7,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Of all that is said: by default 0.7; 1 in our trees, 0 in our debates."),
+    ] = None,
     top_p: TopPOption = 0.95,
     max_tokens: MaxTokensOption = None,
     kv_gib: BudgetOption = 1.0,
+    repeats: RepeatsOption = None,
+    no_compare: NoCompareOption = False,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
@@ -69,7 +81,8 @@ def run_case(
     with importing(console):
         from choreo_agents.engine import Engine, Memory
         from choreo_agents.training.journal import Journal
-        from choreo_agents.workflows.playing import make_setup, play, read_items, require_variants
+        from choreo_agents.workflows.debating import problem_of
+        from choreo_agents.workflows.playing import Setting, make_setup, read_items, require_variants
 
     with errors_as_lines(console):
         variant, *more = require_variants(case, method)
@@ -79,34 +92,39 @@ def run_case(
             raise ValueError("--out keeps the results of many items: give a file of them with --inputs")
         items = [] if inputs is None else read_items(case, inputs)
         options = make_options()
+        if inputs is not None and isinstance(options, RecordOptions):
+            no_compare = no_compare or options.reports != REPORTS
+            options = DebateOptions(agents=options.agents, rounds=options.rounds)
+        if inputs is not None and (no_compare or repeats):
+            raise ValueError("--reports, --repeats and --no-compare are for our own problems, not for --inputs")
+        if temperature is None:
+            temperature = 0.7 if inputs is not None else _TEMPERATURES.get(case.name, 0.7)
         loaded = load(console, model, loading)
         made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
-        setup = made.changed(case.variants[variant])
-        served, memory = case.variants[variant].method, Memory(kv_budget_bytes=int(kv_gib * (1 << 30)))
-        with Engine.load(loaded, method=served, memory=memory) as engine:
-            if items:
-                with Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal:
-                    _play_all(console, engine, setup, variant, items, seed, journal, shown=shown)
-                return
-            item = problem(case.name, seed)
-            console.print(opening(case, item, model, variant))
-            with PlayDisplay(console) as display:
-                result, spoken, cost = asyncio.run(play(engine, setup, item, seed=seed, on_token=display.add))
-        console.print(ending(case, result, cost))
-        if as_json:
-            told = {"item": item.model_dump(), "result": asdict(result), "messages": spoken, "cost": asdict(cost)}
-            typer.echo(json.dumps(told, indent=2))
+        setting = Setting(loaded, made, problem(case.name, seed), seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30))))
+        if not items:
+            if isinstance(options, RecordOptions):
+                item = problem_of(seed, agents=options.agents, reports=options.reports)
+                setting = replace(setting, item=item)
+            times = 0 if no_compare else repeats or (5 if loaded.speaks_embedded else 1)
+            show(console, setting, model, variant, times, as_json=as_json)
+            return
+        served = case.variants[variant]
+        setting = replace(setting, setup=made.changed(served))
+        with (
+            Engine.load(loaded, method=served.method, memory=setting.memory) as engine,
+            Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal,
+        ):
+            _play_all(console, engine, setting, variant, items, journal, shown)
 
 
 def _play_all(
     console: Console,
     engine: Engine,
-    setup: Setup,
+    setting: Setting,
     variant: str,
     items: Sequence[Item],
-    seed: int,
     journal: Journal,
-    *,
     shown: bool,
 ) -> None:
     """Play a file of items under a bar; results that are shown are lines of JSON, in the order of the items."""
@@ -121,8 +139,8 @@ def _play_all(
             def advance(so_far: PlayProgress) -> None:
                 progress.update(task, completed=so_far.finished)
 
-            seeds = seeds_of(items, seed)
-            asyncio.run(play_items(engine, setup, variant, items, contents, seeds, journal, advance))
+            seeds = seeds_of(items, setting.seed)
+            asyncio.run(play_items(engine, setting.setup, variant, items, contents, seeds, journal, advance))
     finally:
         keys = [f"{variant} | {item.id}" for item in items]
         records = [journal.records[key] for key in keys if key in journal]
@@ -130,7 +148,9 @@ def _play_all(
             for record in records:
                 typer.echo(json.dumps(record, ensure_ascii=False))
     scores = [record["score"] for record in records if record["score"] is not None]
-    worth = f"{setup.case.scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
+    worth = (
+        f"{setting.setup.case.scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
+    )
     where = "" if journal.path is None else f"; results are in {escape(str(journal.path))}"
     console.print(f"{len(items)} items, {worth}{where}")
     if failed := [record for record in records if "error" in record]:
@@ -154,81 +174,48 @@ def run_doc(case: Case) -> str:
 
 def run_workflow(case: Case) -> Callable[..., None]:
     """The command that runs a workflow."""
+    if case.name == "debate":
+        return command_of(RecordDebate(), run_case, RecordDebate.__doc__ or "", seed=6)
     return command_of(case, run_case, run_doc(case))
 
 
-class LiveTable(ABC):
-    """A table on the terminal that changes while things go on."""
+def show(console: Console, setting: Setting, model: str, variant: str, repeats: int, *, as_json: bool = False) -> None:
+    """Play one item before the user's eyes; then what it costs under all methods, and what to try next."""
+    from choreo_agents.workflows.comparing import compare, runs
+    from choreo_agents.workflows.playing import hold
 
-    def __init__(self, console: Console) -> None:
-        self._live = Live(self._table(), console=console, refresh_per_second=20, vertical_overflow="visible")
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.update(self._table(), refresh=True)
-        self._live.stop()
-        if not self._live.console.is_terminal:
-            self._live.console.print()  # without a cursor to move, the last frame ends in the middle of a line
-
-    @abstractmethod
-    def _table(self) -> RenderableType:
-        """Return what is shown now."""
-
-
-class PlayDisplay(LiveTable):
-    """One row a message, in the order in which their first words came; rows fill side by side."""
-
-    def __init__(self, console: Console) -> None:
-        self._nodes: dict[str, str] = {}
-        self._words: dict[str, str] = {}
-        super().__init__(console)
-
-    def add(self, node: str, message_id: str, text: str) -> None:
-        """Append a piece of text to a node's message."""
-        self._nodes.setdefault(message_id, node)
-        self._words[message_id] = self._words.get(message_id, "") + text
-        self._live.update(self._table())
-
-    def _table(self) -> RenderableType:
-        table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, show_header=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(ratio=1, overflow="fold")
-        for message_id, node in self._nodes.items():
-            table.add_row(node, Text(self._words[message_id].strip()))
-        return table
+    case = setting.setup.case
+    display = DISPLAYS.get(case.name, PlayDisplay)(console, setting)
+    console.print(display.opening(model, variant))
+    with display:
+        held = hold(setting, variant, on_token=display.add, on_decode=display.told)
+    console.print(verdict(setting, held, variant))
+    costs: dict[str, RunCost] = {variant: held.cost}
+    if repeats:
+        with bar(console) as progress:
+            task = progress.add_task("the same words under three methods", total=runs(repeats))
+            found = compare(setting, repeats=repeats, on_progress=lambda: progress.advance(task))
+        costs = dict(found.costs.items())
+        if variant != "baseline":
+            console.print(verdict(setting, found.baseline, "baseline"))
+    console.print(costs_told(costs, repeats, case.name.split("_")[0]))
+    if as_json:
+        result, said = asdict(held.result), display.messages()
+        told = {"item": setting.item.model_dump(), "result": result, "messages": said, "cost": asdict(held.cost)}
+        typer.echo(json.dumps(told | as_object(costs) | display.facts(), indent=2))
+        return
+    for more in filter(None, (f"--seed {setting.seed + 1}", display.more, "--model PATH --inputs FILE.jsonl")):
+        console.print(f"Try next: choreo run {case.name.replace('_', '-')} {more}")
 
 
-def opening(case: Case, item: Item, model: str, variant: str) -> RenderableType:
-    """What is to be done."""
-    from choreo_agents.workflows.playing import item_words
-
-    rows = [(name, Text(words)) for name, words in item_words(item) if name not in ("answer", "answers", "concepts")]
-    return task_panel(f"{case.name.replace('_', ' ')} on {escape(model)}, {variant}", rows)
-
-
-def task_panel(title: str, rows: Iterable[tuple[str, Text]]) -> RenderableType:
-    """Show what is to be done: names and what they stand for."""
-    lines = Table.grid(padding=(0, 1))
-    lines.add_column(style="bold")
-    lines.add_column()
-    for row in rows:
-        lines.add_row(*row)
-    return Panel(lines, title=title, title_align="left", expand=False)
-
-
-def ending(case: Case, result: Result, cost: RunCost) -> Text:
-    """How it ended, and what it cost."""
+def verdict(setting: Setting, held: Held, method: str) -> Text:
+    """The final answer, and what it is worth."""
+    result, right = held.result, getattr(setting.item, "answer", None)
+    parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items())
     mark = ("", "")
     if result.score is not None:
         style = "bold green" if result.score >= 1 else "bold red" if result.score <= 0 else "bold yellow"
-        mark = (f"  {case.scored}: {result.score:.0%}", style)
-    parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items())
-    waits = 1000 * sum(cost.ttft_s) / max(1, len(cost.ttft_s))
-    spent = (
-        f"\n{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; {waits:.0f} ms to the first token, "
-        f"{cost.end_to_end_s:.2f} s in all, {cost.rows_per_decode_step:.1f} calls a decode step"
-    )
-    return Text.assemble("answer: ", (result.answer, "bold"), mark, (parts, "dim"), (spent, "dim"))
+        worth = f"{setting.setup.case.scored}: {result.score:.0%}"
+        mark = (f"  {worth if right is None else 'right' if result.score else f'wrong: {right}'}", style)
+    answer = result.answer.removeprefix(setting.setup.prompts.texts.get("lead", "")).strip()
+    return Text.assemble(f"final answer ({method}): ", (answer, "bold"), mark, (parts, "dim"))

@@ -43,13 +43,14 @@ JsonOption = Annotated[
 BudgetOption = Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")]
 
 
-def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., None]:
+def command_of(case: Case, run: Callable[..., None], doc: str, **defaults: Any) -> Callable[..., None]:
     """A command with a workflow's own options before those of `run`.
 
     Args:
         case: The workflow.
         run: Called with the case, its options, and its own keyword arguments.
         doc: The help text.
+        defaults: Of those of `run` that have others here.
     """
     common = list(inspect.signature(run, eval_str=True).parameters.values())[2:]
     # What every variant decides is not the user's to say.
@@ -63,7 +64,8 @@ def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., 
         chosen = {name: given.pop(name) for name in fields}
         run(case, lambda: case.options.model_validate(chosen), **given)
 
-    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in common)]
+    usual = [each.replace(default=defaults.get(each.name, each.default)) for each in common]
+    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in usual)]
     seen_by_typer: Any = command
     seen_by_typer.__signature__ = inspect.Signature(parameters)
     command.__doc__ = doc

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
+from choreo_agents.engine.stock.memory_map import MemoryMap
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.sync_bridge import run_coroutine
+from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, said
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
-from choreo_agents.workflows.running import OnToken, RunCost, run_graph
+from choreo_agents.workflows.running import RunCost, run_graph, sampled
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,47 @@ def read_items(case: Case, path: Path) -> list[Item]:
     return list(items.values())
 
 
-async def play(
-    engine: Engine, setup: Setup, item: Item, *, seed: int, on_token: OnToken | None = None
-) -> tuple[Result, list[dict[str, str]], RunCost]:
+@dataclass(frozen=True)
+class Setting:
+    """One item, to be played on engines of its own."""
+
+    model: LoadedModel
+    setup: Setup
+    item: Any
+    seed: int = 0
+    memory: Memory = field(default_factory=lambda: Memory(kv_budget_bytes=1 << 30))
+
+
+@dataclass(frozen=True)
+class Held:
+    """How it was played on one of them."""
+
+    result: Result
+    spoken: list[dict[str, str]]
+    """Nodes and words."""
+    cost: RunCost
+    said: Replay
+    """The tokens of every message, to force upon another method."""
+    memory: MemoryMap
+    """The engine's, at the end."""
+
+
+def hold(setting: Setting, variant: str, **run: Any) -> Held:
+    """Play an item on a fresh engine, with free decoding or with forced tokens.
+
+    Args:
+        setting: Model, item, and what is made of it.
+        variant: How: one of the case's.
+        run: What `run_graph` takes: the tokens to say, and who sees what is said.
+    """
+    served = setting.setup.case.variants[variant]
+    setup = setting.setup.changed(served)
+    with Engine.load(setting.model, method=served.method, memory=setting.memory) as engine:
+        state, played = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
+        return Held(*played, sampled(engine, state), engine.kv.memory_map())
+
+
+async def play(engine: Engine, setup: Setup, item: Item, *, seed: int) -> tuple[Result, list[dict[str, str]], RunCost]:
     """Play one item: its result, all that was said with its nodes, and the cost.
 
     Args:
@@ -110,14 +152,19 @@ async def play(
         setup: As the variant has it.
         item: What to do.
         seed: Of the run.
-        on_token: Sees the words as they come.
     """
-    made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
     with engine.scope():
-        state, cost = await run_graph(engine, made.graph, made.messages, seed=seed, on_token=on_token)
+        return (await _played(engine, setup, item, seed=seed))[1]
+
+
+async def _played(
+    engine: Engine, setup: Setup, item: Item, **run: Any
+) -> tuple[Mapping[str, Any], tuple[Result, list[dict[str, str]], RunCost]]:
+    made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
+    state, cost = await run_graph(engine, made.graph, made.messages, **run)
     nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in made.graph.nodes)
     spoken = [{"node": node, "words": words} for node in nodes for words in said(state, node)]
-    return setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost
+    return state, (setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost)
 
 
 def item_words(item: Item) -> list[tuple[str, str]]:

@@ -13,8 +13,10 @@ from choreo_agents.graph import ChoreoGraph
 from choreo_agents.graph.view.run_options import Replay, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 
-OnToken = Callable[[str, str, str], None]
-"""Called with agent, message id and text for every piece of text as it is decoded."""
+Place = tuple[int, int]
+"""Of a message in a run: its step, and which of the branches that one node sent there side by side."""
+OnToken = Callable[[str, str, str, Place], None]
+"""Called with agent, message id, text and the message's place for every piece of text as it is decoded."""
 OnDecode = Callable[[Mapping[str, Any]], None]
 """Called with what `stream_mode="custom"` tells of a message that was said: agent, tokens encoded and reused, times."""
 
@@ -30,8 +32,6 @@ class RunCost:
     tokens_encoded: int
     """For the first time, or again since memory had lost them."""
     tokens_reused: int
-    steps: int
-    rows_per_step: float
     rows_per_decode_step: float
 
     @property
@@ -75,7 +75,9 @@ async def run_graph(
             on_decode(item)
         elif on_token is not None:
             message, metadata = item
-            on_token(metadata["langgraph_node"], message.id, message.text)
+            branch = metadata["langgraph_path"][1]
+            place = metadata["langgraph_step"], branch if isinstance(branch, int) else 0
+            on_token(metadata["langgraph_node"], message.id, message.text, place)
     elapsed = time.perf_counter() - started
     after = engine.stats()
 
@@ -87,8 +89,6 @@ async def run_graph(
         end_to_end_s=elapsed,
         tokens_encoded=spent("tokens_encoded") + spent("tokens_recomputed"),
         tokens_reused=spent("tokens_reused"),
-        steps=spent("steps"),
-        rows_per_step=spent("rows") / max(1, spent("steps")),
         rows_per_decode_step=spent("decode_rows") / max(1, spent("decode_steps")),
     )
     return state, cost

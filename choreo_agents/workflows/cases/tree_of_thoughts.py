@@ -51,7 +51,7 @@ class TreeCase:
             vote=prompts("vote"),
             answer=prompts("final"),
             lead=prompts("lead"),
-            ballot=_ballot(prompts),
+            ballot=ballot_of(prompts),
             speakers=prompts.names("speakers", 2),
             sampling=sampling,
         )
@@ -67,7 +67,7 @@ class TreeCase:
         return Result(answer, item.score(answer), {"right candidates": sum(right) / len(right)} if right else {})
 
 
-def _ballot(prompts: Prompts) -> Ballot:
+def ballot_of(prompts: Prompts) -> Ballot:
     """Votes name a candidate, or the result that it found."""
     if prompts("ballot") not in ("value", "name"):
         raise ValueError(f"ballot in the prompts of {prompts.source} must be 'value' or 'name'")

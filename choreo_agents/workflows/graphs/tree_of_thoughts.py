@@ -6,6 +6,7 @@ candidates 1 .. B  ->  votes 1 .. V  ->  the best  (->  B candidates that go on 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Worker, send
@@ -17,6 +18,12 @@ from choreo_agents.workflows.graphs.thoughts import THINKER, VOTER, TreeState, b
 FINALIST = "finalist"
 Ballot = Callable[[str, str], str | None]
 """What a vote for a candidate says, given its name and its words; None if nobody can vote for it."""
+
+
+def candidate_name(speakers: Sequence[str], number: int) -> str:
+    """Who says the thought of that number, from 0 on through all levels."""
+    names = speakers[2:]
+    return names[number % len(names)] if names else f"Candidate {number + 1}"
 
 
 def tree_of_thoughts(
@@ -59,11 +66,9 @@ def tree_of_thoughts(
             raise ValueError(f"{name} must be at least 1, not {number}")
     if len(speakers) == 1:
         raise ValueError(f"speakers must name the last speaker and the voters at least, not only {speakers[0]!r}")
-    last, voting, *names = speakers or ("Assistant", "Voter")
+    last, voting = speakers[:2] or ("Assistant", "Voter")
     asked = [vote] if vote is None or isinstance(vote, str) else list(vote)
-
-    def name_of(number: int) -> str:
-        return names[number % len(names)] if names else f"Candidate {number + 1}"
+    name_of = partial(candidate_name, speakers)
 
     def grow(state: Mapping[str, Any]) -> list[Send]:
         kept, first = state["kept"], state["thoughts"]

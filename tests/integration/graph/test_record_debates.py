@@ -11,41 +11,39 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.comparing import METHODS, compare, runs
-from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold, problem_of
+from choreo_agents.workflows.debating import setting_of
+from choreo_agents.workflows.playing import Held, hold
 
 SEEDS = (1, 2, 7)
 NOTES = {"alice": "Notes: Ann has 3 red kites.", "bruno": "Notes: Bob has 5 blue boats.", "clara": None}
 
 
-def setting_of(model: LoadedModel, seed: int, rounds: int = 3) -> DebateSetting:
-    return DebateSetting(model, problem_of(seed, agents=3, reports=9), rounds, seed=seed)
-
-
 @pytest.fixture(scope="module", params=SEEDS)
-def held(request: pytest.FixtureRequest, embedded: LoadedModel) -> dict[str, DebateRun]:
+def held(request: pytest.FixtureRequest, embedded: LoadedModel) -> dict[str, Held]:
     """A debate by method, all in the baseline's words."""
-    setting = setting_of(embedded, request.param)
+    setting = setting_of(embedded, request.param, rounds=3)
     said = hold(setting, "baseline").said
     return {method: hold(setting, method, replay=said) for method in METHODS}
 
 
-def test_a_prefix_cache_encodes_the_record_for_every_agent_and_choreo_once(held: dict[str, DebateRun]) -> None:
+def test_a_prefix_cache_encodes_the_record_for_every_agent_and_choreo_once(held: dict[str, Held]) -> None:
     choreo, baseline, naive = (held[method].cost for method in METHODS)
     assert baseline.tokens_encoded >= 2 * choreo.tokens_encoded
     assert naive.tokens_encoded >= 7 * choreo.tokens_encoded
     assert naive.tokens_reused == 0 and choreo.tokens_reused > 0
 
 
-def test_choreo_encodes_every_turn_once(held: dict[str, DebateRun], request: pytest.FixtureRequest) -> None:
+def test_choreo_encodes_every_turn_once(held: dict[str, Held], request: pytest.FixtureRequest) -> None:
     embedded: LoadedModel = request.getfixturevalue("embedded")
-    problem = setting_of(embedded, request.node.callspec.params["held"]).problem
+    setting = setting_of(embedded, request.node.callspec.params["held"], rounds=3)
+    problem = setting.item
     run, chat = held["choreo"], embedded.chat
     turns = [
-        chat.root(problem.rules).text,
+        chat.root(setting.setup.prompts("system")).text,
         *(chat.turn("user", report).text for report in problem.record),
         *(chat.turn("system", notes).text for notes in problem.notes),
-        *[chat.turn("user", problem.question).text] * len(problem.agents),
-        *(chat.turn("assistant", said.words, said.agent).text for said in run.utterances),
+        *[chat.turn("user", problem.question).text] * len(problem.notes),
+        *(chat.turn("assistant", said["words"], said["node"]).text for said in run.spoken),
     ]
     assert run.cost.tokens_encoded == sum(len(embedded.encode(turn)) for turn in turns)
 

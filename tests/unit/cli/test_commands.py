@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 from support.installed import BENCHMARKS, SERVER, commands_in, install, own_commands
@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from choreo_agents.cli import app
 from choreo_agents.cli.models import ShapeName
-from choreo_agents.cli.run_debate import debate
-from choreo_agents.engine.settings import MethodName
 from choreo_agents.models.random_llama import SHAPES
 from choreo_agents.synthesis.strategies import Strategy
 from choreo_agents.terminal import commands
@@ -43,9 +41,8 @@ def test_every_workflow_can_be_run() -> None:
 
 def test_choices_that_are_told_without_torch_are_all_that_there_are() -> None:
     strategies, layouts = (each.model_fields[name].annotation for each, name in CHOICES)
-    methods = get_args(get_type_hints(debate, include_extras=True)["method"])[0]
-    told = [get_args(each) for each in (ShapeName, strategies, layouts, methods)]
-    assert told == [tuple(SHAPES), *map(get_args, (Strategy, Layout, MethodName))]
+    told = [get_args(each) for each in (ShapeName, strategies, layouts)]
+    assert told == [tuple(SHAPES), *map(get_args, (Strategy, Layout))]
 
 
 def test_the_version_is_printed() -> None:

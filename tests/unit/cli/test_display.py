@@ -1,56 +1,156 @@
-"""A debate on the terminal: who is speaking, what each has read, and the sentence at the end."""
+"""Workflows on the terminal: who speaks, what each has read, how votes went, and the sentences at the end."""
 
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from choreo_agents.cli.run_debate import DebateDisplay, summary
-from choreo_agents.workflows.comparing import Comparison
-from choreo_agents.workflows.debating import problem_of
+from choreo_agents.cli.costs import costs_told, summary
+from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
+from choreo_agents.testing import Script, ScriptedCall
+from choreo_agents.workflows.cases import CASES
+from choreo_agents.workflows.debating import setting_of
+from choreo_agents.workflows.playing import Setting, hold, make_setup
 from choreo_agents.workflows.running import RunCost
 
-COST = RunCost((1.0,), 2.0, tokens_encoded=100, tokens_reused=0, steps=1, rows_per_step=1.0, rows_per_decode_step=1.0)
+COST = RunCost((1.0,), 2.0, tokens_encoded=100, tokens_reused=0, rows_per_decode_step=1.0)
 
 
-def shown(display: DebateDisplay) -> str:
+def printed(shown: Any) -> str:
     console = Console(file=io.StringIO(), width=100)
     with console.capture() as captured:
-        console.print(display._table())
+        console.print(shown)
     return captured.get()
 
 
+def display_of(setting: Setting) -> PlayDisplay:
+    name = setting.setup.case.name
+    return DISPLAYS.get(name, PlayDisplay)(Console(file=io.StringIO(), width=100), setting)
+
+
+def played(display: PlayDisplay) -> None:
+    with display:
+        hold(display.setting, "choreo", on_token=display.add, on_decode=display.told)
+
+
+def told(agent: str, words: str, read: int, encoded: int) -> dict[str, Any]:
+    return {"agent": agent, "words": words, "tokens_reused": read, "tokens_encoded": encoded}
+
+
 def test_cells_tell_who_reads_who_speaks_and_what_was_read() -> None:
-    display = DebateDisplay(Console(file=io.StringIO(), width=100), problem_of(1, agents=3, reports=9), 2)
-    assert shown(display).count("reads ...") == 3, "all of them, in the first round"
-    display.add("Alice", "a", "Ann has")
-    assert "Ann has ..." in shown(display) and shown(display).count("reads ...") == 2
-    display.add("Alice", "a", " 3 red kites.")
-    display.told({"agent": "Alice", "tokens_reused": 1900, "tokens_encoded": 10})
-    assert "1,900 read, 10 encoded" in shown(display) and "kites. ..." not in shown(display)
-    assert shown(display).count("reads ...") == 2, "Alice waits for the others before she reads again"
+    display = display_of(setting_of(Script().model, 1))
+    assert printed(display.shown()).count("reads ...") == 3, "all of them, in the first round"
+    display.add("Alice", "a", "Ann has", (1, 0))
+    assert "Ann has" in printed(display.shown()) and printed(display.shown()).count("reads ...") == 2
+    display.add("Alice", "a", " 3 red kites.", (1, 0))
+    display.told(told("Alice", "Ann has 3 red kites.", 1900, 10))
+    assert "1,900 read, 10 encoded" in printed(display.shown())
+    assert printed(display.shown()).count("reads ...") == 2, "Alice waits for the others before she reads again"
     for agent in ("Bruno", "Clara"):
-        display.add(agent, agent, "Ann has 3 red kites.")
-        display.told({"agent": agent, "tokens_reused": 0, "tokens_encoded": 1})
-    assert shown(display).count("reads ...") == 3, "all of them, in the second round"
-    display.told({"agent": "a stranger", "tokens_reused": 7, "tokens_encoded": 7})
-    assert "7 read" not in shown(display)
+        display.add(agent, agent, "Ann has 3 red kites.", (1, 0))
+        display.told(told(agent, "Ann has 3 red kites.", 0, 1))
+    assert printed(display.shown()).count("reads ...") == 3, "all of them, in the second round"
+    display.told(told("a stranger", "", 7, 7))
+    assert "7 read" not in printed(display.shown())
 
 
-def test_the_sentence_says_which_way_it_went() -> None:
+@pytest.mark.parametrize("number", range(20))
+def test_a_debate_says_who_is_wrong_on_purpose(number: int) -> None:
+    setting = setting_of(Script().model, number)
+    [wrong] = setting.item.mistaken
+    name = setting.setup.prompts.names("agents")[wrong]
+    opening = printed(display_of(setting).opening("embedded", "choreo"))
+    assert f"The notes of {name} are wrong on purpose: see who convinces whom." in opening
+
+
+def tree(script: Script, **options: int) -> Setting:
+    case: Any = CASES["tree_of_thoughts"]
+    setup = make_setup(case, case.options(**options), script.model, None, 1.0, 1.0, 64)
+    return Setting(script.model, setup, case.item(question="What is 2 plus 3?", answer="5"))
+
+
+def thought(call: ScriptedCall) -> str:
+    """What a candidate says by its name: the second one is wrong, and on a second level all are right."""
+    wrong = "Candidate 2" in call.header
+    return f"I am sure.\nAnswer: {7 if wrong else 5}"
+
+
+def test_a_tree_is_drawn_with_its_votes_and_the_winner() -> None:
+    votes = iter(["Candidate 3.", "Candidate 2.", "Candidate 3."])
+    script = Script(
+        {"thinker": thought, "voter": lambda _: f"Well. I vote for {next(votes)}", "finalist": "So.\nAnswer: 5"}
+    )
+    display = display_of(tree(script, branches=3, voters=3))
+    assert "level 1" not in printed(display.shown()), "nobody has said a word"
+    played(display)
+    words = printed(display.shown())
+    candidates = re.findall(r"(Candidate \d)( {2}goes on)?  ([\d,]+) read, ([\d,]+) encoded", words)
+    assert [(name, bool(won)) for name, won, *_ in candidates] == [
+        ("Candidate 1", False),
+        ("Candidate 2", False),
+        ("Candidate 3", True),
+    ]
+    assert sum(int(read) for *_, read, _ in candidates) > 0
+    assert "votes: 2 for Candidate 3, 1 for Candidate 2" in words
+    assert all(f"Voter {number} " in words for number in (1, 2, 3))
+    assert "Assistant, who reads Candidate 3's thought" in words and words.index("votes:") < words.index("Assistant")
+    [level] = display.facts()["levels"]
+    assert level == {
+        "candidates": ["Candidate 1", "Candidate 2", "Candidate 3"],
+        "votes": {"Candidate 3.": 2, "Candidate 2.": 1},
+        "elected": ["Candidate 3"],
+    }
+    scores = [(each["node"], each["score"]) for each in display.messages()]
+    assert scores[:3] == [("thinker", 1.0), ("thinker", 0.0), ("thinker", 1.0)] and scores[-1] == ("finalist", 1.0)
+    assert all(each["tokens_encoded"] > 0 for each in display.messages())
+
+
+def test_every_level_of_a_tree_has_its_own_candidates() -> None:
+    script = Script(
+        {"thinker": thought, "voter": lambda call: f"I vote for {call.sampling.choices[-1]}", "finalist": "Answer: 5"}
+    )
+    display = display_of(tree(script, branches=2, voters=2, depth=2))
+    played(display)
+    first, second = display.facts()["levels"]
+    assert first["candidates"] == ["Candidate 1", "Candidate 2"] and first["elected"] == ["Candidate 2"]
+    assert second["candidates"] == ["Candidate 3", "Candidate 4"] and second["elected"] == ["Candidate 4"]
+    assert "who reads Candidate 4's thought" in printed(display.shown())
+
+
+def test_messages_with_the_same_words_have_each_its_cost() -> None:
+    display = display_of(tree(Script(), branches=2, voters=1))
+    for number in range(2):
+        display.add("thinker", str(number), "Answer: 5", (2, number))
+    display.told(told("thinker", "Answer: 5", 0, 9))
+    assert [each.get("tokens_encoded") for each in display.messages()] == [9, None]
+    display.told(told("thinker", "Answer: 5", 4, 5))
+    assert [each["tokens_encoded"] for each in display.messages()] == [9, 5]
+
+
+def test_the_sentences_say_which_way_it_went() -> None:
     slow = replace(COST, tokens_encoded=300, ttft_s=(0.5,), end_to_end_s=1.0)
     costs: Any = {"choreo": COST, "baseline": slow, "naive": replace(COST, end_to_end_s=3.0)}
-    words = " ".join(summary(Comparison(costs, baseline=None, repeats=1)).plain.split())  # type: ignore[arg-type]
+    words = " ".join(summary(costs, "tree").plain.split())
+    assert words.count(". ") + words.endswith(".") == 3
     assert "encoded 3.00x fewer tokens" in words and "first words came 2.00x later" in words
-    assert "the whole debate was over 2.00x later; against text without one it was over 1.50x sooner." in words
+    assert "the whole tree was over 2.00x later. Against text without one it was over 1.50x sooner." in words
 
 
 def test_what_took_as_long_is_said_to_have_taken_as_long() -> None:
     near = replace(COST, tokens_encoded=50, ttft_s=(1.004,), end_to_end_s=1.992)
     costs: Any = {"choreo": COST, "baseline": near, "naive": COST}
-    words = " ".join(summary(Comparison(costs, baseline=None, repeats=1)).plain.split())  # type: ignore[arg-type]
-    assert "encoded 2.00x more tokens, its agents' first words came as soon" in words
-    assert "the whole debate was over as soon; against text without one it was over as soon." in words
+    words = " ".join(summary(costs, "debate").plain.split())
+    assert "encoded 2.00x more tokens. Its agents' first words came as soon" in words
+    assert "the whole debate was over as soon. Against text without one it was over as soon." in words
+
+
+def test_a_table_has_a_column_for_each_method_and_none_to_compare_with_where_one_ran() -> None:
+    costs: Any = {"choreo": COST, "baseline": COST, "naive": COST}
+    assert "baseline/choreo" in printed(costs_told(costs, 5, "tree"))
+    alone = printed(costs_told({"baseline": COST}, 0, "tree"))
+    assert "tokens encoded" in alone and "choreo" not in alone
