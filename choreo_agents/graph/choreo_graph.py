@@ -55,7 +55,7 @@ from choreo_agents.graph.visibility import (
     VisibilityTable,
     rule_of,
 )
-from choreo_agents.synthesis.strategies import Strategy
+from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 
@@ -278,6 +278,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Raises:
             InvalidRequestError: It has none, or there is no such strategy.
         """
+        require_strategy(strategy)
         changed = self._copied()
         merging = {name: spec for name, spec in self.nodes.items() if isinstance(spec.runnable, Synthesizer)}
         for name, spec in merging.items():

@@ -3,6 +3,7 @@ answers differ."""
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import defaultdict
@@ -16,6 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langgraph.types import Command, Send
 
 from choreo_agents.engine import Engine, twin_of
 from choreo_agents.engine.settings import MethodName
@@ -31,7 +33,6 @@ from choreo_agents.graph.recording.listening import (
     SaidCall,
     heard_by,
 )
-from choreo_agents.graph.recording.packing import parts_of
 from choreo_agents.graph.replaying.copying import GraphCopy
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import RunOptions
@@ -71,8 +72,8 @@ class ComparedInput:
     @property
     def differs(self) -> str | None:
         """Who is the first whose words depend on the method; None: nobody's do."""
-        one, *others = self.words.values()
-        return next((place[0] for place in one if any(other.get(place) != one[place] for other in others)), None)
+        places = dict.fromkeys(place for said in self.words.values() for place in said)
+        return next((each[0] for each in places if len({said.get(each) for said in self.words.values()}) > 1), None)
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,8 @@ def compare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: Unpack[C
     turns. Functions and tools run in that first run alone: where another is given the same, it is given the result. All
     but `naive`, whose words are the baseline's, then decode freely, too, which shows where answers differ; a function
     that is given something else there runs again. Every run has fresh engines of the graph's models, whose caches are
-    cold: the graph's own engines, threads and stores stay as they are. What functions ask of an engine by themselves,
-    without a graph or an agent, is part of the function.
+    cold: the graph's own engines and threads stay as they are. What functions write to a store they do write; what they
+    ask of an engine by themselves, or of a graph with a config of their own, is part of the function.
 
     Args:
         app: The graph, compiled with an engine.
@@ -174,8 +175,11 @@ async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: U
     repeats = options.get("repeats", 3)
     if not inputs or isinstance(inputs, str | Mapping):
         raise InvalidRequestError("give the inputs to compare on as a list: of states, or of a user's words")
-    if "choreo" not in methods or not {*methods} <= {*METHODS} or len(methods) + len(strategies) < 2 or repeats < 1:
+    each_once = len({*methods, *strategies}) == len(methods) + len(strategies) >= 2
+    if "choreo" not in methods or not {*methods} <= {*METHODS} or not each_once or repeats < 1:
         raise InvalidRequestError(f"compare takes choreo and others of {', '.join(METHODS)}, or strategies")
+    if cast(Any, app.builder).resolver is not None:
+        raise InvalidRequestError("a graph that serves several tenants is not compared: compile it without tenant=...")
     ways: dict[str, tuple[CompiledChoreoGraph, MethodName]] = {method: (app, method) for method in methods}
     ways |= {each: (_swapped(app, each), "choreo") for each in strategies}
     free, found = [name for name in ways if name != "naive"], []
@@ -188,6 +192,7 @@ async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: U
             called = merge_configs(options.get("config"), {"configurable": own})
             state = _state(given, number)
             runs[name].append(await _run(*ways[name], state, called, options.get("context"), results.of_a_run()))
+            runs[name][-1].words.require(number, forced)
             done += 1
             if done % (count // len(inputs)) == len(free):
                 forced = defaultdict[Any, Any](lambda: None, runs[free[0]][0].words.tokens)
@@ -235,11 +240,11 @@ async def _run(
 
         for each in cast(Any, app.builder).engines:
             twin(each)
-        copied = GraphCopy().compiled(app, kept=True)
+        graph = GraphCopy().compiled(app, kept=True)
         words, waits, values = _Words(), list[float](), dict[str, Any]()
         config = with_twins(heard_by(called, Listening(said=(words.said,), play=partial(results.play, words))), twin)
         started = time.perf_counter()
-        async for path, mode, part in copied.astream(
+        async for path, mode, part in graph.astream(
             given, config, context=context, stream_mode=["custom", "values"], subgraphs=True
         ):
             if mode == "custom" and isinstance(part, Mapping) and "ttft_s" in part:
@@ -247,7 +252,7 @@ async def _run(
             elif mode == "values" and not path:
                 values = part
         elapsed = time.perf_counter() - started
-        if left := (await copied.aget_state(called)).next:
+        if left := (await graph.aget_state(called)).next:
             raise InvalidRequestError(f"a run stops at {', '.join(left)}: graphs are compared that come to their end")
         stats = [each.stats() for each in twins.values()]
     messages = values.get("messages") or [""]
@@ -268,8 +273,27 @@ class _Words:
         self.tokens: dict[_Place, tuple[int, ...]] = {}
         self.words: dict[_Place, str] = {}
 
+        self.shared: set[str] = set()
+        """Authors of calls that share a place."""
+
     def said(self, asked: AskedCall, said: SaidCall) -> None:
+        if asked.place in self.tokens:
+            self.shared.add(asked.author)
         self.tokens[asked.place], self.words[asked.place] = said.tokens, said.words
+
+    def require(self, number: int, forced: Mapping[_Place, Any] | None) -> None:
+        """Raise `InvalidRequestError` if they cannot be forced, or others were said than those that were."""
+        if not self.tokens:
+            raise InvalidRequestError(f"no agent speaks for input {number}: there is nothing to compare")
+        if self.shared:
+            raise InvalidRequestError(
+                f"{', '.join(sorted(self.shared))} speaks several times in one place, in branches of a subgraph or "
+                "in a graph that a function calls again: such calls cannot be told apart, and are not compared"
+            )
+        if forced is not None and not self.tokens.keys() <= {
+            place for place, said in forced.items() if said is not None
+        }:
+            raise InvalidRequestError(f"input {number} has other agents speak when it is run again: it is not compared")
 
 
 class _Results:
@@ -297,13 +321,13 @@ class _RunResults:
         if not self._keeps:
             # The result of the first run for the same, as often as it had one.
             left = self._left.setdefault(key, iter([*self._known.get(key, ())]))
-            return next((PlayedNode(value, is_known=True) for value in left), PlayedNode())
+            return next((PlayedNode(copy.deepcopy(value), is_known=True) for value in left), PlayedNode())
 
         def keep(result: Any) -> None:
             # What asks agents is to do so under every method; and handles are those of one engine.
             asks = any(f"{place[0]}|".startswith(f"{author}|") for place in [*words.words])
-            if not asks and not any(isinstance(each, Mapping) and "handle" in each for each in parts_of(result)):
-                self._known[key].append(result)
+            if not asks and not _holds_handles(result):
+                self._known[key].append(copy.deepcopy(result))
 
         return PlayedNode(keep=keep)
 
@@ -311,7 +335,8 @@ class _RunResults:
 def _plain(value: Any) -> Any:
     """What a function is given, without what depends on the method: handles, and what messages tell of their making."""
     if isinstance(value, BaseMessage):
-        return value.type, value.id, value.content, getattr(value, "tool_calls", None)
+        called = getattr(value, "tool_call_id", None)
+        return value.type, value.name, value.content, getattr(value, "tool_calls", None), called
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items() if name != "handles"}
     if isinstance(value, list | tuple):
@@ -319,10 +344,24 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _holds_handles(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return {"handle", "message_id"} <= value.keys() or any(map(_holds_handles, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_handles, value))
+    if isinstance(value, BaseMessage):
+        return _holds_handles([value.additional_kwargs, value.response_metadata])
+    return isinstance(value, Command | Send) and _holds_handles(
+        value.update if isinstance(value, Command) else value.arg
+    )
+
+
 def _state(given: Any, number: int) -> Any:
-    """An input whose messages have names, the same in every run."""
-    state = {"messages": [HumanMessage(given)]} if isinstance(given, str) else given
-    if not isinstance(state, Mapping) or "messages" not in state:
+    """A copy of an input whose messages have names, the same in every run."""
+    state = {"messages": [HumanMessage(given)]} if isinstance(given, str) else copy.deepcopy(given)
+    if not isinstance(state, Mapping):
+        raise InvalidRequestError(f"input {number} is no state and no text: {given!r}")
+    if "messages" not in state:
         return state
     messages = convert_to_messages([state["messages"]] if isinstance(state["messages"], str) else state["messages"])
     named = [each.model_copy(update={"id": each.id or f"input {number} {at}"}) for at, each in enumerate(messages)]

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
+
 from choreo_agents.engine import Engine
 from choreo_agents.graph import ChoreoGraph
+from choreo_agents.graph.langgraph_internals import branch_of, superstep_of
 from choreo_agents.graph.view.run_options import Replay, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 
@@ -75,8 +78,8 @@ async def run_graph(
             on_decode(item)
         elif on_token is not None:
             message, metadata = item
-            branch = metadata["langgraph_path"][1]
-            place = metadata["langgraph_step"], branch if isinstance(branch, int) else 0
+            where = RunnableConfig(metadata=metadata)
+            place = superstep_of(where), branch_of(where)
             on_token(metadata["langgraph_node"], message.id, message.text, place)
     elapsed = time.perf_counter() - started
     after = engine.stats()

@@ -34,7 +34,7 @@ class Packing:
             other = self.unpacked(text)
         except Exception:  # whatever the types of others raise
             return None
-        return text if [*map(_kind, parts_of(value))] == [*map(_kind, parts_of(other))] else None
+        return text if [*map(_kind, _parts(value))] == [*map(_kind, _parts(other))] else None
 
     def unpacked(self, text: str) -> Any:
         """The value; raises `InvalidRequestError` if nobody has packed it so."""
@@ -54,11 +54,11 @@ def hides(value: Any) -> bool:
         if isinstance(each, BaseMessage)
         # The message of an entry may have been removed, and its words stand somewhere else.
         else isinstance(each, Mapping) and "handle" in each and bool(each.get("confidential"))
-        for each in parts_of(value)
+        for each in _parts(value)
     )
 
 
-def parts_of(value: Any) -> Iterator[Any]:
+def _parts(value: Any) -> Iterator[Any]:
     """All that a value is made of, itself included."""
     yield value
     if isinstance(value, Mapping):
@@ -70,7 +70,7 @@ def parts_of(value: Any) -> Iterator[Any]:
     elif hasattr(value, "__dict__") and not isinstance(value, type | str):
         value = vars(value).values()
     for each in value if isinstance(value, Iterable) and not isinstance(value, str | bytes | Iterator) else ():
-        yield from parts_of(each)
+        yield from _parts(each)
 
 
 def _kind(value: Any) -> type:

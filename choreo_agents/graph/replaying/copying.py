@@ -68,7 +68,9 @@ class GraphCopy:
             listened = isinstance(node, Agent | CompiledStateGraph)
             nodes[name] = replace(spec, runnable=node if listened else around(node))
         copied.nodes = nodes
-        return copied.compile(graph.checkpointer, **stops_of(graph))
+        made = copied.compile(graph.checkpointer, **stops_of(graph))
+        made.config = graph.config
+        return made
 
     def _node(self, path: str, node: Any) -> Any:
         if path in self._nodes:

@@ -25,7 +25,7 @@ def looked_up(runs: list[Any]) -> ChoreoGraph:
 
     def look(state: Any) -> dict[str, Any]:
         runs.append(state["messages"][-1].text)
-        return {"messages": [AIMessage("Ann has 3 red kites.", id=f"looked up {len(runs)}")]}
+        return {"messages": [AIMessage("Ann has 3 red kites.")]}
 
     graph = ChoreoGraph(visibility="shared").add_node(Agent("ann", sampling=SHORT)).add_node("look", look)
     graph.add_node(Agent("bob", sampling=SHORT))
@@ -41,11 +41,38 @@ def test_functions_run_once_and_words_are_the_same_under_every_method(make_engin
     )
     assert found.ways == ("choreo", "baseline", "naive") and told[-1] == (8, 8) == (len(told), 8)
     # The baseline that decodes freely may have said something else, of which nothing was known.
-    assert len(runs) == 1 + (runs[-1] != runs[0])
+    assert len(runs) == len({*runs})
     costs = found.inputs[0].costs
     assert costs["choreo"].tokens_encoded < costs["naive"].tokens_encoded
     assert costs["naive"].tokens_reused == 0 < costs["choreo"].tokens_reused
     assert engine.stats().tokens_encoded == 0, "the graph's own engine has served nothing"
+
+
+def test_functions_behind_functions_run_once_and_what_they_change_stays_theirs(engine: Engine) -> None:
+    runs, notes = [], {"messages": [("user", QUESTION)]}
+
+    def noted(name: str) -> Any:
+        def note(state: Any) -> dict[str, Any]:
+            runs.append(name)
+            return {"messages": [("ai", f"{name} was here.")]}
+
+        return note
+
+    graph = ChoreoGraph(visibility="shared").add_node("f", noted("f")).add_node("g", noted("g"))
+    graph.add_node(Agent("bob", sampling=SHORT)).add_edge(START, "f").add_edge("f", "g").add_edge("g", "bob")
+    compare(graph.compile(engine=engine), [notes], methods=("choreo", "naive"), repeats=2)
+    assert runs == ["f", "g"] and notes == {"messages": [("user", QUESTION)]}
+
+
+def test_calls_that_share_a_place_are_refused(engine: Engine) -> None:
+    inner = ChoreoGraph().add_node(Agent("ida", sampling=SHORT)).add_edge(START, "ida").compile(engine=engine)
+
+    def ask(_: Any) -> dict[str, Any]:
+        return {
+            "messages": [("ai", inner.invoke({"messages": [("user", each)]})["messages"][-1].text) for each in "ab"]
+        }
+
+    refused(engine, "several times in one place", ChoreoGraph().add_node("ask", ask).add_edge(START, "ask"))
 
 
 def test_what_asks_agents_does_so_under_every_method(make_engine: MakeEngine) -> None:
@@ -143,6 +170,11 @@ def test_what_cannot_be_compared_is_refused(engine: Engine) -> None:
     refused(engine, "as a list", graph, [])
     refused(engine, "compare takes choreo", graph, methods=("choreo",))
     refused(engine, "compare takes choreo", graph, methods=("baseline", "naive"))
+    refused(engine, "compare takes choreo", graph, methods=("choreo", "choreo"))
+    refused(engine, "no state and no text", graph, [7])
+    silent = ChoreoGraph().add_node("f", lambda _: {"messages": []}).add_edge(START, "f")
+    refused(engine, "no agent speaks", silent)
+    refused(engine, "strategy must be", graph, strategies=("bogus",))
     refused(engine, "no synthesizer", graph, strategies=("parallel",))
     asking = ChoreoGraph().add_node("stop", stop).add_edge(START, "stop")
     refused(engine, "a run stops at stop", asking.add_node(Agent("ann")).add_edge("stop", "ann"))
