@@ -21,8 +21,8 @@ from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy,
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, require_ways, unwrapped
 from choreo_agents.graph.compiling.binding import (
+    bind_routes,
     bound_agent,
-    bound_routes,
     named_contexts,
     require_personas,
     texts_shared_in,
@@ -380,7 +380,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
         _require_bounded(self, whole, stops)
         bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
-        bound.branches = bound_routes(bound.branches)
+        bind_routes(bound.branches)
         _guard_runs(bound)
         _serve(bound, engines, lineage)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)

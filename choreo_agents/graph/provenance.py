@@ -468,12 +468,7 @@ def _forwarded(sends: Any, change: Change) -> list[Any]:
 
 
 def handed_on(
-    sends: Any,
-    config: RunnableConfig,
-    said: Sequence[BaseMessage] = (),
-    *,
-    fresh: bool = False,
-    other: Change = lambda given: given,
+    sends: Any, config: RunnableConfig, said: Sequence[Any] = (), *, fresh: bool = False, other: Change | None = None
 ) -> list[Any]:
     """Return sends, and names of nodes, where what stands in the state goes on under the note that it has there.
 
@@ -482,7 +477,7 @@ def handed_on(
         config: Of that node, or of the one that the route is after.
         said: What the node says beside.
         fresh: Whether what the node has written stands there already, as it does for routes.
-        other: What becomes of a message that does not stand there, in these words.
+        other: What becomes of a message that does not stand there, in these words; None: it goes as it is.
     """
 
     standing = cache(lambda: {**_standing(config, fresh=fresh), **by_id(said)})
@@ -492,7 +487,7 @@ def handed_on(
             [message] = convert_to_messages([given])
             if (found := as_it_stands(message, standing().get(str(message.id)))) is not None:
                 return found
-        return other(given)
+        return given if other is None else other(given)
 
     def messages(written: Any) -> Any:
         return type(written)(map(noted, written)) if isinstance(written, list | tuple) else noted(written)

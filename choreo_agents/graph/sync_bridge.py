@@ -1,4 +1,4 @@
-"""Async work for sync callers."""
+"""Async work for sync callers, and for callers that may be cancelled."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
 
     threading.Thread(target=target, name="choreo-sync-bridge", daemon=True).start()
     return done.result()
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
+    """Await work that is not left half-way, as a run that is never half begun; and whether the caller was cancelled
+    meanwhile."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return task.result(), cancelled

@@ -83,10 +83,10 @@ class Case(Protocol):
     summary: ClassVar[str]
     options: ClassVar[type[Options]]
     item: ClassVar[type[Item]]
-    variants: ClassVar[Mapping[str, Variant]]
-    scored: ClassVar[str]
-    """What a score counts: `right`."""
-    higher_is_better: ClassVar[bool]
+    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
+    scored: ClassVar[str] = "right"
+    """What a score counts."""
+    higher_is_better: ClassVar[bool] = True
     """Whether a higher score is a better one."""
 
     def play(self, item: Any, options: Any, prompts: Prompts, sampling: Sampling) -> Play:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -140,8 +139,8 @@ def _reader_rules(
     )
 
 
-def bound_routes(branches: Mapping[str, Mapping[str, Any]]) -> defaultdict[str, dict[str, Any]]:
-    """The routes of a graph, which send on what stands in its state under the notes that it has there."""
+def bind_routes(branches: Mapping[str, dict[str, Any]]) -> None:
+    """Let the routes of a graph send on what stands in its state under the notes that it has there."""
 
     def bound(path: Any) -> AroundNode:
         def run(given: Any, config: RunnableConfig) -> Any:
@@ -152,10 +151,8 @@ def bound_routes(branches: Mapping[str, Mapping[str, Any]]) -> defaultdict[str, 
 
         return AroundNode(path, run, arun)
 
-    routes: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-    for start, given in branches.items():
-        routes[start] = {name: each._replace(path=bound(each.path)) for name, each in given.items()}
-    return routes
+    for routes in branches.values():
+        routes |= {name: route._replace(path=bound(route.path)) for name, route in routes.items()}
 
 
 def _agents(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Agent]]:

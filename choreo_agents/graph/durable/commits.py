@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from langgraph.store.base import PutOp
 
 from choreo_agents.errors import StoreError
+from choreo_agents.graph.sync_bridge import to_its_end
 
 Write = Callable[[Sequence[PutOp]], Awaitable[object]]
 
@@ -65,7 +66,9 @@ class Commits:
 
     async def _committed(self, own: _Waiting, *, leads: bool) -> None:
         if leads or not await self._turn(own):
-            await _to_its_end(self._lead())
+            _, cancelled = await to_its_end(self._lead())
+            if cancelled is not None:
+                raise cancelled
         if own.error is not None:
             raise own.error
 
@@ -115,16 +118,3 @@ class Commits:
             return
         for each in together:
             each.end(error)
-
-
-async def _to_its_end(work: Awaitable[None]) -> None:
-    """Await work that is not left half-way: others wait for it."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()

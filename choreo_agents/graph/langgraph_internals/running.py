@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -139,10 +139,7 @@ async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
     around = task_path_of(config).rpartition("|")[0]
     at = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": around, "checkpoint_id": info.checkpoint_id}
     where = RunnableConfig(configurable=at)
-    try:
-        saved = await saver.aget_tuple(where)
-    except NotImplementedError:  # a saver that is sync only
-        saved = await asyncio.to_thread(saver.get_tuple, where)
+    saved = await _awaited(saver.aget_tuple(where), saver.get_tuple, where)
     return list((saved.pending_writes if saved else None) or [])
 
 
@@ -187,10 +184,8 @@ async def asaved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | No
     """The same."""
     if saver is None or thread is None:
         return None
-    try:
-        saved = await saver.aget_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
-    except NotImplementedError:  # a saver that is sync only
-        return await asyncio.to_thread(saved_metadata, saver, thread)
+    at = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+    saved = await _awaited(saver.aget_tuple(at), saver.get_tuple, at)
     return None if saved is None else dict(saved.metadata or {})
 
 
@@ -210,10 +205,15 @@ def delete_thread(saver: Any, thread: str) -> None:
 
 async def adelete_thread(saver: Any, thread: str) -> None:
     """The same."""
+    await _awaited(saver.adelete_thread(thread), delete_thread, saver, thread)
+
+
+async def _awaited(answer: Awaitable[Any], otherwise: Callable[..., Any], *args: Any) -> Any:
+    """What a saver answers; if it is sync only, what is called otherwise does."""
     try:
-        await saver.adelete_thread(thread)
-    except NotImplementedError:  # a saver that is sync only
-        await asyncio.to_thread(delete_thread, saver, thread)
+        return await answer
+    except NotImplementedError:
+        return await asyncio.to_thread(otherwise, *args)
 
 
 def with_hidden(config: RunnableConfig | None, name: str, value: Any) -> RunnableConfig:

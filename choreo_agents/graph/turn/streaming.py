@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 import warnings
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -21,11 +20,10 @@ from choreo_agents.chat import Described
 from choreo_agents.engine import Engine
 from choreo_agents.errors import LineageWarning
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.sync_bridge import to_its_end
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-
-T = TypeVar("T")
 
 _COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond", "tokens_of_other_models")
 """Of a call's usage, in `stream_mode="custom"`."""
@@ -58,7 +56,7 @@ class DecodeRun:
         said = ChatGeneration(message=message, generation_info={"finish_reason": noted["finish_reason"]})
         self._is_over = True
         told = LLMResult(generations=[[said]], llm_output={"model_name": noted["model_name"]})
-        _, cancelled = await _whole(self._run.on_llm_end(told))
+        _, cancelled = await to_its_end(self._run.on_llm_end(told))
         if cancelled is not None:
             raise cancelled
 
@@ -66,7 +64,7 @@ class DecodeRun:
         """Say that it has failed, or was cancelled, unless it has ended."""
         if not self._is_over:
             self._is_over = True
-            await _whole(self._run.on_llm_error(error))
+            await to_its_end(self._run.on_llm_error(error))
 
 
 @asynccontextmanager
@@ -101,7 +99,7 @@ async def decode_run(
         name=name,
         invocation_params=asked | {"_type": PROVIDER} | told,
     )
-    [run], cancelled = await _whole(announced)
+    [run], cancelled = await to_its_end(announced)
     decode = DecodeRun(run)
     try:
         if cancelled is not None:
@@ -111,17 +109,6 @@ async def decode_run(
         await decode.fail(error)
         raise
     assert decode._is_over, "its message is there"
-
-
-async def _whole(telling: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
-    """Tell callbacks all of it; and whether the caller was cancelled meanwhile: a run is never half begun or ended."""
-    task, cancelled = asyncio.ensure_future(telling), None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    return task.result(), cancelled
 
 
 def report(

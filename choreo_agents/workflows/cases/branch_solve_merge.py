@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import METHOD_VARIANTS, Case, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import states
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class MergeOptions(Options):
     )
 
 
-class MergeCase:
+class MergeCase(Case):
     """A plan in parts, one solver for each, and one who writes all of it again."""
 
     name: ClassVar[str] = "branch_solve_merge"
@@ -50,7 +50,6 @@ class MergeCase:
         "text": Variant("choreo", {"strategy": "text"}),
     }
     scored: ClassVar[str] = "concepts covered"
-    higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Concepts, options: MergeOptions, prompts: Prompts, sampling: Sampling) -> Play:
         from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
 from choreo_agents.workflows.cases.answers import majority, read_answer
 from choreo_agents.workflows.cases.questions import Question
 
@@ -52,16 +52,13 @@ class RecordOptions(DebateOptions):
     )
 
 
-class DebateCase:
+class DebateCase(Case):
     """Agents with unequal notes; a minority's are wrong."""
 
     name: ClassVar[str] = "debate"
     summary: ClassVar[str] = "Agents answer in parallel rounds, each hearing the others' last answers (MADpar)."
     options: ClassVar[type[Options]] = DebateOptions
     item: ClassVar[type[Item]] = DebateItem
-    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
-    scored: ClassVar[str] = "right"
-    higher_is_better: ClassVar[bool] = True
 
     def play(self, item: DebateItem, options: DebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
         from choreo_agents.workflows.graphs.debate import debate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.debate import DebateItem
 
@@ -14,16 +14,13 @@ if TYPE_CHECKING:
     from choreo_agents.workflows.phrasing import Prompts
 
 
-class DirectCase:
+class DirectCase(Case):
     """A single agent; of a debate's, the first."""
 
     name: ClassVar[str] = "direct"
     summary: ClassVar[str] = "One agent answers at once."
     options: ClassVar[type[Options]] = Options
     item: ClassVar[type[Item]] = DebateItem
-    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
-    scored: ClassVar[str] = "right"
-    higher_is_better: ClassVar[bool] = True
 
     def play(self, item: DebateItem, options: Options, prompts: Prompts, sampling: Sampling) -> Play:
         from choreo_agents.workflows.graphs.direct import direct

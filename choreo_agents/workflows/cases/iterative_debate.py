@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.questions import Question
 
@@ -22,16 +22,13 @@ class IterativeDebateOptions(Options):
     rounds: int = Field(default=3, ge=1, description="At most; the moderator may end it before.")
 
 
-class IterativeDebateCase:
+class IterativeDebateCase(Case):
     """One side works it out, the other checks, a moderator names the result or lets them go on."""
 
     name: ClassVar[str] = "iterative_debate"
     summary: ClassVar[str] = "Two sides speak in turns until a moderator ends it (MADiter)."
     options: ClassVar[type[Options]] = IterativeDebateOptions
     item: ClassVar[type[Item]] = Question
-    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
-    scored: ClassVar[str] = "right"
-    higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Question, options: IterativeDebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
         from choreo_agents.workflows.graphs.iterative_debate import (

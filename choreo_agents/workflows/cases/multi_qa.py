@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import METHOD_VARIANTS, Case, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.cases.answers import states
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class QuestionsOptions(Options):
     layout: Literal["serial", "parallel"] = Field(default="parallel", description="Where choreo places the questions.")
 
 
-class MultiQACase:
+class MultiQACase(Case):
     """Questions encoded apart, one reply."""
 
     name: ClassVar[str] = "multi_qa"
@@ -54,7 +54,6 @@ class MultiQACase:
         "parallel": Variant("choreo", {"layout": "parallel"}),
     }
     scored: ClassVar[str] = "all right"
-    higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Questions, options: QuestionsOptions, prompts: Prompts, sampling: Sampling) -> Play:
         from choreo_agents.workflows.graphs.multi_qa import multi_qa

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.questions import Question
 
@@ -26,16 +26,13 @@ class TreeOptions(Options):
     keep: int = Field(default=1, ge=1, description="Thoughts that are kept of each level.")
 
 
-class TreeCase:
+class TreeCase(Case):
     """Careless solutions side by side; voters choose."""
 
     name: ClassVar[str] = "tree_of_thoughts"
     summary: ClassVar[str] = "Candidates side by side, votes, and an answer from the best (ToT)."
     options: ClassVar[type[Options]] = TreeOptions
     item: ClassVar[type[Item]] = Question
-    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
-    scored: ClassVar[str] = "right"
-    higher_is_better: ClassVar[bool] = True
 
     def play(self, item: Question, options: TreeOptions, prompts: Prompts, sampling: Sampling) -> Play:
         from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
