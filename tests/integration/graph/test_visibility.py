@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
 from support.adapters import save_adapter
 from support.graphs import QUESTION, agent
 from support.lineage import parents_of, record_of
@@ -657,6 +659,16 @@ def test_a_subgraph_that_only_warns_can_stand_in_a_graph_that_raises(engine: Eng
     graph = ChoreoGraph()
     graph.add_node("team", team).add_edge(START, "team")
     graph.compile(engine=engine)
+
+
+def test_loops_that_a_function_interrupts_are_not_endless(engine: Engine) -> None:
+    """Its edges stay in the loop, which goes on as long as somebody answers."""
+    graph = ChoreoGraph().add_node(agent("ann")).add_edge(START, "ann").add_edge("ann", "ask").add_edge("ask", "ann")
+    graph.add_node("ask", lambda _: {"messages": [("user", interrupt("and?"))]})
+    app, thread = graph.compile(InMemorySaver(), engine=engine), {"configurable": {"thread_id": "t"}}
+    for given in (QUESTION, Command(resume="More."), Command(resume="More.")):
+        said = app.invoke(given, thread)
+    assert [message.type for message in said["messages"]] == ["human", "ai"] * 3 and "__interrupt__" in said
 
 
 def test_loops_that_people_interrupt_are_not_endless(engine: Engine) -> None:
