@@ -460,7 +460,7 @@ def _everywhere(given: Any, changes: Mapping[str, Change], sent: Change) -> Any:
 def _forwarded(sends: Any, change: Change) -> list[Any]:
     """Return sends, and names of nodes, with other states for their targets."""
     listed = sends if isinstance(sends, list | tuple) else [sends]
-    changed = [copy(each) for each in listed]
+    changed = [copy(each) if isinstance(each, Send) else each for each in listed]
     for each in changed:
         if isinstance(each, Send):
             each.arg = change(each.arg)
@@ -490,7 +490,7 @@ def handed_on(
         return given if other is None else other(given)
 
     def messages(written: Any) -> Any:
-        return type(written)(map(noted, written)) if isinstance(written, list | tuple) else noted(written)
+        return type(written)(map(noted, written)) if isinstance(written, list | tuple) else written and noted(written)
 
     return _forwarded(sends, partial(rewritten, changes={"messages": messages}))
 

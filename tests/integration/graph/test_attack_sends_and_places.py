@@ -294,6 +294,16 @@ def test_what_is_no_message_of_the_state_is_sent_as_it_is(given: Any) -> None:
     assert got == [{"messages": given, "more": 1}]
 
 
+def test_a_route_says_what_stands_in_its_map() -> None:
+    """An object that is found as itself alone, and a send of nothing by a function that says nothing."""
+    there, got = object(), []
+    graph = ChoreoGraph().add_node("note", got.append)
+    graph.add_node("on", lambda _: Command(goto=Send("note", {"messages": None})), writes=(), destinations=("note",))
+    graph.add_conditional_edges(START, lambda _: there, {there: "on"})
+    graph.compile().invoke(QUESTION)
+    assert got == [{"messages": None}]
+
+
 def test_a_route_from_the_start_sends_on_what_a_thread_has_heard() -> None:
     script = Script({"plan": "SECRET."}, default="Hm.")
     with script.load() as engine:
