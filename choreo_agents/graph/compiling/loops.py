@@ -17,8 +17,8 @@ def require_bounded_loops(builder: StateGraph[Any, Any, Any, Any], chart: Chart,
     """Raise `VisibilityError` if an agent stands in a loop without an exit: its own messages alone outgrow its context.
 
     Nodes that may end a run or send control anywhere, by a `Command` or a route whose targets are not known, count as
-    exits. So do all functions, also those whose edges stay in the loop: any of them may `interrupt` the run, and what it
-    waits for may never come.
+    exits. So do all functions, also those whose edges stay in the loop: any of them may `interrupt` the run, and
+    what it waits for may never come.
 
     Args:
         builder: The graph.
