@@ -211,7 +211,7 @@ def show(console: Console, setting: Setting, model: str, variant: str, repeats: 
 def verdict(setting: Setting, held: Held, method: str) -> Text:
     """The final answer, and what it is worth."""
     result, right = held.result, getattr(setting.item, "answer", None)
-    parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items())
+    parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items() if not name.startswith("first"))
     mark = ("", "")
     if result.score is not None:
         style = "bold green" if result.score >= 1 else "bold red" if result.score <= 0 else "bold yellow"
