@@ -1,4 +1,4 @@
-"""What is seen of a workflow while it runs: messages in rows, a debate in columns, a tree as a tree."""
+"""Live displays of a workflow that runs: messages in rows, a debate in columns, a tree as a tree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Spoken:
     place: Place
     words: str = ""
     tokens: Mapping[str, int] = field(default_factory=dict)
-    """That its call has read and encoded, once it is over."""
+    """How many its call has read and encoded, by `_TOKENS`; empty until it is over."""
 
     @property
     def cost(self) -> str:
@@ -48,10 +48,10 @@ class Level:
     """A level of a tree."""
 
     candidates: list[tuple[str, Spoken]]
-    """By name."""
+    """Each with its name."""
     voters: list[Spoken]
     votes: Counter[str]
-    """What they voted for, once they have."""
+    """How many voted for what, once they have."""
     elected: list[int]
     """The candidates that go on, the best first."""
 
@@ -90,12 +90,12 @@ class PlayDisplay:
         self._live.update(self.shown())
 
     def of(self, *nodes: str) -> list[Spoken]:
-        """What these have said, or all, by place."""
+        """Return the messages of these nodes, or of all, in the order of their places."""
         said = (each for each in self._spoken.values() if not nodes or each.node in nodes)
         return sorted(said, key=lambda each: (each.place, each.node))
 
     def opening(self, model: str, variant: str) -> RenderableType:
-        """What is to be done."""
+        """Return the panel above the display: model, method, and what is to be done."""
         lines = Table.grid(padding=(0, 1))
         lines.add_column(style="bold")
         lines.add_column()
@@ -140,7 +140,7 @@ class PlayDisplay:
         return {"node": said.node}
 
     def facts(self) -> dict[str, Any]:
-        """What else is seen, as JSON."""
+        """Return what the display shows beside messages, as JSON."""
         return {}
 
 

@@ -40,7 +40,7 @@ from choreo_agents.synthesis.strategies import Strategy
 from choreo_agents.tracing import table_html
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
-Figure = Literal["tokens_encoded", "first_token_s", "end_to_end_s"]
+Figure = Literal["tokens_encoded", "tokens_reused", "first_token_s", "end_to_end_s"]
 _Place = tuple[str, int, int, int]
 """Author, superstep, branch and call."""
 
@@ -102,7 +102,7 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row for each figure: what each method took, and the others' over choreo's."""
-        styles: dict[str, tuple[str, float, str]] = {
+        styles: dict[str, tuple[Figure, float, str]] = {
             "tokens encoded": ("tokens_encoded", 1, ",.0f"),
             "tokens reused": ("tokens_reused", 1, ",.0f"),
             "first token, ms": ("first_token_s", 1e3, ",.1f"),
@@ -113,7 +113,7 @@ class Comparison:
             (
                 label,
                 *(format(getattr(self.cost(method), name) * scale, style) for method in self.ways),
-                *("" if name == "tokens_reused" else f"{self.ratio(method, name):.2f}x" for method in others),  # type: ignore[arg-type]
+                *("" if name == "tokens_reused" else f"{self.ratio(method, name):.2f}x" for method in others),
             )
             for label, (name, scale, style) in styles.items()
         ]
