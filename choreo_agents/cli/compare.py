@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from choreo_agents.cli.costs import as_object, table_of
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption, bar, errors_as_lines
 from choreo_agents.terminal.waiting import importing
@@ -75,9 +73,8 @@ def compare(
                 progress=lambda done, of: progress.update(task, completed=done, total=of),
             )
         if as_json:
-            costs = {way: asdict(found.cost(way)) for way in found.ways}
             answers = [{"answers": each.answers, "differs": each.differs} for each in found.inputs]
-            typer.echo(json.dumps({"repeats": repeats, "costs": costs, "inputs": answers}, indent=2))
+            typer.echo(json.dumps({"repeats": repeats, **as_object(found), "inputs": answers}, indent=2))
         else:
             _show(console, found)
 
@@ -107,17 +104,7 @@ def _read(path: Path) -> list[Any]:
 
 
 def _show(console: Console, found: Comparison) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title="the same words under each method", title_justify="left")
-    for at, column in enumerate(found.columns):
-        table.add_column(column, justify="right" if at else "left")
-    for row in found.rows():
-        table.add_row(*row)
-    console.print(table)
-    console.print(
-        "[dim]choreo: from the cache. baseline: text with a prefix cache. naive: text without one. Counts and ends are "
-        f"of all inputs; times are medians ({found.repeats} of each, in turn, on fresh engines), without functions and "
-        "tools. First token: mean, from a node's start, encoding of what it reads included.[/]"
-    )
+    console.print(table_of(found, f"the same words under each method, {len(found.inputs)} inputs in all"))
     for number, each in enumerate(found.inputs, start=1):
         if each.differs is not None:
             console.print(f"[yellow]input {number}: {escape(each.differs)} is the first to say something else[/]")

@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from choreo_agents.cli.costs import as_object, costs_told
+from choreo_agents.cli.costs import as_object, summary, table_of
 from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
 from choreo_agents.terminal.case_options import (
     BudgetOption,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from choreo_agents.training.journal import Journal
     from choreo_agents.workflows.many import PlayProgress
     from choreo_agents.workflows.playing import Held, Setting
-    from choreo_agents.workflows.running import RunCost
 
 RepeatsOption = Annotated[
     int | None,
@@ -181,8 +180,7 @@ def run_workflow(case: Case) -> Callable[..., None]:
 
 def show(console: Console, setting: Setting, model: str, variant: str, repeats: int, *, as_json: bool = False) -> None:
     """Play one item before the user's eyes; then what it costs under all methods, and what to try next."""
-    from choreo_agents.workflows.comparing import compare, runs
-    from choreo_agents.workflows.playing import hold
+    from choreo_agents.workflows.playing import compared, hold
 
     case = setting.setup.case
     display = DISPLAYS.get(case.name, PlayDisplay)(console, setting)
@@ -190,19 +188,25 @@ def show(console: Console, setting: Setting, model: str, variant: str, repeats: 
     with display:
         held = hold(setting, variant, on_token=display.add, on_decode=display.told)
     console.print(verdict(setting, held, variant))
-    costs: dict[str, RunCost] = {variant: held.cost}
+    cost, told = held.cost, dict[str, Any]()
+    console.print(
+        f"{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; first token "
+        f"{cost.ttft_mean_s * 1e3:,.1f} ms, end to end {cost.end_to_end_s * 1e3:,.0f} ms"
+    )
     if repeats:
         with bar(console) as progress:
-            task = progress.add_task("the same words under three methods", total=runs(repeats))
-            found = compare(setting, repeats=repeats, on_progress=lambda: progress.advance(task))
-        costs = dict(found.costs.items())
-        if variant != "baseline":
-            console.print(verdict(setting, found.baseline, "baseline"))
-    console.print(costs_told(costs, repeats, case.name.split("_")[0]))
+            task = progress.add_task("the same words under three methods", total=None)
+            found = compared(setting, repeats, lambda done, of: progress.update(task, completed=done, total=of))
+        told = as_object(found)
+        [item] = found.inputs
+        console.print("", table_of(found, "the baseline's words under three methods"), "")
+        console.print(summary(found, case.name.split("_")[0]))
+        other = f"{escape(item.differs)} is the first to say something else" if item.differs else "all say the same"
+        console.print(f"Decoding freely from the cache and from text, {other}.")
     if as_json:
         result, said = asdict(held.result), display.messages()
-        told = {"item": setting.item.model_dump(), "result": result, "messages": said, "cost": asdict(held.cost)}
-        typer.echo(json.dumps(told | as_object(costs) | display.facts(), indent=2))
+        played = {"item": setting.item.model_dump(), "result": result, "messages": said, "cost": asdict(cost)}
+        typer.echo(json.dumps(played | told | display.facts(), indent=2))
         return
     for more in filter(None, (f"--seed {setting.seed + 1}", display.more, "--model PATH --inputs FILE.jsonl")):
         console.print(f"Try next: choreo run {case.name.replace('_', '-')} {more}")

@@ -81,7 +81,7 @@ class Comparison:
     """What `compare` has found."""
 
     ways: tuple[str, ...]
-    """Methods, and strategies of synthesizers."""
+    """Methods, and strategies of synthesizers: choreo, then the others as they were named."""
     inputs: tuple[ComparedInput, ...]
     repeats: int
 
@@ -201,7 +201,7 @@ async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: U
         costs = {name: _typical([each.cost for each in runs[name][-repeats:]]) for name in ways}
         answers = {name: runs[name][0].answer for name in free}
         found.append(ComparedInput(costs, answers, {name: runs[name][0].words.words for name in free}))
-    return Comparison(tuple(ways), tuple(found), repeats)
+    return Comparison(tuple(sorted(ways, key=lambda way: way != "choreo")), tuple(found), repeats)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from pydantic import ValidationError
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.engine.stock.memory_map import MemoryMap
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.comparing import Comparison, compare
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, said
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
-from choreo_agents.workflows.running import RunCost, run_graph, sampled
+from choreo_agents.workflows.running import MOST_STEPS, RunCost, run_graph, sampled
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,28 @@ def hold(setting: Setting, variant: str, **run: Any) -> Held:
     with Engine.load(setting.model, method=served.method, memory=setting.memory) as engine:
         state, played = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
         return Held(*played, sampled(engine, state), engine.kv.memory_map())
+
+
+def compared(setting: Setting, repeats: int, progress: Callable[[int, int], None]) -> Comparison:
+    """Play an item under three methods, all in the baseline's words: what each encodes, and how long it takes.
+
+    Args:
+        setting: Model, item, and what is made of it.
+        repeats: Timed runs of each method.
+        progress: Told how many runs of how many are over.
+    """
+    setup = setting.setup
+    made = setup.case.play(setting.item, setup.options, setup.prompts, setup.sampling)
+    with Engine.load(setting.model, memory=setting.memory) as engine:
+        return compare(
+            made.graph.compile(engine=engine),
+            [{"messages": list(made.messages)}],
+            methods=("baseline", "choreo", "naive"),
+            repeats=repeats,
+            seed=setting.seed,
+            config={"recursion_limit": MOST_STEPS},
+            progress=progress,
+        )
 
 
 async def play(engine: Engine, setup: Setup, item: Item, *, seed: int) -> tuple[Result, list[dict[str, str]], RunCost]:

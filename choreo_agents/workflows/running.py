@@ -20,6 +20,8 @@ Place = tuple[int, int]
 """Of a message in a run: its step, and which of the branches that one node sent there side by side."""
 OnToken = Callable[[str, str, str, Place], None]
 """Called with agent, message id, text and the message's place for every piece of text as it is decoded."""
+MOST_STEPS = 1000
+"""Supersteps of a run."""
 OnDecode = Callable[[Mapping[str, Any]], None]
 """Called with what `stream_mode="custom"` tells of a message that was said: agent, tokens encoded and reused, times."""
 
@@ -64,7 +66,7 @@ async def run_graph(
         on_decode: Sees what each message cost.
     """
     app = graph.compile(engine=engine)
-    config: Any = {"configurable": {"choreo": RunOptions(seed, replay)}, "recursion_limit": 1000}
+    config: Any = {"configurable": {"choreo": RunOptions(seed, replay)}, "recursion_limit": MOST_STEPS}
     before = engine.stats()
     state: Mapping[str, Any] = {}
     waits: list[float] = []

@@ -35,11 +35,7 @@ from choreo_agents import (
 )
 from choreo_agents.engine.messages import holdings
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.models import LoadedModel
-from choreo_agents.workflows import comparing as comparison
 from choreo_agents.workflows import debate, final_answer
-from choreo_agents.workflows.debating import setting_of
-from choreo_agents.workflows.playing import Held, Setting, hold
 
 HOT = Sampling(max_tokens=12, stop_tokens=(), temperature=1.0)
 
@@ -516,22 +512,6 @@ async def test_scopes_reach_through_the_sync_bridge(engine: Engine) -> None:
         app.invoke(QUESTION)
         assert engine.stats().messages > 0
     assert engine.stats().messages == 0 and engine.stats().kv_bytes == 0
-
-
-def test_a_comparison_forces_the_baselines_words_on_every_method(
-    embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: list[tuple[str, Held]] = []
-
-    def watching(setting: Setting, method: Any, **options: Any) -> Held:
-        run = hold(setting, method, **options)
-        held.append((method, run))
-        return run
-
-    monkeypatch.setattr(comparison, "hold", watching)
-    comparison.compare(setting_of(embedded, 0, reports=0), repeats=1)
-    assert [method for method, _ in held] == ["baseline", "choreo", "baseline", "naive"]
-    assert all(run.spoken == held[0][1].spoken for _, run in held)
 
 
 def test_runs_are_repeatable_and_seeds_matter(make_engine: MakeEngine) -> None:

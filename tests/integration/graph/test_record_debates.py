@@ -6,11 +6,11 @@ import pytest
 from conftest import MakeEngine
 
 from choreo_agents.graph import START
+from choreo_agents.graph.comparing import METHODS
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate
-from choreo_agents.workflows.comparing import METHODS, compare, runs
 from choreo_agents.workflows.debating import setting_of
 from choreo_agents.workflows.playing import Held, hold
 
@@ -71,14 +71,3 @@ def test_the_record_is_read_by_all_and_notes_and_questions_by_one_each(make_engi
             assert told == ([] if notes is None else [notes])
         first = [engine.text(parent) for parent in engine.inspect.records([own[0]])[-1].parents]
         assert first[-1] == engine.chat.turn("user", "Who?").text, "behind all that it is about"
-
-
-def test_a_comparison_tells_what_each_twin_took(embedded: LoadedModel) -> None:
-    progress: list[None] = []
-    found = compare(setting_of(embedded, 1, rounds=1), repeats=1, on_progress=lambda: progress.append(None))
-    assert len(progress) == runs(1) == 4
-    for twin in ("baseline", "naive"):
-        ratios, costs = found.ratios(twin), found.costs
-        assert ratios.tokens_encoded == costs[twin].tokens_encoded / costs["choreo"].tokens_encoded > 2
-        assert ratios.ttft_mean == costs[twin].ttft_mean_s / costs["choreo"].ttft_mean_s
-        assert ratios.end_to_end == costs[twin].end_to_end_s / costs["choreo"].end_to_end_s

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from choreo_agents.cli.costs import costs_told, summary
+from choreo_agents.cli.costs import summary, table_of
 from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
+from choreo_agents.graph.comparing import ComparedInput, Comparison, Cost
 from choreo_agents.testing import Script, ScriptedCall
 from choreo_agents.workflows.cases import CASES
 from choreo_agents.workflows.debating import setting_of
 from choreo_agents.workflows.playing import Setting, hold, make_setup
-from choreo_agents.workflows.running import RunCost
 
-COST = RunCost((1.0,), 2.0, tokens_encoded=100, tokens_reused=0, rows_per_decode_step=1.0)
+COST = Cost(tokens_encoded=100, tokens_reused=0, first_token_s=1.0, end_to_end_s=2.0, steps=1)
 
 
 def printed(shown: Any) -> str:
@@ -132,25 +132,27 @@ def test_messages_with_the_same_words_have_each_its_cost() -> None:
     assert [each["tokens_encoded"] for each in display.messages()] == [9, 5]
 
 
+def found_of(**costs: Cost) -> Comparison:
+    return Comparison(tuple(costs), (ComparedInput(costs, {}, {}),), repeats=5)
+
+
 def test_the_sentences_say_which_way_it_went() -> None:
-    slow = replace(COST, tokens_encoded=300, ttft_s=(0.5,), end_to_end_s=1.0)
-    costs: Any = {"choreo": COST, "baseline": slow, "naive": replace(COST, end_to_end_s=3.0)}
-    words = " ".join(summary(costs, "tree").plain.split())
+    slow = replace(COST, tokens_encoded=300, first_token_s=0.5, end_to_end_s=1.0)
+    found = found_of(choreo=COST, baseline=slow, naive=replace(COST, end_to_end_s=3.0))
+    words = " ".join(summary(found, "tree").plain.split())
     assert words.count(". ") + words.endswith(".") == 3
     assert "encoded 3.00x fewer tokens" in words and "first words came 2.00x later" in words
     assert "the whole tree was over 2.00x later. Against text without one it was over 1.50x sooner." in words
 
 
 def test_what_took_as_long_is_said_to_have_taken_as_long() -> None:
-    near = replace(COST, tokens_encoded=50, ttft_s=(1.004,), end_to_end_s=1.992)
-    costs: Any = {"choreo": COST, "baseline": near, "naive": COST}
-    words = " ".join(summary(costs, "debate").plain.split())
+    near = replace(COST, tokens_encoded=50, first_token_s=1.004, end_to_end_s=1.992)
+    words = " ".join(summary(found_of(choreo=COST, baseline=near, naive=COST), "debate").plain.split())
     assert "encoded 2.00x more tokens. Its agents' first words came as soon" in words
     assert "the whole debate was over as soon. Against text without one it was over as soon." in words
 
 
-def test_a_table_has_a_column_for_each_method_and_none_to_compare_with_where_one_ran() -> None:
-    costs: Any = {"choreo": COST, "baseline": COST, "naive": COST}
-    assert "baseline/choreo" in printed(costs_told(costs, 5, "tree"))
-    alone = printed(costs_told({"baseline": COST}, 0, "tree"))
-    assert "tokens encoded" in alone and "choreo" not in alone
+def test_a_table_has_a_column_for_each_method_and_for_each_ratio() -> None:
+    words = printed(table_of(found_of(choreo=COST, baseline=replace(COST, tokens_encoded=250), naive=COST), "costs"))
+    assert "baseline/choreo" in words and "naive/choreo" in words
+    assert re.search(r"tokens encoded +100 +250 +100 +2.50x +1.00x", words)
