@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +50,10 @@ RepeatsOption = Annotated[
 ]
 _TEMPERATURES = {"debate": 0.0, "tree_of_thoughts": 1.0}
 """By default, of what is shipped: careless candidates make trees worth a vote."""
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write a page of the run to this file: [b]choreo inspect run[/b] has more."),
+]
 NoCompareOption = Annotated[bool, typer.Option("--no-compare", help="Only play it, under one method.")]
 
 
@@ -72,6 +78,7 @@ def run_case(
     kv_gib: BudgetOption = 1.0,
     repeats: RepeatsOption = None,
     no_compare: NoCompareOption = False,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
@@ -94,8 +101,8 @@ def run_case(
         if inputs is not None and isinstance(options, RecordOptions):
             no_compare = no_compare or options.reports != REPORTS
             options = DebateOptions(agents=options.agents, rounds=options.rounds)
-        if inputs is not None and (no_compare or repeats):
-            raise ValueError("--reports, --repeats and --no-compare are for our own problems, not for --inputs")
+        if inputs is not None and (no_compare or repeats or html):
+            raise ValueError("--reports, --repeats, --no-compare and --html are for our own problems, not for --inputs")
         if temperature is None:
             temperature = 0.7 if inputs is not None else _TEMPERATURES.get(case.name, 0.7)
         loaded = load(console, model, loading)
@@ -106,7 +113,7 @@ def run_case(
                 item = problem_of(seed, agents=options.agents, reports=options.reports)
                 setting = replace(setting, item=item)
             times = 0 if no_compare else repeats or (5 if loaded.speaks_embedded else 1)
-            show(console, setting, model, variant, times, as_json=as_json)
+            show(console, setting, model, variant, times, html, as_json=as_json)
             return
         served = case.variants[variant]
         setting = replace(setting, setup=made.changed(served))
@@ -178,16 +185,32 @@ def run_workflow(case: Case) -> Callable[..., None]:
     return command_of(case, run_case, run_doc(case))
 
 
-def show(console: Console, setting: Setting, model: str, variant: str, repeats: int, *, as_json: bool = False) -> None:
+def show(
+    console: Console,
+    setting: Setting,
+    model: str,
+    variant: str,
+    repeats: int,
+    html: Path | None = None,
+    *,
+    as_json: bool = False,
+) -> None:
     """Play one item before the user's eyes; then what it costs under all methods, and what to try next."""
+    from choreo_agents.inspection import run_page
     from choreo_agents.workflows.playing import compared, hold
 
     case = setting.setup.case
     display = DISPLAYS.get(case.name, PlayDisplay)(console, setting)
     console.print(display.opening(model, variant))
-    with display:
-        held = hold(setting, variant, on_token=display.add, on_decode=display.told)
+    with tempfile.TemporaryDirectory() as folder:
+        record = None if html is None else Path(folder) / html.with_suffix(".jsonl").name
+        with display:
+            held = hold(setting, variant, record=record, on_token=display.add, on_decode=display.told)
+        if html is not None and record is not None:
+            run_page(record).write(html)
     console.print(verdict(setting, held, variant))
+    if html is not None:
+        console.print(f"The run, message by message: {escape(str(html))}")
     cost, told = held.cost, dict[str, Any]()
     console.print(
         f"{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; first token "

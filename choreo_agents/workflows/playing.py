@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,18 +131,20 @@ class Held:
     """The engine's, at the end."""
 
 
-def hold(setting: Setting, variant: str, **run: Any) -> Held:
+def hold(setting: Setting, variant: str, *, record: Path | None = None, **run: Any) -> Held:
     """Play an item on a fresh engine, with free decoding or with forced tokens.
 
     Args:
         setting: Model, item, and what is made of it.
         variant: How: one of the case's.
+        record: A file that is not there yet, for its record.
         run: What `run_graph` takes: the tokens to say, and who sees what is said.
     """
     served = setting.setup.case.variants[variant]
     setup = setting.setup.changed(served)
     with Engine.load(setting.model, method=served.method, memory=setting.memory) as engine:
-        state, played = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
+        with nullcontext() if record is None else engine.record(record):
+            state, played = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
         return Held(*played, sampled(engine, state), engine.kv.memory_map())
 
 

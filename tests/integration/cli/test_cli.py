@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,16 @@ def test_questions_from_a_file_are_debated_as_before(tmp_path: Path) -> None:
     run(*command, "--max-tokens", "2")
     settings = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     assert "'rounds': 2" in str(settings) and "'seed': 6" in str(settings)
-    for option in (("--reports", "2"), ("--repeats", "1"), ("--no-compare",)):
+    for option in (("--reports", "2"), ("--repeats", "1"), ("--no-compare",), ("--html", "x.html")):
         assert "not for --inputs" in " ".join("".join(run(*command, *option, code=1)).split())
+
+
+def test_a_run_is_written_as_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "debate.html"
+    out, _ = run("run", "debate", "--no-compare", "--rounds", "1", "--html", str(page))
+    assert page.name in "".join(out.split()) and [each.name for each in tmp_path.iterdir()] == [page.name]
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', page.read_text(), re.S)[0])
+    assert sorted(call["author"] for call in data["runs"][0]["calls"]) == ["Alice", "Bruno", "Clara"]
 
 
 @pytest.mark.parametrize("method", ["choreo", "baseline", "naive"])
