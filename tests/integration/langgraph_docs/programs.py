@@ -24,9 +24,14 @@ class Run(Protocol):
     def __call__(self, app: Any, /) -> Any: ...
 
 
-def once(words: str) -> Run:
-    """A user asks."""
-    return lambda app: app.invoke({"messages": [("user", words)]})
+@dataclass(frozen=True)
+class Once:
+    """A user asks, in these words, and that is all."""
+
+    words: str
+
+    def __call__(self, app: Any, /) -> Any:
+        return app.invoke({"messages": [("user", self.words)]})
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -84,17 +89,17 @@ def _section(heard: Any) -> str:
 
 PROGRAMS: Mapping[str, Program] = {
     "map_reduce": Program(
-        once("Toys."),
+        Once("Toys."),
         {"finder": '{"subjects": ["kites", "boats"]}', "joker": _joke, "judge": "The one about kites."},
         UNNAMED,
     ),
     "orchestrator_worker": Program(
-        once("Ann has 3 red kites. Bob has 5 blue boats. Report."),
+        Once("Ann has 3 red kites. Bob has 5 blue boats. Report."),
         {"orchestrator": '{"sections": ["kites", "boats"]}', "writer": _section, "joiner": "Kites, boats."},
         UNNAMED,
     ),
     "evaluator_optimizer": Program(
-        once("A joke about kites."),
+        Once("A joke about kites."),
         {
             "writer": ["A kite walks in.", "A kite flies in."],
             "grader": ['{"grade": "dull", "advice": "Let it fly."}', '{"grade": "funny", "advice": ""}'],
@@ -102,7 +107,7 @@ PROGRAMS: Mapping[str, Program] = {
         UNNAMED,
     ),
     "supervisor": Program(
-        once("How many toys have Ann and Bob?"),
+        Once("How many toys have Ann and Bob?"),
         {
             "supervisor": ['{"next": "researcher"}', '{"next": "coder"}', '{"next": "__end__"}'],
             "researcher": "Ann has 3, Bob has 5.",
@@ -111,7 +116,7 @@ PROGRAMS: Mapping[str, Program] = {
         {OWN: "The supervisor sees where it has sent control before."},
     ),
     "hierarchical_teams": Program(
-        once("A line about kites."),
+        Once("A line about kites."),
         {
             "head": ['{"next": "research"}', '{"next": "writing"}', '{"next": "__end__"}'],
             "searcher": "Notes: kites are red, and so are hats.",
@@ -129,16 +134,16 @@ PROGRAMS: Mapping[str, Program] = {
         },
     ),
     "react": Program(
-        once("What is (3 + 5) * 2 and 4 + 4?"),
+        Once("What is (3 + 5) * 2 and 4 + 4?"),
         {"calculator": [call("add", a=3, b=5) + call("add", a=4, b=4), call("multiply", a=8, b=2), "16 and 8."]},
     ),
     "reflection": Program(
-        once("An essay about kites."),
+        Once("An essay about kites."),
         {"writer": ["Kites fly.", "Red kites fly.", "Red kites fly high."], "critic": ["Which kites?", "Where?"]},
         UNNAMED | {ROLES: "What the other one says stands in an assistant's turn under its name, and not in a user's."},
     ),
     "plan_and_execute": Program(
-        once("How many toys have Ann and Bob?"),
+        Once("How many toys have Ann and Bob?"),
         {
             "planner": '{"steps": ["Count Ann\'s.", "Count Bob\'s."]}',
             "executor": ["Ann has 3.", "Bob has 5."],
@@ -151,7 +156,7 @@ PROGRAMS: Mapping[str, Program] = {
     ),
     "long_term_memory": Program(_tell, {"assistant": ["Noted.", "Red kites.", "I do not know."]}),
     "agentic_rag": Program(
-        once("Where are they that fly?"),
+        Once("Where are they that fly?"),
         {
             "asker": [call("search", words="attic"), call("search", words="kites")],
             "grader": ['{"next": "rewriter"}', '{"next": "answerer"}'],

@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from integration.langgraph_docs.porting import HERE, PAGE, changes, encoded, page, ported, stock_views
-from integration.langgraph_docs.programs import PROGRAMS
+from integration.langgraph_docs.porting import HERE, PAGE, changes, encoded, page, ported, program, stock_views
+from integration.langgraph_docs.programs import PROGRAMS, Once
 from support.ported_views import ROWS, Heard, View, differences, matched
+
+from choreo_agents import compare
+from choreo_agents.testing import Script
 
 TUTORIAL = Path(__file__).parents[3] / "docs/tutorials/port-a-graph.md"
 
@@ -77,6 +80,22 @@ def test_no_more_is_encoded_than_before(name: str) -> None:
     assert encoded_now <= encoded(name, "naive")
     if name != "long_term_memory":  # threads that share the first words of a system prompt, and no message
         assert encoded_now <= encoded(name, "baseline")
+
+
+@pytest.mark.parametrize("name", [name for name, one in PROGRAMS.items() if isinstance(one.run, Once)])
+def test_a_comparison_counts_what_separate_runs_encode(name: str) -> None:
+    asked = PROGRAMS[name].run
+    assert isinstance(asked, Once)
+    # A list is what a node says in one run; each way has a run of its own that decodes freely.
+    lines = {node: [*said] * 2 if isinstance(said, list) else said for node, said in PROGRAMS[name].lines.items()}
+    with Script(lines).load() as engine:
+        found = compare(program("ported", name)(engine), [asked.words], repeats=1)
+    counted = {way: found.cost(way).tokens_encoded for way in found.ways}
+    assert counted == {
+        "choreo": ported(name)[1],
+        "baseline": encoded(name, "baseline"),
+        "naive": encoded(name, "naive"),
+    }
 
 
 def test_the_page_says_what_was_counted() -> None:
