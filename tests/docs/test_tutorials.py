@@ -96,6 +96,14 @@ def test_the_first_graph_learns_what_it_may(capsys: pytest.CaptureFixture[str]) 
     assert names["state"]["messages"][-1].text and out.rstrip().endswith("6 messages")
 
 
+def test_a_merge_from_caches_encodes_less_than_one_from_text(capsys: pytest.CaptureFixture[str]) -> None:
+    run("swap-the-synthesizer.md", blocks("swap-the-synthesizer.md"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["from text", "from caches"]
+    text, caches = (int(re.findall(r"(\d+) tokens", line)[0]) for line in lines)
+    assert 0 < caches < text
+
+
 def test_the_supervisor_sends_control_and_the_tool_answers(capsys: pytest.CaptureFixture[str]) -> None:
     names = run("supervisors-and-tools.md", blocks("supervisors-and-tools.md"))
     said = [(each.name or each.type, each.text) for each in names["state"]["messages"]]
