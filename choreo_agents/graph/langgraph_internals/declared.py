@@ -18,6 +18,9 @@ from langgraph.graph.message import _messages_delta_reducer, add_messages
 
 _GROWS_FROM = (1, 2, 20)
 """Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
+_NAMES_IDS: Callable[[Any, Any], Any] = _messages_delta_reducer
+"""Where it finds this one, LangGraph gives ids to whatever becomes a message before it writes it, so that they are the
+same at each reading; elsewhere to no words, and to no pairs of a role and words."""
 _LEAST, _SHARE = 20, 8
 """Updates of a channel after which a checkpoint has all of it: so many at least, or an eighth of its length."""
 T = TypeVar("T")
@@ -46,9 +49,7 @@ class _GrowingChannel(DeltaChannel[Any]):
 
 
 class _GrowingMessages(_GrowingChannel):
-    """Merges as `add_messages` does, under the name of LangGraph's own reducer: where it finds that one, whatever
-    becomes a message has an id before it is written, and the same whenever it is read; elsewhere no words have, and no
-    pairs of a role and words."""
+    """Merges as `add_messages` does, and has `_NAMES_IDS` as its reducer."""
 
     __slots__ = ()
 
@@ -71,7 +72,7 @@ class _GrowingMessages(_GrowingChannel):
         # What LangGraph asks of the schemas of one graph: those of its nodes, and its input, may be `MessagesState`.
         return isinstance(other, _GrowingMessages) or merges_by(other, add_messages)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def merge_messages(messages: Any, updates: Sequence[Any]) -> Any:
@@ -93,7 +94,7 @@ def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence
     """
     if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
         return merge
-    return _GrowingMessages(_messages_delta_reducer) if merge_all is merge_messages else _GrowingChannel(merge_all)
+    return _GrowingMessages(_NAMES_IDS) if merge_all is merge_messages else _GrowingChannel(merge_all)
 
 
 def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:
@@ -107,7 +108,7 @@ class MergingGraph(StateGraph[Any, Any, Any, Any]):
     def _add_schema(self, schema: type[Any], /, allow_managed: bool = True) -> None:
         held = self.channels.get("messages")
         if merges_by(held, add_messages):  # it compares what it holds with what comes, and knows no growing ones
-            self.channels["messages"] = _GrowingMessages(_messages_delta_reducer)
+            self.channels["messages"] = _GrowingMessages(_NAMES_IDS)
         super()._add_schema(schema, allow_managed)
         if held is not None:
             self.channels["messages"] = held
