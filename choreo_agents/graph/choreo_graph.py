@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableLambda
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START
 from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.engine import Engine
@@ -36,7 +36,7 @@ from choreo_agents.graph.compiling.unseen import note_unseen
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import LineageChoice, require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
-from choreo_agents.graph.langgraph_internals import relabelled
+from choreo_agents.graph.langgraph_internals import MergingGraph, relabelled
 from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
 from choreo_agents.graph.recording.around import around
@@ -60,7 +60,7 @@ from choreo_agents.synthesis.strategies import Strategy, require_strategy
 Self = TypeVar("Self", bound="ChoreoGraph")
 
 
-class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
+class ChoreoGraph(MergingGraph):
     """A LangGraph `StateGraph` for agents that hand each other KV-cache handles.
 
     Args:

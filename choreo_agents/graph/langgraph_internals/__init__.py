@@ -5,8 +5,10 @@ A new LangGraph that breaks us breaks this folder.
 
 from choreo_agents.graph.langgraph_internals.declared import (
     AroundNode,
+    MergingGraph,
     growing,
     is_cached,
+    merge_messages,
     merges_by,
     relabelled,
     stops_of,
@@ -45,6 +47,7 @@ from choreo_agents.graph.langgraph_internals.running import (
 __all__ = [
     "SENDS",
     "AroundNode",
+    "MergingGraph",
     "adelete_thread",
     "asaved_metadata",
     "at_thread",
@@ -56,6 +59,7 @@ __all__ = [
     "hidden_in",
     "is_cached",
     "is_nested",
+    "merge_messages",
     "merges_by",
     "nodes_behind",
     "overwritten",
