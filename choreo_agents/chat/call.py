@@ -19,7 +19,7 @@ from choreo_agents.chat.asking import USUAL_TOKENS, ChatRequest
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.encodings import Encodings
 from choreo_agents.chat.guides import CompiledGuides
-from choreo_agents.chat.logprobs import logprobs_of
+from choreo_agents.chat.logprobs import logprobs_of, said_tokens
 from choreo_agents.chat.prompt import Piece, PromptCutter, whole_prompt
 from choreo_agents.chat.reply import reply
 from choreo_agents.chat.required import required_call
@@ -212,7 +212,7 @@ class ChatCall:
         thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
         metadata: dict[str, Any] = {}
         if request.sampling.logprobs is not None:
-            metadata["logprobs"] = logprobs_of(engine.model, engine.logprobs(handle))
+            metadata["logprobs"] = logprobs_of(engine.model, said_tokens(engine, handle))
         message = reply(
             engine,
             handle,
