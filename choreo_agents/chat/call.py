@@ -91,9 +91,12 @@ class ChatCall:
         """All tokens that are read before the answer, where it has no parents.
 
         Raises:
-            InvalidRequestError: A message holds more than text.
+            InvalidRequestError: A message holds more than text, or an effort changes nothing.
         """
-        return whole_prompt(self.engine.model, self._messages, self.request.tools, self._header, thinks=self._thinks)
+        request = self.request
+        return whole_prompt(
+            self.engine.model, self._messages, request.tools, self._header, thinks=self._thinks, effort=request.effort
+        )
 
     def asked(self, noted: dict[str, Any]) -> Asked:
         """What is to be encoded, and then decoded.
