@@ -33,6 +33,8 @@ class ChatRequest:
     """Its `stop` is no part of the answer here."""
     thinking: bool | int | None = None
     """Whether it thinks before it answers, or for how many tokens at most; None: as its template has it."""
+    effort: str | None = None
+    """The `reasoning_effort` that the model's chat template is told; None: none."""
     counts_thoughts: bool = False
     """If true, the sampling's `max_tokens` bounds thoughts and answer together."""
     reuse: Reuse = "prefix"
@@ -63,6 +65,12 @@ class ChatRequest:
         if self.inherits and self.reuse == "prefix":
             raise InvalidRequestError(
                 'what is inherited has another prefix: use reuse="anywhere", or leave inherits out'
+            )
+
+        if self.effort is not None and (self.parents or self.reuse == "anywhere"):
+            raise InvalidRequestError(
+                f"reasoning_effort={self.effort!r} is told with whole prompts alone: leave it out, or parents and "
+                'reuse="anywhere"'
             )
 
     def thinks(self, chat: ChatFormat) -> bool:

@@ -19,7 +19,7 @@ from choreo_agents.chat.asking import USUAL_TOKENS, ChatRequest
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.encodings import Encodings
 from choreo_agents.chat.guides import CompiledGuides
-from choreo_agents.chat.logprobs import logprobs_of
+from choreo_agents.chat.logprobs import logprobs_of, said_tokens
 from choreo_agents.chat.prompt import Piece, PromptCutter, whole_prompt
 from choreo_agents.chat.reply import reply
 from choreo_agents.chat.required import required_call
@@ -91,9 +91,12 @@ class ChatCall:
         """All tokens that are read before the answer, where it has no parents.
 
         Raises:
-            InvalidRequestError: A message holds more than text.
+            InvalidRequestError: A message holds more than text, or an effort changes nothing.
         """
-        return whole_prompt(self.engine.model, self._messages, self.request.tools, self._header, thinks=self._thinks)
+        request = self.request
+        return whole_prompt(
+            self.engine.model, self._messages, request.tools, self._header, thinks=self._thinks, effort=request.effort
+        )
 
     def asked(self, noted: dict[str, Any]) -> Asked:
         """What is to be encoded, and then decoded.
@@ -212,7 +215,7 @@ class ChatCall:
         thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
         metadata: dict[str, Any] = {}
         if request.sampling.logprobs is not None:
-            metadata["logprobs"] = logprobs_of(engine.model, engine.logprobs(handle))
+            metadata["logprobs"] = logprobs_of(engine.model, said_tokens(engine, handle))
         message = reply(
             engine,
             handle,

@@ -11,6 +11,9 @@ from choreo_agents.sampling import Grammar
 _DATA = ("const", "default", "enum", "example", "examples")
 """Keywords whose values are no schemas."""
 
+_BESIDE = {"name", "description", "strict"}
+"""What may stand beside a schema."""
+
 
 def closed(schema: Any) -> Any:
     """A schema whose objects have no properties but those that it names, unless it says itself what others may be."""
@@ -40,13 +43,19 @@ def answer_format(asked: Any) -> Grammar | None:
         InvalidRequestError: It is none of these.
     """
     kind = asked.get("type") if isinstance(asked, Mapping) else None
-    if asked is None or kind == "text":
+    if asked is None or asked == {"type": "text"}:
         return None
-    if kind == "json_object":
+    if asked == {"type": "json_object"}:
         return Grammar.model_validate({"json_schema": {"type": "object"}})
-    if kind == "json_schema" and isinstance(asked.get("json_schema"), Mapping):
-        schema = asked["json_schema"]
-        return Grammar.model_validate({"json_schema": schema.get("schema", schema)})
+    if kind == "json_schema":
+        said = asked.get("json_schema")
+        schema = said.get("schema", said if said.keys() - _BESIDE else None) if isinstance(said, Mapping) else None
+        if not isinstance(schema, Mapping) or len(asked) > 2:
+            raise InvalidRequestError(
+                'response_format has no schema: {"type": "json_schema", "json_schema": {"name": "...", "schema": '
+                f"{{...}}}}}}, not {asked!r}"
+            )
+        return Grammar.model_validate({"json_schema": schema})
     if isinstance(asked, Mapping) and kind is None and len(asked) == 1:
         return Grammar.model_validate(asked)
     raise InvalidRequestError(

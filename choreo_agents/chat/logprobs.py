@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from choreo_agents.engine import Engine
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Chosen
 
-_PART = "\ufffd"
+
+def said_tokens(engine: Engine, handle: MessageHandle) -> tuple[Chosen, ...]:
+    """What was sampled for a message, without what only closes its turn."""
+    chosen = engine.logprobs(handle)
+    return chosen[:-1] if chosen and engine.model.closes(chosen[-1].token) else chosen
 
 
 def logprobs_of(model: LoadedModel, chosen: Sequence[Chosen]) -> dict[str, Any]:
     """Of the tokens of one message, with the likeliest in the place of each."""
 
     def told(token: int, logprob: float | None) -> dict[str, Any]:
-        text = model.decode([token])
-        # Of a part of a letter the text tells nothing.
-        said = None if _PART in text else [*text.encode(errors="replace")]
-        return {"token": text, "bytes": said, "logprob": logprob}
+        return {"token": model.decode([token]), "bytes": [*model.bytes_of(token)], "logprob": logprob}
 
     return {
         "content": [

@@ -15,6 +15,7 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.chat.spans import spans_of
 from choreo_agents.chat.turns import template_turns
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel, tools_format
 
 _MARK = "\u241f"
@@ -31,6 +32,7 @@ def whole_prompt(
     header: FramedText,
     *,
     thinks: bool,
+    effort: str | None = None,
 ) -> list[int]:
     """All that a model reads before it answers, encoded as one text.
 
@@ -40,13 +42,19 @@ def whole_prompt(
         tools: Descriptions of those that it may call.
         header: What its answer starts with, at the end.
         thinks: Whether it is to think before it answers.
+        effort: How hard, in the words of its template; None: nothing is said of it.
 
     Raises:
-        InvalidRequestError: A message holds more than text.
+        InvalidRequestError: A message holds more than text, or an effort changes nothing.
     """
     whole, text = model.chat.whole, None
     if whole is not None and (tools_format(model.chat).tell is not None or not tools):
-        text = whole(template_turns(messages), tools, header, thinks=thinks)
+        text = whole(template_turns(messages), tools, header, thinks=thinks, effort=effort)
+    if text is None and effort is not None:
+        raise InvalidRequestError(
+            f"reasoning_effort={effort!r} changes nothing in what the model's chat template writes: leave it out, or "
+            "bound its thoughts by `thinking`"
+        )
     if text is None:
         spans = spans_of(messages, tools, model.chat)
         text = FramedText.joined([*(span.text for span in spans), header])

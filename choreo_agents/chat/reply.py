@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import AIMessage
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 
+from choreo_agents.chat.logprobs import said_tokens
 from choreo_agents.chat.speaking import Spoken
 from choreo_agents.engine import Engine
 from choreo_agents.kv.handle import MessageHandle
@@ -48,7 +49,7 @@ def reply(
     if reasoned.words:
         content = [{"type": "reasoning", "reasoning": reasoned.words}]
         content += [{"type": "text", "text": spoken.words}] if spoken.words or not spoken.calls else []
-    made = reasoned.tokens + handle.length - header
+    made = reasoned.tokens + len(said_tokens(engine, handle))
     output = made if most is None else min(made, most)
     usage = UsageMetadata(
         input_tokens=read + header,

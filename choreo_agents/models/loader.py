@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,7 +25,7 @@ from choreo_agents.attention.backends.triton.backend import TritonBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
-from choreo_agents.models.chat import ChatFormat, Role, chat_format
+from choreo_agents.models.chat import ChatFormat, Role, chat_format, tools_format
 from choreo_agents.models.checkpoint import Alone, Checkpoint
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
@@ -34,7 +35,7 @@ from choreo_agents.models.guides import Grammars
 from choreo_agents.models.lean import LeanForward, NotLean, lean_forward
 from choreo_agents.models.lines import first_line
 from choreo_agents.models.located import located
-from choreo_agents.models.spelling import Spelling, control_tokens, spelling_of
+from choreo_agents.models.spelling import Spelling, control_tokens, spelling_of, token_bytes
 from choreo_agents.models.support import (
     MovedLogits,
     ProbePrompt,
@@ -159,6 +160,22 @@ class LoadedModel:
         if isinstance(text, FramedText):
             return self.spelling.encode(text)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    @cached_property
+    def bytes_of(self) -> Callable[[int], bytes]:
+        """Tells what a token writes, also where it is a part of a letter."""
+        return token_bytes(self.tokenizer)
+
+    def closes(self, token: int) -> bool:
+        """Whether a token, as the last of an answer, says nothing but that its turn is over."""
+        return token in self._closers
+
+    @cached_property
+    def _closers(self) -> frozenset[int]:
+        closing = self.encode(FramedText.frame(self.chat.turn_end))
+        said = self.said_of(closing)
+        calls = (self.encode(FramedText.frame(end))[:1] for end in tools_format(self.chat).ends)
+        return frozenset((*self.adapter.end_tokens, *closing[max(0, said - 1) : said], *chain.from_iterable(calls)))
 
     def opening(self, tokens: Sequence[int]) -> str:
         """What the turn that a message is starts with, before a name or a word.

@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +60,38 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """The tokens of a tokenizer that come of frames alone, by id."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return {number: token.content for number, token in added.items() if is_control_text(token.content)}
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
+    """What tells the bytes that a token writes, a part of a letter among them: the vocabulary has them, no text has."""
+    own: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = b"" if backend is None or backend.decoder is None else backend.decoder.__getstate__()
+    letters = _byte_letters() if b'"ByteLevel"' in decoder else {}
+    blank = "\u2581" if "\u2581".encode() in decoder else " "
+
+    def written(token: int) -> bytes:
+        if token in added:
+            return str(added[token].content).encode()
+        if own is not None and (found := own(token)):
+            return found
+        piece = None if own is not None else tokenizer.convert_ids_to_tokens(token)
+        if piece is None or not (letters or blank != " "):
+            return str(tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode(errors="replace")
+        if letters:
+            return bytes(byte for letter in piece for byte in letters.get(letter, letter.encode()))
+        return bytes([int(piece[3:5], 16)]) if _BYTE.fullmatch(piece) else piece.replace(blank, " ").encode()
+
+    return written
+
+
+def _byte_letters() -> dict[str, bytes]:
+    """The letter that byte-level vocabularies write for each byte: itself if it is seen, else one from 256 on."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)}
+    others = (byte for byte in range(256) if byte not in seen)
+    moved = {byte: 256 + place for place, byte in enumerate(others)}
+    return {chr(moved.get(byte, byte)): bytes([byte]) for byte in range(256)}
 
 
 class RustSpelling:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from choreo_server.asking import ChatBody, StreamOptions
 from choreo_server.command import serve
+from choreo_server.fields import Fields, Instead, marks
+from choreo_server.messages import ToldCall, ToldFunction, ToldMessage
 from support.installed import SERVER, install
 from support.served import PATHS, ROOT, free_port
 from typer.testing import CliRunner
@@ -75,6 +78,32 @@ def test_its_help_has_what_the_page_names() -> None:
     told = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "120"}).output
     named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
     assert len(named) > 5 and all(option in told for option in named)
+
+
+def fields_table() -> str:
+    """The table of what each field does, of the fields themselves: like ones share a row."""
+    rows: list[tuple[list[str], str, str]] = []
+    kinds: tuple[tuple[str, type[Fields]], ...] = (
+        ("", ChatBody), ("stream_options.", StreamOptions), ("messages[].", ToldMessage),
+        ("messages[].tool_calls[].", ToldCall),
+        ("messages[].tool_calls[].function.", ToldFunction),
+    )  # fmt: skip
+    for before, kind in kinds:
+        for name, field in kind.model_fields.items():
+            mark = next(iter(marks(field)), None)
+            does = "honoured" if mark is None else "refused" if isinstance(mark, Instead) else "harmless"
+            says = field.description if mark is None else mark.say if isinstance(mark, Instead) else mark.why
+            if rows and rows[-1][1] == does and says in ("likewise", rows[-1][2]):
+                rows[-1][0].append(before + name)
+            else:
+                rows.append(([before + name], does, says or ""))
+    lines = (f"| {', '.join(f'`{name}`' for name in names)} | {does} | {says.replace('|', chr(92) + '|')} |"
+             for names, does, says in rows)  # fmt: skip
+    return "\n".join(["| field | | |", "|---|---|---|", *lines])
+
+
+def test_the_page_has_what_each_field_does() -> None:
+    assert fields_table() in PAGE.read_text(), f"put this in the place of the table:\n{fields_table()}"
 
 
 def test_the_page_is_found() -> None:

@@ -75,6 +75,7 @@ class WritesWhole(Protocol):
         header: FramedText,
         *,
         thinks: bool,
+        effort: str | None = None,
     ) -> FramedText | None: ...
 
 

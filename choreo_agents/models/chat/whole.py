@@ -16,6 +16,9 @@ from choreo_agents.models.framed import FramedText
 if TYPE_CHECKING:
     from choreo_agents.models.chat.template import Template, Turn
 
+_NO_EFFORT = "\u241feffort\u241f"
+"""An effort that no template knows."""
+
 
 class WholeConversation:
     """Writes conversations whose last turn is the model's to say.
@@ -37,8 +40,11 @@ class WholeConversation:
         header: FramedText,
         *,
         thinks: bool,
+        effort: str | None = None,
     ) -> FramedText | None:
         """A whole prompt; None if the template refuses the conversation, or leaves out anything that is said in it.
+
+        An effort that changes nothing of it is left out, too.
 
         Args:
             turns: Role, content and what else templates look at: `tool_calls`, `tool_call_id`, `name`, and an
@@ -46,6 +52,7 @@ class WholeConversation:
             tools: Descriptions of those that may be called.
             header: What the answer starts with: as much of it as the template has not written stands at the end.
             thinks: Whether the model is to think before it answers.
+            effort: The template's `reasoning_effort`; None: as it has it.
         """
         hiding = Hiding(self._template.tokenizer)
         template, said = self._template, [hiding.hidden(_thought(turn)) for turn in turns]
@@ -55,6 +62,12 @@ class WholeConversation:
         elif thinks != self._usual:
             template = (self._thinks if thinks else self._answers) or template
         described = hiding.hidden([*tools]) or None
+        if effort is not None:
+            template, other = (template.with_options(reasoning_effort=each) for each in (effort, _NO_EFFORT))
+            if template.render(shown, answer=True, tools=described) == other.render(
+                shown, answer=True, tools=described
+            ):
+                return None
         text = template.render(shown, answer=True, tools=described)
         if text is None or not _says_all(text, [turn["content"] for turn in said]):
             return None

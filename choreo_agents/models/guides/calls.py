@@ -10,6 +10,7 @@ from typing import Any
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.chat.tools.grammar import ID
 from choreo_agents.models.chat.tools.literals import is_keyword
+from choreo_agents.models.guides.endless import require_an_end
 from choreo_agents.models.guides.sources import JSON_BLANKS, without_annotations
 
 _ID = "/[a-zA-Z0-9]{9}/"
@@ -50,6 +51,7 @@ class _Writing:
         grammar, name = self._grammar, str(tool["name"])
         parameters = without_annotations(tool.get("parameters") or {"type": "object"})
         schema = {"additionalProperties": False, **parameters}
+        require_an_end(schema, f"arguments of {name!r}")
         rule = f"call_{number}"
         before, after = self._frame(grammar.before), self._frame(grammar.after)
         if grammar.kind == "python":

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from choreo_agents.errors import GrammarError, InvalidRequestError
+from choreo_agents.models.guides.endless import require_an_end
 from choreo_agents.sampling import Grammar
 
 EXTRA = "choreo-agents[guided]"
@@ -86,6 +87,7 @@ def _schema(grammar: Grammar) -> Any:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError(f"a JSON schema must be an object, not {schema!r}")
+    require_an_end(schema, "an answer")
     own = schema.get("x-guidance")
     return {**schema, "x-guidance": {**JSON_BLANKS, **(own if isinstance(own, dict) else {})}}
 

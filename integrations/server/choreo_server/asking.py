@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import FailFast, Field
 
 from choreo_agents import Engine, Sampling
 from choreo_agents.chat import ChatCall, ChatRequest, Reuse, answer_format, described_tools, required_tools
 from choreo_server.errors import RefusedError
+from choreo_server.fields import Fields, Harmless, Instead
 from choreo_server.handles import unsealed
 from choreo_server.limits import Limits
 from choreo_server.messages import ToldMessage, chat_messages
@@ -17,74 +18,126 @@ from choreo_server.messages import ToldMessage, chat_messages
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
 )  # fmt: skip
+_THOUGHTS = (
+    'say `reasoning_effort: "none"`, or by `choreo.thinking` whether it thinks, or for how many tokens at most: '
+    '`"choreo": {"thinking": false}`'
+)
+_FORM = '`response_format` holds answers to a form: `json_schema`, or a guide such as `{"regex": "yes|no"}`'
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class ChoreoFields(BaseModel):
+class ChoreoFields(Fields):
     """What no client of OpenAI's asks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    parents: Annotated[list[str], Field(max_length=1024)] = []
+    parents: Annotated[list[str], Field(max_length=1024)] | None = None
     """Handles of earlier answers that are read as they were encoded, behind the instructions."""
-    reuse: Reuse = "prefix"
-    inherits: list[str] = []
+    reuse: Reuse | None = None
+    inherits: list[str] | None = None
     thread: Name | None = None
     """Keeps what is encoded, and so its handles good; without one they are for a while only."""
-    agent: Name = "agent"
+    agent: Name | None = None
     thinking: bool | int | None = None
     """Whether it thinks before it answers, or for how many tokens at most."""
-    priority: int = Field(0, ge=-100, le=100)
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Fields):
     """How an answer is streamed."""
 
     include_usage: bool | None = None
+    """a stream ends with what the answer cost; an answer that is none has it in any case"""
+    include_obfuscation: Annotated[Any, Harmless("nothing is padded")] = None
 
 
-class ChatBody(BaseModel):
-    """A request for a chat completion. What is in none of these fields is refused, as it could not be kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ChatBody(Fields):
+    """A request for a chat completion."""
 
     messages: Annotated[list[ToldMessage], FailFast(), Field(min_length=1)]
+    """the conversation"""
     model: str | None = None
-    choreo: ChoreoFields = ChoreoFields()
+    """the one that is served; may be left out"""
+    choreo: ChoreoFields | None = ChoreoFields()
+    """[what no client of OpenAI's asks](#hand-on-what-was-read)"""
     tools: list[dict[str, Any]] | None = None
+    """functions that may be called"""
     tool_choice: str | dict[str, Any] | None = None
+    """`"auto"`, `"none"`, `"required"`, or one of them"""
     parallel_tool_calls: bool | None = None
-    """False: of several calls only the first is told."""
+    """false: of several calls only the first is told"""
     response_format: dict[str, Any] | None = None
+    """`json_object`, `json_schema` with a schema, `text`, or a guide such as `{"regex": "yes|no"}`"""
     stream: bool | None = None
+    """whether the answer is told as it comes"""
     stream_options: StreamOptions | None = None
+    """how"""
     n: int | None = Field(None, ge=1)
+    """answers"""
     logprobs: bool | None = None
+    """log-probabilities of what is said"""
     top_logprobs: int | None = None
+    """with `logprobs`: those of so many of the likeliest tokens, too"""
     stop: str | list[str] | None = None
+    """texts that end the answer, and are no part of it"""
     max_tokens: int | None = None
+    """tokens of thoughts and answer at most"""
     max_completion_tokens: int | None = None
+    """the same; of both, the smaller"""
     seed: int | None = None
+    """the same seed says the same"""
     temperature: float | None = None
+    """how tokens are chosen: left open, as the checkpoint says, or the likeliest"""
     top_p: float | None = None
+    """likewise"""
     top_k: int | None = None
+    """likewise"""
     min_p: float | None = None
+    """likewise"""
     repetition_penalty: float | None = None
+    """likewise"""
     presence_penalty: float | None = None
+    """likewise"""
     frequency_penalty: float | None = None
-    reasoning_effort: str | None = None
-    """`"none"`: it does not think; else as its template has it, as there are no efforts."""
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    """likewise"""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """`"none"`: no thoughts; others are told to a chat template that knows them, and refused where it does not"""
 
-    # Passed over: nothing here depends on them.
-    user: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    verbosity: Any = None
+    user: Annotated[Any, Harmless("callers are told apart by their keys")] = None
+    safety_identifier: Annotated[Any, Harmless("likewise")] = None
+    prompt_cache_key: Annotated[Any, Harmless("what was read is found by its content")] = None
+    prompt_cache_retention: Annotated[Any, Harmless("likewise")] = None
+    prompt_cache_options: Annotated[Any, Harmless("likewise")] = None
+    prediction: Annotated[Any, Harmless("it would only make the same answer sooner")] = None
+    store: Annotated[Any, Harmless("no answer is kept to be looked up")] = None
+    metadata: Annotated[Any, Harmless("likewise")] = None
+    service_tier: Annotated[Any, Harmless("there is one")] = None
+    verbosity: Annotated[Any, Harmless("no model here is told; instructions say it")] = None
+    logit_bias: Annotated[Any, Instead(f"leave it out; {_FORM}", unless=({},))] = None
+    functions: Annotated[Any, Instead("use `tools`")] = None
+    function_call: Annotated[Any, Instead("use `tool_choice`")] = None
+    modalities: Annotated[Any, Instead("leave it out: answers are text", unless=(["text"], []))] = None
+    audio: Annotated[Any, Instead("leave it out: answers are text")] = None
+    web_search_options: Annotated[Any, Instead("give a tool that searches, in `tools`")] = None
+    moderation: Annotated[Any, Instead("leave it out, and look at the answer yourself")] = None
+    # Other servers' words for what is asked otherwise here.
+    chat_template_kwargs: Annotated[Any, Instead(_THOUGHTS, unless=({},))] = None
+    enable_thinking: Annotated[Any, Instead(_THOUGHTS)] = None
+    thinking: Annotated[Any, Instead(_THOUGHTS)] = None
+    think: Annotated[Any, Instead(_THOUGHTS)] = None
+    thinking_budget: Annotated[Any, Instead(_THOUGHTS)] = None
+    reasoning: Annotated[Any, Instead(_THOUGHTS)] = None
+    include_reasoning: Annotated[Any, Instead(_THOUGHTS, unless=(True,))] = None
+    guided_json: Annotated[Any, Instead(_FORM)] = None
+    guided_regex: Annotated[Any, Instead(_FORM)] = None
+    guided_choice: Annotated[Any, Instead(_FORM)] = None
+    guided_grammar: Annotated[Any, Instead(_FORM)] = None
+    structured_outputs: Annotated[Any, Instead(_FORM)] = None
+    format: Annotated[Any, Instead(_FORM)] = None
+    grammar: Annotated[Any, Instead(_FORM)] = None
+    max_new_tokens: Annotated[Any, Instead("use `max_tokens`")] = None
+    n_predict: Annotated[Any, Instead("use `max_tokens`")] = None
+    continue_final_message: Annotated[Any, Instead("end with another's message", unless=(False,))] = None
+    add_generation_prompt: Annotated[Any, Instead("leave it out: the model speaks next", unless=(True,))] = None
+    extra_body: Annotated[Any, Instead("put what is in it into the request itself", unless=({},))] = None
 
     def calls(self, engine: Engine, number: str, limits: Limits) -> list[ChatCall]:
         """One for each answer.
@@ -104,9 +157,9 @@ class ChatBody(BaseModel):
         if len(self.tools or ()) > limits.messages:
             raise RefusedError(413, f"tools: at most {limits.messages} (--max-messages)", param="tools")
         messages, request = chat_messages(self.messages), self._request(engine, limits)
+        thread = None if self.choreo is None else self.choreo.thread
         return [
-            ChatCall(engine, messages, _nth(request, place, f"{number}-{place}"), self.choreo.thread)
-            for place in range(answers)
+            ChatCall(engine, messages, _nth(request, place, f"{number}-{place}"), thread) for place in range(answers)
         ]
 
     def _request(self, engine: Engine, limits: Limits) -> Mapping[str, Any]:
@@ -117,26 +170,31 @@ class ChatBody(BaseModel):
         if guide is not None and tools:
             raise RefusedError(400, "response_format: a call that has tools may say anything: leave one of them out")
         sampling = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
-        longest = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        sampling |= {} if longest is None else {"max_tokens": longest}
+        longest = [most for most in (self.max_tokens, self.max_completion_tokens) if most is not None]
+        sampling |= {"max_tokens": min(longest)} if longest else {}
         sampling |= {} if guide is None else {"guide": guide}
         sampling |= {"stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)} if self.stop else {}
         if self.logprobs:
             sampling["logprobs"] = self.top_logprobs or 0
-        own = self.choreo
-        thinking = False if self.reasoning_effort == "none" and own.thinking is None else own.thinking
+        elif self.top_logprobs:
+            raise RefusedError(400, "top_logprobs: say logprobs: true with it, or leave it out", param="top_logprobs")
+        own, effort = self.choreo or ChoreoFields(), self.reasoning_effort
+        if effort == "none" and own.thinking:
+            raise RefusedError(
+                400, 'reasoning_effort: "none" contradicts choreo.thinking: leave one out', param="reasoning_effort"
+            )
+        told = {name: getattr(own, name) for name in ("reuse", "agent", "priority") if getattr(own, name) is not None}
         return {
             "tools": tools,
             "required": required,
             "sampling": Sampling.model_validate(sampling),
-            "thinking": thinking,
+            "thinking": False if effort == "none" else own.thinking,
+            "effort": None if effort == "none" else effort,
             "counts_thoughts": True,
-            "reuse": own.reuse,
-            "inherits": tuple(own.inherits),
-            "parents": tuple(unsealed(engine, word) for word in own.parents),
-            "agent": own.agent,
-            "priority": own.priority,
+            "inherits": tuple(own.inherits or ()),
+            "parents": tuple(unsealed(engine, word) for word in own.parents or ()),
             "timeout_s": limits.request_s,
+            **told,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from langchain_core.exceptions import ContextOverflowError
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from choreo_agents.errors import (
     AdapterError,
@@ -76,17 +78,31 @@ def refused(error: Exception) -> RefusedError:
         return RefusedError(404, UNKNOWN_HANDLE, "handle_not_found", "choreo.parents")
     if isinstance(error, ValidationError):
         return _of_fields(error)
-    if isinstance(error, HTTPException):
-        return RefusedError(error.status_code, error.detail)
     for kind, status, code in _TYPED:
         if isinstance(error, kind):
             return RefusedError(status, _TOO_LONG * (kind is ContextOverflowError) + str(error), code)
     return RefusedError(500, "the server has failed, not the request: its log says how")
 
 
+def _misled(request: Request, error: HTTPException) -> RefusedError:
+    """What somebody is told who asks for what is nowhere, or as nobody does."""
+    there = {
+        route.path: f"{'POST' if 'POST' in (route.methods or ()) else 'GET'} {route.path}"
+        for route in request.app.routes
+        if isinstance(route, Route)
+    }
+    asked = request.url.path[:256]
+    near = get_close_matches(asked, there, 1, 0.8)
+    return RefusedError(
+        error.status_code,
+        f"{error.detail}: {request.method} {asked}. Ask {' or '.join([there[near[0]]] if near else there.values())}",
+    )
+
+
 def _of_fields(error: ValidationError) -> RefusedError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
+    first = error.errors(include_url=False, include_input=False)[0]
+    unknown = first.get("ctx", {}).get("field")
+    param = ".".join(str(part) for part in (*first["loc"], *(() if unknown is None else (unknown,))))
     return RefusedError(400, f"{param}: {first['msg']}" if param else first["msg"], param=param or None)
 
 
@@ -96,12 +112,12 @@ def told(error: RefusedError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-async def as_response(_: Request, error: Exception) -> JSONResponse:
+async def as_response(request: Request, error: Exception) -> JSONResponse:
     """An error as the whole answer. A fault of ours is logged: what is no `ChoreoError` by whoever runs the server."""
-    known = refused(error)
+    known = _misled(request, error) if isinstance(error, HTTPException) else refused(error)
     if known.status == 500 and isinstance(error, ChoreoError):
         LOG.error("a request has failed", exc_info=error)
-    headers: Mapping[str, str] = {}
+    headers: Mapping[str, str] = (error.headers if isinstance(error, HTTPException) else None) or {}
     if known.status == 401:
         asked = 'Basic realm="choreo", charset="UTF-8"' if known.asks == "Basic" else "Bearer"
         headers = {"WWW-Authenticate": asked}

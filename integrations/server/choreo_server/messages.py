@@ -3,35 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, parse_tool_call
-from pydantic import BaseModel
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from choreo_server.fields import Fields, Harmless, Instead
+
+_ANEW = 'an answer is not continued, but `response_format: {"regex": "Begin.*"}` says how one begins'
+_OWN = {"assistant": ("tool_calls", "refusal", "reasoning_content", "reasoning"), "tool": ("tool_call_id",)}
+"""Fields that only a message of that role has."""
 
 
-class _Function(BaseModel):
+class ToldFunction(Fields):
+    """What is called."""
+
     name: str
-    arguments: str = "{}"
+    """of the tool"""
+    arguments: str | None = None
+    """as JSON; null: none"""
 
 
-class _Call(BaseModel):
+class ToldCall(Fields):
+    """One call that a model has made."""
+
     id: str
-    function: _Function
-    type: Literal["function"] = "function"
+    """which its result names"""
+    function: ToldFunction
+    """what is called"""
+    type: Literal["function"] | None = None
+    """`"function"`, as all are"""
+    index: Annotated[Any, Harmless("calls are numbered by their order")] = None
+    provider_specific_fields: Annotated[Any, Harmless("another server's own")] = None
 
 
-class ToldMessage(BaseModel):
-    """One message of a request. What else clients send back of an answer is passed over."""
+class ToldMessage(Fields):
+    """One message of a request."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """`"system"` and `"developer"` alike, `"user"`, `"assistant"`, `"tool"`"""
     content: str | list[dict[str, Any]] | None = None
+    """words, or a list of parts that are text"""
     name: str | None = None
-    tool_calls: list[_Call] | None = None
+    """who speaks, or which tool"""
+    tool_calls: list[ToldCall] | None = None
+    """calls that the model has made"""
     tool_call_id: str | None = None
+    """of a tool's result: of which call it is"""
     reasoning_content: str | None = None
-    """What was thought before it."""
+    """what the model has thought before"""
+    reasoning: str | None = None
+    """another name of `reasoning_content`"""
+    refusal: str | None = None
+    """what the model has said in place of an answer: read as its words"""
+    annotations: Annotated[Any, Harmless("they are about words that are there")] = None
+    cache_control: Annotated[Any, Harmless("all that was read is found again")] = None
+    provider_specific_fields: Annotated[Any, Harmless("another server's own")] = None
+    audio: Annotated[Any, Instead("say its words in `content`")] = None
+    function_call: Annotated[Any, Instead('use `tool_calls`, and `role: "tool"` for what comes of them')] = None
+    reasoning_details: Annotated[Any, Instead("use `reasoning_content`", unless=([],))] = None
+    thinking_blocks: Annotated[Any, Instead("use `reasoning_content`", unless=([],))] = None
+    prefix: Annotated[Any, Instead(_ANEW, unless=(False,))] = None
+    partial: Annotated[Any, Instead(_ANEW, unless=(False,))] = None
+
+    @model_validator(mode="after")
+    def _says_what_its_role_says(self) -> Self:
+        for role, names in _OWN.items():
+            for name in names if role != self.role else ():
+                if getattr(self, name):
+                    raise _misplaced(name, f"only messages of role {role!r} have it: leave it out")
+        if self.reasoning and self.reasoning_content not in (None, "", self.reasoning):
+            raise _misplaced("reasoning", "`reasoning_content` says something else: leave one of them out")
+        return self
+
+
+def _misplaced(name: str, why: str) -> PydanticCustomError:
+    return PydanticCustomError("misplaced", "{why}", {"why": why, "field": name})
 
 
 def chat_messages(told: Sequence[ToldMessage]) -> list[BaseMessage]:
@@ -48,16 +98,24 @@ def _message(told: ToldMessage) -> BaseMessage:
 
 def _answer(told: ToldMessage) -> AIMessage:
     """What a model has said, calls that nobody can read among it."""
-    content: Any = told.content or ""
-    if told.reasoning_content:
+    content: Any = told.content or told.refusal or ""
+    if not isinstance(content, str):
+        content = [_refused(part) for part in content]
+    if thoughts := told.reasoning_content or told.reasoning:
         text = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        content = [{"type": "reasoning", "reasoning": told.reasoning_content}, *text]
+        content = [{"type": "reasoning", "reasoning": thoughts}, *text]
     calls, broken = [], []
     for call in told.tool_calls or ():
-        raw = call.model_dump()
+        raw = {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments or "{}"}}
         try:
             if (read := parse_tool_call(raw, return_id=True)) is not None:
                 calls.append(read)
         except (OutputParserException, ValueError, RecursionError) as error:  # numbers too long, lists too deep
             broken.append(make_invalid_tool_call(raw, str(error)))
     return AIMessage(content, name=told.name, tool_calls=calls, invalid_tool_calls=broken)
+
+
+def _refused(part: dict[str, Any]) -> dict[str, Any]:
+    """A part that is a refusal as words."""
+    is_refusal = part.get("type") == "refusal" and isinstance(part.get("refusal"), str)
+    return {"type": "text", "text": part["refusal"]} if is_refusal else part

@@ -160,7 +160,6 @@ async def test_thoughts_are_told_apart(engine: Engine) -> None:
         ({"n": 0}, 400, "n: Input should be greater"),
         ({"n": 99}, 400, "n: at most 16"),
         ({"model": "gpt-4o"}, 404, "no model 'gpt-4o'"),
-        ({"functions": []}, 400, "functions: Extra inputs"),
         ({"messages": []}, 400, "messages: List should have"),
         ({"messages": [{"role": "nobody", "content": ""}]}, 400, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "more than text, 'image_url'"),
@@ -171,6 +170,11 @@ async def test_thoughts_are_told_apart(engine: Engine) -> None:
         ({"tools": [WEATHER], "tool_choice": "find"}, 400, "tool_choice='find' is none of the tools"),
         ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, 400, "leave one of them out"),
         ({"response_format": {"type": "xml"}}, 400, "response_format must be"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format must be"),
+        ({"response_format": {"type": "json_schema"}}, 400, "has no schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "vote"}}}, 400, "has no schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, 400, "has no schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"$ref": "#"}}}, 400, "nothing that ends"),
         ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, 400, "more than text"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": "x"}}, 400, "is none of the tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]}, 400, "must be a JSON schema"),
@@ -270,8 +274,15 @@ async def test_what_is_no_json_is_a_bad_request(engine: Engine) -> None:
     async with client_of(engine) as client:
         response = await client.post("/v1/chat/completions", content=b'{"messages": [')
         assert response.status_code == 400 and "Invalid JSON" in response.json()["error"]["message"]
-        assert (await client.get("/v1/chat/completions")).status_code == 405
-        assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
+        got = await client.get("/v1/chat/completions")
+        assert got.status_code == 405 and got.headers["Allow"] == "POST"
+        assert got.json()["error"]["message"].endswith("Ask POST /v1/chat/completions")
+        for path in ("/chat/completions", "/v1/completions", "/v1/v1/chat/completions", "/api/v1/chat/completions"):
+            missing = (await client.post(path, json={"messages": QUESTION})).json()["error"]
+            assert missing["type"] == "not_found_error"
+            assert missing["message"].endswith("Ask POST /v1/chat/completions"), path
+        missing = (await client.get("/v1/nothing/else")).json()["error"]
+        assert "POST /v1/chat/completions or GET /v1/models" in missing["message"]
 
 
 async def test_models_health_and_metrics(engine: Engine) -> None:

@@ -163,19 +163,17 @@ async def test_nobody_learns_whether_a_handle_is_there(engine: Engine) -> None:
 
 
 async def test_attack_what_a_graph_has_signed_is_no_handle_of_the_servers(engine: Engine) -> None:
-    """A client that has been shown a graph's state of the same tenant, and notes on messages, which say nothing."""
+    """A client that has been shown a graph's state of the same tenant, and notes on messages, which are refused."""
     app = server_app(engine, keys=KEYS)
     note = {"author": "agent", "persona": "agent", "confidential": False}
     told = [*TOLD, {"role": "assistant", "content": "5 blue boats."}, {"role": "user", "content": "And Ann?"}]
     async with client_of(app, "k-ann") as client:
-        plain = await asked(client, messages=told, max_tokens=3)
         noted = [
             each | {"response_metadata": {"choreo": note}, "additional_kwargs": {"choreo_source": "agent"}}
             for each in told
         ]
-        assert (await asked(client, messages=noted, max_tokens=3))["choices"][0]["message"] == plain["choices"][0][
-            "message"
-        ]
+        error = (await asked(client, 400, messages=noted, max_tokens=3))["error"]
+        assert error["param"] == "messages.0.response_metadata"
         [tenant] = [each for name, each in app._tenancy._engines.items() if name == "ann"]
         graph = ChoreoGraph().add_node(Agent("agent", sampling=Sampling(max_tokens=3))).add_edge(START, "agent")
         state = graph.compile(engine=tenant).invoke({"messages": [("user", "What does Bob have?")]})

@@ -77,13 +77,14 @@ def said(made: ChatCall) -> AIMessage:
 
 
 def encoded(engine: Engine, run: Callable[[], WatchedCall]) -> int:
-    """Tokens that a call has had encoded, without those that it said."""
+    """Tokens that a call has had encoded, without those that it said, and that close its turn."""
     before = engine.stats().tokens_encoded
     made = run()
     usage = said(made).usage_metadata
     assert usage is not None
-    # The last token that is said was read by nobody yet.
-    return engine.stats().tokens_encoded - before - usage["output_tokens"]
+    # The last token was read by nobody yet.
+    answer = usage["output_tokens"] + len(engine.model.encode(engine.chat.turn_end))
+    return engine.stats().tokens_encoded - before - answer
 
 
 def reader(

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from support.chatty import save_chatty
+from support.checkpoints import FAMILIES
+from support.speaking import engine_that_says
 
-from choreo_agents import Engine, Memory, Sampling
+from choreo_agents import Engine, FramedText, Memory, Sampling
 from choreo_agents.chat import ChatCall, ChatRequest, astreamed, streamed
 
 FORCED = "I vote for Candidate 1."
@@ -60,7 +62,7 @@ def test_the_pieces_add_up_to_the_message_and_the_last_tells_what_it_cost(engine
         add_generation_prompt=True,
     )["input_ids"]
     assert usage["input_tokens"] == len(prompt)
-    assert usage["output_tokens"] == len(engine.model.encode(FORCED + "<|im_end|>\n"))
+    assert usage["output_tokens"] == len(engine.model.encode(FORCED)), "what closes the turn was not said"
 
 
 def test_the_next_call_finds_all_that_was_read_and_said(engine: Engine) -> None:
@@ -71,8 +73,7 @@ def test_the_next_call_finds_all_that_was_read_and_said(engine: Engine) -> None:
     assert usage is not None
     longer = [*TALK, first, HumanMessage("And else?")]
     second = said(ChatCall(engine, longer, request))
-    # The answer's last token was sampled, and not yet read by anybody.
-    assert cached(second) == usage["total_tokens"]
+    assert cached(second) == usage["total_tokens"] + len(engine.model.encode("<|im_end|>\n")), "with its end"
     again = said(ChatCall(engine, longer, request))
     assert again.usage_metadata is not None and second.usage_metadata is not None
     assert cached(again) == second.usage_metadata["input_tokens"] - len(engine.model.encode("<|im_start|>assistant\n"))
@@ -98,11 +99,19 @@ def test_its_logits_are_those_of_the_whole_prompt(engine: Engine, folder: Path) 
     assert one == pytest.approx(other_one, abs=1e-4)
 
 
-def test_no_bytes_are_told_of_a_part_of_a_letter(engine: Engine) -> None:
-    words = engine.model.encode("Is \u4f60")
-    message = said(ChatCall(engine, TALK, ChatRequest(sampling=Sampling(forced=tuple(words), logprobs=0))))
-    told = [each["bytes"] for each in message.response_metadata["logprobs"]["content"]]
-    assert message.text == "Is \u4f60" and told[0] == [*b"Is"] and told[-1] is None
+@pytest.mark.parametrize("family", ["Qwen 3", "Gemma 2", "Mistral 7B v0.1"])
+def test_the_bytes_of_tokens_add_up_to_the_text_and_its_end_is_none_of_them(family: str) -> None:
+    """Byte-level, and pieces that fall back to bytes; emojis, letters of several tokens, and blanks."""
+    words = "Ja, na\u00efve \U0001f60a \u4f60\u597d\u00a0x\n\ty"
+    with engine_that_says(FAMILIES[family], words) as (engine, _):
+        end, size = engine.model.encode(engine.chat.turn_end)[:1], len(engine.model.encode(FramedText.words(words)))
+        for most in (size, size + 1):
+            tokens = (*engine.model.encode(FramedText.words(words)), *end)[:most]
+            sampling = Sampling(forced=tokens, logprobs=2, max_tokens=most)
+            message = said(ChatCall(engine, [HumanMessage("Hi")], ChatRequest(sampling=sampling, thinking=False)))
+            told = message.response_metadata["logprobs"]["content"]
+            assert b"".join(bytes(each["bytes"]) for each in told).decode() == message.text == words
+            assert message.usage_metadata is not None and message.usage_metadata["output_tokens"] == len(told) == size
 
 
 def test_texts_to_stop_at_are_no_part_of_it(engine: Engine) -> None:

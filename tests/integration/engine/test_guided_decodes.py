@@ -233,6 +233,35 @@ def test_a_guide_of_ones_own_leads_by_its_key(talker: Engine) -> None:
             talker.decode(HEADER, [root], guide=nonsense)  # type: ignore[arg-type]
 
 
+ENDLESS: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/b"},
+    {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+    {"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["next"]},
+    {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    {"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"$defs": {"a~/b": {"enum": [1]}, "c": {"$ref": "#/$defs/a~0~1b"}}, "anyOf": [{"$ref": "#/$defs/c"}]},
+        {
+            "$defs": {"tree": {"type": "object", "properties": {"of": {"$ref": "#/$defs/leaf"}}, "required": ["of"]},
+                      "leaf": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "integer"}]}},
+            "$ref": "#/$defs/tree",
+        },
+    ],
+)  # fmt: skip
+def test_a_schema_that_refers_to_itself_and_ends_leads(schema: dict[str, Any]) -> None:
+    sources.require_grammar(Grammar(kind="json_schema", text=json.dumps(schema)))
+
+
 @pytest.mark.parametrize(
     ("guide", "why"),
     [
@@ -244,6 +273,7 @@ def test_a_guide_of_ones_own_leads_by_its_key(talker: Engine) -> None:
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "minimum"),
         ({"json_schema": '{"type": '}, "no JSON"),
         ({"json_schema": 5}, "must be an object"),
+        *(({"json_schema": schema}, "nothing that ends") for schema in ENDLESS),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": "^a$"}, r"without \^ and \$"),
         ({"regex": "["}, "unclosed"),

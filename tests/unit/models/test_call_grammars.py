@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.tool_templates import tool_tokenizer
 
+from choreo_agents.errors import GrammarError
 from choreo_agents.models import tools_format
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.guides.grammars import Grammars
@@ -50,6 +51,12 @@ BOX = {"type": "object", "properties": {"inside": {"anyOf": [{"type": "null"}, {
 )
 def test_arguments_are_led_as_far_as_tokens_can_be(family: str, schema: dict[str, Any]) -> None:
     assert compiled(family, "find", {"type": "object", **schema})
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
+def test_arguments_that_never_end_are_refused(family: str) -> None:
+    with pytest.raises(GrammarError, match="arguments of 'find' describes nothing that ends"):
+        compiled(family, "find", {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})
 
 
 @pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
