@@ -8,10 +8,11 @@ from choreo_agents.chat.asking import ChatRequest, Reuse
 from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.formats import answer_format, closed, schema_of_type
+from choreo_agents.chat.guides import CompiledGuides
 from choreo_agents.chat.history import THOUGHT_BLOCKS, calls_in, calls_made, result_turn, tools_called
 from choreo_agents.chat.recording import RecordedChats, remove_recording
 from choreo_agents.chat.reply import Reasoned, reply
-from choreo_agents.chat.required import must_call
+from choreo_agents.chat.required import led, required_call
 from choreo_agents.chat.speaking import Speaking, Spoken
 from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
@@ -22,6 +23,7 @@ __all__ = [
     "THOUGHT_BLOCKS",
     "ChatCall",
     "ChatRequest",
+    "CompiledGuides",
     "Described",
     "MessageChunks",
     "Reasoned",
@@ -40,10 +42,11 @@ __all__ = [
     "context_of",
     "count_tokens",
     "described_tools",
-    "must_call",
+    "led",
     "own_turns",
     "remove_recording",
     "reply",
+    "required_call",
     "required_tools",
     "result_turn",
     "schema_of_type",

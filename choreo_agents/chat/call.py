@@ -18,17 +18,16 @@ from choreo_agents.chat.anywhere import view_anywhere
 from choreo_agents.chat.asking import USUAL_TOKENS, ChatRequest
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.encodings import Encodings
-from choreo_agents.chat.guides import CompiledGuides
 from choreo_agents.chat.logprobs import logprobs_of, said_tokens
 from choreo_agents.chat.prompt import Piece, PromptCutter, whole_prompt
 from choreo_agents.chat.reply import reply
-from choreo_agents.chat.required import required_call
+from choreo_agents.chat.required import led
 from choreo_agents.chat.shown_text import before_stop
 from choreo_agents.chat.spans import ChatSpan, spans_of
 from choreo_agents.chat.speaking import Speaking
 from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
 from choreo_agents.chat.turns import turn_said
-from choreo_agents.engine import Decode, Engine, Guided, Prefill, StreamedToken, Thinking, UnkeptRun
+from choreo_agents.engine import Decode, Engine, Prefill, StreamedToken, Thinking, UnkeptRun
 from choreo_agents.errors import ContextLengthError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
@@ -156,7 +155,8 @@ class ChatCall:
         sampling = self._sampling(engine.model.adapter.max_positions - read - _MARGIN)
         self._counts = request.counts_thoughts and "max_tokens" in request.sampling.model_fields_set
         room = engine.model.adapter.max_positions - read - _MARGIN - (0 if self._counts else sampling.longest)
-        calls, sampling, guide = bool(request.tools), *self._led(sampling)
+        calls = bool(request.tools)
+        sampling, guide = led(engine, request.tools, request.required, sampling)
         thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
         thinking = None if thinking is None else replace(thinking, counts=self._counts)
         self._read, self._thinking = read - len(header), thinking
@@ -182,15 +182,6 @@ class ChatCall:
             guide=guide,
         )
         return self.decode
-
-    def _led(self, sampling: Sampling) -> tuple[Sampling, Guided | None]:
-        """How an answer is sampled, and what leads it."""
-        engine, request = self.engine, self.request
-        required = required_call(engine.model, request.tools, request.required)
-        if sampling.guide is None or required is not None:
-            return sampling, required
-        guide = engine.kv.keeper(CompiledGuides, engine.model).of(sampling.guide)
-        return sampling.model_copy(update={"guide": None}), guide
 
     def _sampling(self, room: int) -> Sampling:
         sampling = self.request.sampling

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 
+from choreo_agents.chat.tools import Described
 from choreo_agents.engine import Guided
-from choreo_agents.models import LoadedModel
+from choreo_agents.models import LoadedModel, MakeGuide, tools_format
 from choreo_agents.sampling import Grammar
 
 _KEPT = 64
@@ -19,9 +21,23 @@ class CompiledGuides:
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        self._compiled = lru_cache(_KEPT)(model.grammars.compile)
+        self._model = model
+        self._compiled = lru_cache(_KEPT)(self._made)
 
-    def of(self, grammar: Grammar) -> Guided:
-        """What leads an answer by a grammar. Raises `GrammarError` if nothing can be."""
-        made = self._compiled(grammar)
-        return Guided(f"an answer of {grammar.plain()!r}", lambda _, ends: made(ends))
+    def of(self, grammar: Grammar, tools: Described = ()) -> Guided:
+        """What leads an answer by a grammar, or, if it begins so, calls. Raises `GrammarError` if nothing can be.
+
+        Args:
+            grammar: Of the answer.
+            tools: What may be called in its place.
+        """
+        told = json.dumps(tools)
+        made = self._compiled(grammar, told)
+        calls = f", or calls of {told}" if tools else ""
+        return Guided(f"an answer of {grammar.plain()!r}{calls}", lambda _, ends: made(ends))
+
+    def _made(self, grammar: Grammar, told: str) -> MakeGuide:
+        model, tools = self._model, json.loads(told)
+        if not tools:
+            return model.grammars.compile(grammar)
+        return model.grammars.compile_call(tools_format(model.chat), tools, model.controls, grammar)

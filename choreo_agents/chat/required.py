@@ -1,13 +1,15 @@
-"""Calls that a model has to make."""
+"""Calls that a model has to make, and answers that it may give in the place of calls."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
 
-from choreo_agents.chat.tools import Described, ToolChoice, required_tools
-from choreo_agents.engine import Guided
+from choreo_agents.chat.guides import CompiledGuides
+from choreo_agents.chat.tools import Described
+from choreo_agents.engine import Engine, Guided
 from choreo_agents.models import LoadedModel, tools_format
+from choreo_agents.sampling import Sampling
 
 
 def required_call(model: LoadedModel, tools: Described, names: Collection[str]) -> Guided | None:
@@ -30,14 +32,22 @@ def required_call(model: LoadedModel, tools: Described, names: Collection[str]) 
     return Guided(f"one call of {json.dumps(wanted, sort_keys=True)}", lambda _, ends: made(ends))
 
 
-def must_call(tools: Described, choice: ToolChoice, model: LoadedModel) -> Guided | None:
-    """What makes an agent write one call, where it must.
+def led(engine: Engine, tools: Described, names: Collection[str], sampling: Sampling) -> tuple[Sampling, Guided | None]:
+    """How an answer is sampled, and what leads it: to one call, or, where none must be made, to calls or an answer.
 
     Args:
-        tools: That it is told of.
-        choice: Of which it must call one.
-        model: Its own.
+        engine: Whose model answers.
+        tools: All that may be called.
+        names: Of those of which one must be; nothing else is said then.
+        sampling: Its guide is that of an answer that calls nothing.
 
-    Raises what `required_call` raises.
+    Raises:
+        GrammarError: Nothing can be led by its guide, or by what the arguments of a tool must be.
+        InvalidRequestError: See `required_call`.
     """
-    return required_call(model, *required_tools(tools, choice))
+    guide = required_call(engine.model, tools, names)
+    if sampling.guide is None:
+        return sampling, guide
+    if guide is None:
+        guide = engine.kv.keeper(CompiledGuides, engine.model).of(sampling.guide, tools)
+    return sampling.model_copy(update={"guide": None}), guide

@@ -20,24 +20,17 @@ ToolChoice = str
 """`"auto"`: it calls if it wants to; `"none"`: it cannot; `"required"`, or a tool's name: it makes one such call."""
 
 
-def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any, *, is_free: bool) -> Described:
+def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any) -> Described:
     """What an agent is told of its tools.
 
     Args:
         agent: Whose they are.
         tools: What it may call; None: nothing.
         choice: Whether it must.
-        is_free: Whether it may say anything.
 
     Raises:
-        InvalidRequestError: One cannot be described, two have one name, a choice cannot be kept, or only certain
-            answers are allowed.
+        InvalidRequestError: One cannot be described, two have one name, or a choice cannot be kept.
     """
-    if tools and not is_free:
-        raise InvalidRequestError(
-            f"{agent!r} has tools, and choices or an output for all that it may say: no call is among them. Leave one "
-            "of them out"
-        )
     if tools is None:
         tools = ()
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):

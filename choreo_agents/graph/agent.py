@@ -16,7 +16,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.engines import own_or_named, twin_in
-from choreo_agents.graph.outputs import is_free, output_of, require_writer
+from choreo_agents.graph.outputs import output_of, require_writer
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import tenant_in
 from choreo_agents.graph.turn.turn import AgentTurn, Choices
@@ -53,8 +53,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
             ends with, exactly one of them, so that a vote or a stop can always be read. None or none of them: anything.
         lead: What comes before the answer, behind whatever else it says: "I vote for". Without one the answer is all.
-        output: What each of its messages is: a pydantic model, or any type that pydantic knows; a JSON schema; a
-            `re.compile(...)`; or `{"regex": ...}`, `{"grammar": ...}`. Needs the extra `guided`.
+        output: What each of its messages is that calls nothing: a pydantic model, or any type that pydantic knows; a
+            JSON schema; a `re.compile(...)`; or `{"regex": ...}`, `{"grammar": ...}`. Needs the extra `guided`.
         writes: The channel of the graph's state that gets what it says: JSON as plain values, anything else as words;
             a list of these from a `Worker`.
         tools: What it may call, as `bind_tools` takes it. Its calls are `tool_calls` of its message, left to a
@@ -84,7 +84,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
 
     Raises:
         InvalidRequestError: The prompt is none, or one of a schema beside a system prompt; a tool cannot be had;
-            `output` stands beside `choices`.
+            `choices` stand beside an `output` or tools.
         GrammarError: No message can be led by its output: names the keyword of the schema that is in the way.
         PMLError: With an engine: the prompt's schema is longer than the model's context, or an argument than its slot.
     """
@@ -132,8 +132,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.sampling = _required_sampling(name, sampling)
         self.output, self.writes = output_of(name, output), writes
         self.writes_list = False
+        self.tools: Described = described_tools(name, tools, tool_choice)
         require_writer(self)
-        self.tools: Described = described_tools(name, tools, tool_choice, is_free=is_free(self))
         self.tool_choice = tool_choice
         self.update = _required_update(name, update)
         self.history = required_history(name, history)

@@ -13,7 +13,14 @@ from langchain_core.messages import AIMessage
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from choreo_agents.chat import Described, ToolChoice, must_call, schema_of_type
+from choreo_agents.chat import (
+    CompiledGuides,
+    Described,
+    ToolChoice,
+    required_call,
+    required_tools,
+    schema_of_type,
+)
 from choreo_agents.errors import GuideError, InvalidRequestError
 from choreo_agents.models import LoadedModel, require_grammar
 from choreo_agents.sampling import Grammar, Sampling
@@ -119,29 +126,24 @@ def output_of(name: str, given: Any) -> Output | None:
 
 def require_writer(agent: Writer) -> None:
     """Raise `InvalidRequestError` if an agent says twice what its messages are, or writes what is not its own."""
-    twice = _told(agent)
-    if len(twice) > 1:
-        raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
-    if agent.writes is not None and (not isinstance(agent.writes, str) or agent.writes in ("", *OWN_CHANNELS)):
-        raise InvalidRequestError(
-            f"{agent.name!r} cannot write {agent.writes!r}: name a channel of your own in the graph's state"
-        )
-
-
-def is_free(agent: Writer) -> bool:
-    """Whether an agent may say anything."""
-    return not _told(agent)
-
-
-def _told(agent: Writer) -> list[str]:
-    """What says of an agent's messages what they are."""
     asked = {
         "choices": agent.choices is not None,
         "output": agent.output is not None,
         "a guide of its sampling": agent.sampling.guide is not None,
         "choices of its sampling": bool(agent.sampling.choices),
     }
-    return [what for what, is_there in asked.items() if is_there]
+    twice = [what for what, is_there in asked.items() if is_there]
+    if agent.tools and (agent.choices is not None or agent.sampling.choices):
+        raise InvalidRequestError(
+            f"{agent.name!r} has tools, and choices for all that it may say: no call is among them. Write them as an "
+            "output, which may stand beside tools, as in output={'regex': 'yes|no'}, or leave one of them out"
+        )
+    if len(twice) > 1:
+        raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
+    if agent.writes is not None and (not isinstance(agent.writes, str) or agent.writes in ("", *OWN_CHANNELS)):
+        raise InvalidRequestError(
+            f"{agent.name!r} cannot write {agent.writes!r}: name a channel of your own in the graph's state"
+        )
 
 
 def sampling_of(agent: Writer, state: Any) -> Sampling:
@@ -161,10 +163,17 @@ def sampling_of(agent: Writer, state: Any) -> Sampling:
 
 
 def written(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
-    """What an agent writes into a channel of its own: what its message says, or a list of what its messages say."""
+    """What an agent writes into a channel of its own: what its message says, or a list of what its messages say.
+
+    One that calls, and has an output for when it does not, writes nothing.
+    """
     if agent.writes is None:
         return {}
+    if agent.output is not None:
+        messages = [message for message in messages if not (message.tool_calls or message.invalid_tool_calls)]
     values = [message.additional_kwargs.get(PARSED, str(message.text)) for message in messages]
+    if not values:
+        return {}
     return {agent.writes: values if agent.writes_list else values[0]}
 
 
@@ -182,8 +191,8 @@ def require_served(node: str, agent: Writer, model: LoadedModel, channels: Itera
             f"{there or 'no channels of its own'}; add one to the state's schema"
         )
     if agent.output is not None:
-        model.grammars.compile(agent.output.grammar)
-    must_call(agent.tools, agent.tool_choice, model)
+        CompiledGuides(model).of(agent.output.grammar, agent.tools)
+    required_call(model, *required_tools(agent.tools, agent.tool_choice))
 
 
 def _too_large(said: Any) -> Iterator[int | float]:

@@ -109,7 +109,7 @@ class _Assembling:
                     self._place_argument(module, span, argument)
                 elif module.cached:
                     self.cached.append(PlacedPiece(key, span.start))
-                elif isinstance(span, TextSpan):
+                else:
                     self._place(span.tokens, span.start, None, "module", module)
                 if isinstance(span, TextSpan) and span.ends:
                     self.user_ends[span.end] = span.start

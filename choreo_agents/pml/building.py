@@ -44,6 +44,7 @@ class Slot:
 
     length: int
     name: str = ""
+    scaffold: str = ""
 
     def __format__(self, spec: str) -> str:
         if spec:
@@ -73,6 +74,7 @@ class UnionPart:
     """A union of a schema that is built."""
 
     members: tuple[ModulePart, ...]
+    scaffold: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,14 @@ Writer = Callable[..., Content]
 """Its parameters are slots, by their defaults; it returns one text, or several parts."""
 
 
-def slot(length: int) -> Slot:
-    """A parameter for arguments of up to `length` tokens: the default of a parameter of a module's function."""
-    return Slot(length)
+def slot(length: int, scaffold: str = "") -> Slot:
+    """A parameter for arguments of up to `length` tokens: the default of a parameter of a module's function.
+
+    Args:
+        length: Of its arguments, in tokens.
+        scaffold: The text that holds its place while the module is encoded.
+    """
+    return Slot(length, scaffold=scaffold)
 
 
 @overload
@@ -123,9 +130,14 @@ def module_of(name: str, *parts: Part, cache: bool = True, confidential: bool = 
     return ModulePart(name, parts, {}, cache, confidential, _HERE)
 
 
-def union(*members: ModulePart) -> UnionPart:
-    """Modules of which a prompt imports one at most."""
-    return UnionPart(members)
+def union(*members: ModulePart, scaffold: str = "") -> UnionPart:
+    """Modules of which a prompt imports one at most.
+
+    Args:
+        members: The modules.
+        scaffold: The name of the one that stands there while what comes after it is encoded; empty: none.
+    """
+    return UnionPart(members, scaffold)
 
 
 def system(*parts: Part) -> TurnPart:
@@ -214,7 +226,7 @@ class _Builder:
                 nodes.append(self._module(part, depth))
             elif isinstance(part, UnionPart):
                 members = tuple(self._module(member, depth + 1) for member in part.members)
-                nodes.append(Union(members, members[0].place if members else place))
+                nodes.append(Union(members, members[0].place if members else place, part.scaffold))
             elif isinstance(part, TurnPart):
                 inner: list[SchemaNode] = []
                 self._add(inner, part.parts, slots, place, used, depth + 1)
@@ -241,7 +253,9 @@ class _Builder:
                 self.problems.add(place, f"the text has parameter {piece!r} of another module", "one of its own")
             else:
                 used.append(piece)
-                size = slots[piece].length
+                size, scaffold = slots[piece].length, slots[piece].scaffold
+                if (bad := forbidden_character(scaffold)) is not None:
+                    self.problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
                 if not 1 <= size <= 999_999_999:
                     self.problems.add(place, f"parameter {piece!r} has length {size}", "from 1 to 999999999")
-                nodes.append(Parameter(piece, size, lead_of(nodes), place))
+                nodes.append(Parameter(piece, size, lead_of(nodes), place, scaffold))

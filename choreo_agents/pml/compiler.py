@@ -4,6 +4,8 @@ What a piece attends to: the text and slots of its own module, of the modules th
 as far as they are written before it. Never a sibling, and never what is written after it: an ancestor's text that comes
 after a module is not seen by it, and is itself encoded without the module, which a prompt may leave out. Members of a
 scaffold see, besides, the own text and slots of the members that are written before them; so does what is inside them.
+The scaffold of a union is the one member that is seen by what comes after the union, as it would be if a prompt had
+imported it.
 
 A piece ends where a slot, a module or a union starts, and a slot is a piece of its own, made of placeholder tokens. So
 a view holds whole pieces only: that of a filled slot is left out of it, and the argument's tokens stand in its place.
@@ -19,6 +21,7 @@ from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml.flow import written_by
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan, lay_out
+from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import Path, SourcePlace
 from choreo_agents.pml.schema import Schema
 
@@ -48,7 +51,7 @@ class SchemaPiece:
     module: Path
     """Whose text or slot it is; () for the schema's."""
     tokens: tuple[int, ...]
-    """Of a slot: as many placeholders as it is long."""
+    """Of a slot: the text of its scaffold, and placeholders, as many as it is long."""
     start: int
     """The position of its first token, in every prompt; also its offset in the views of pieces that attend to it."""
     parents: tuple[PieceKey, ...]
@@ -102,12 +105,13 @@ def compile_schema(schema: Schema, model: LoadedModel, *, placeholder: int | Non
             token, or, where there is none, that which pads or ends.
 
     Raises:
-        PMLError: The schema is longer than the model's context.
+        PMLError: The schema is longer than the model's context, or the scaffold of a parameter than its length.
     """
     layout = lay_out(written_by(model.chat, schema.tree), model.encode)
     limit = model.adapter.max_positions
     if limit is not None and layout.length > limit:
         raise PMLError([too_long(schema.tree.place, f"schema {schema.name!r}", layout.length, limit)])
+    _require_room(layout)
     fill = placeholder_of(model) if placeholder is None else placeholder
     scaffolds = _scaffolds(schema, layout)
     pieces = _Pieces(fill)
@@ -130,6 +134,16 @@ def too_long(place: SourcePlace, what: str, length: int, limit: int) -> PMLProbl
     return PMLProblem(place.file, place.line, place.column, message, f"at most {limit} tokens")
 
 
+def _require_room(layout: ModuleSpan) -> None:
+    """Raise `PMLError` with all scaffolds of parameters that are longer than these."""
+    problems = Problems()
+    for slot in (span for module in layout.modules() for span in module.own() if isinstance(span, SlotSpan)):
+        if len(slot.tokens) > slot.length:
+            message = f"the scaffold of parameter {slot.name!r} has {len(slot.tokens)} tokens"
+            problems.add(slot.place, message, f"at most its length, {slot.length}: raise that, or shorten the scaffold")
+    problems.require_none()
+
+
 def _scaffolds(schema: Schema, layout: ModuleSpan) -> tuple[Scaffold, ...]:
     order = {module.path: number for number, module in enumerate(layout.modules())}
     found = [tuple(sorted((tuple(n.split("/")) for n in names), key=order.__getitem__)) for names in schema.scaffolds]
@@ -145,6 +159,8 @@ class _Pieces:
         self.own: dict[tuple[Path, Scaffold | None], tuple[PieceKey, ...]] = {}
         self.before: dict[Path, tuple[PieceKey, ...]] = {}
         """What a module's first piece attends to when no scaffold is used."""
+        self._standing: dict[PieceKey, tuple[Path, ...]] = {}
+        """Of pieces that stand for unions: their members, of which a scaffold of the schema may name others."""
         self._confidential: set[PieceKey] = set()
         self._suffix = ""
         """Of the keys of the scaffold whose pieces are made."""
@@ -155,16 +171,32 @@ class _Pieces:
             self.before[module.path] = seen
         own: list[PieceKey] = []
         for child in module.children:
-            after = (*seen, *own)
             match child:
                 case TextSpan() | SlotSpan():
-                    own.append(self._make(module, child, len(own), after, scaffold))
+                    own.append(self._make(module, child, len(own), seen, scaffold))
+                    seen = (*seen, own[-1])
                 case ModuleSpan():
-                    self.add(child, after, scaffold)
+                    self.add(child, seen, scaffold)
                 case UnionSpan():
                     for member in child.members:
-                        self.add(member, after, scaffold)
+                        self.add(member, seen, scaffold)
+                    seen = (*seen, *self._standing_in(child, scaffold))
         self.own[module.path, scaffold] = tuple(own)
+
+    def _standing_in(
+        self, union: UnionSpan, scaffold: Scaffold | None, around: tuple[Path, ...] = ()
+    ) -> Iterator[PieceKey]:
+        """What of a union is seen by what comes after it: the member that its scaffold names."""
+        members = (*around, *(each.path for each in union.members))
+        for member in (each for each in union.members if each.path[-1] == union.scaffold):
+            own = iter(self.own[member.path, scaffold])
+            for child in member.children:
+                if isinstance(child, TextSpan | SlotSpan):
+                    key = next(own)
+                    self._standing[key] = members
+                    yield key
+                elif isinstance(child, UnionSpan):
+                    yield from self._standing_in(child, scaffold, members)
 
     def add_together(self, scaffold: Scaffold, modules: Mapping[Path, ModuleSpan]) -> None:
         """Make the pieces of a scaffold's members; the first is encoded as it is without a scaffold."""
@@ -175,10 +207,17 @@ class _Pieces:
         together = dict.fromkeys(self.own[first, None])
         for path in others:
             seen, before = list(together), [key for key in self.before[path] if key not in together]
+            before = [key for key in before if not self._is_replaced(key, scaffold)]
             if before:  # members stand one behind the other: only what they are in comes between
                 seen = sorted([*before, *seen], key=lambda key: self.made[key].start)
             self.add(modules[path], tuple(seen), scaffold)
             together |= dict.fromkeys(self.own[path, scaffold])
+
+    def _is_replaced(self, key: PieceKey, scaffold: Scaffold) -> bool:
+        """Whether a piece stands for a union of which a scaffold has another member, or the same one anew."""
+        members, module = self._standing.get(key, ()), self.made[key].module
+        others = [each for each in members if module[: len(each)] != each]
+        return bool(members) and (module in scaffold or any(path[: len(o)] == o for o in others for path in scaffold))
 
     def _make(
         self,
@@ -192,7 +231,7 @@ class _Pieces:
         if scaffold is not None:
             key += self._suffix
         slot = SlotUse(span.name, span.length, span.lead) if isinstance(span, SlotSpan) else None
-        tokens = span.tokens if isinstance(span, TextSpan) else (self.fill,) * span.length
+        tokens = span.tokens if slot is None else (*span.tokens, *(self.fill,) * (span.length - len(span.tokens)))
         confidential = module.confidential or (bool(self._confidential) and not self._confidential.isdisjoint(parents))
         if confidential:
             self._confidential.add(key)

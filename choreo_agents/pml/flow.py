@@ -36,6 +36,8 @@ class ArgumentSlot:
     length: int
     lead: str
     place: SourcePlace
+    scaffold: str
+    """What holds its place; empty: nothing in particular."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Choice:
     """A union."""
 
     members: tuple[Section, ...]
+    scaffold: str
+    """The member that stands there for what comes after it."""
 
 
 Item = Words | ArgumentSlot | Section | Choice
@@ -93,12 +97,13 @@ class _Section:
                     self.write(FramedText.words(child.text))
                 case Parameter():
                     lead, self.owed = child.lead or self.owed, ""
-                    self.items.append(ArgumentSlot(child.name, child.length, lead, child.place))
+                    self.items.append(ArgumentSlot(child.name, child.length, lead, child.place, child.scaffold))
                 case Module():
                     self.items.append(self._inner(child))
                     self.owed = ""
                 case Union():
-                    self.items.append(Choice(tuple(self._inner(member) for member in child.members)))
+                    members = tuple(self._inner(member) for member in child.members)
+                    self.items.append(Choice(members, child.scaffold))
                     self.owed = ""
                 case ChatTurn():
                     self._turn(child)

@@ -51,6 +51,8 @@ class SlotSpan:
     name: str
     lead: str
     place: SourcePlace
+    tokens: tuple[int, ...]
+    """Of the text that holds its place; none: nothing in particular does."""
 
     @property
     def end(self) -> int:
@@ -96,6 +98,8 @@ class UnionSpan:
     start: int
     length: int
     members: tuple[ModuleSpan, ...]
+    scaffold: str
+    """The member that stands there for what comes after it; empty: none."""
 
     @property
     def end(self) -> int:
@@ -134,9 +138,10 @@ def _span(item: Words | ArgumentSlot | Section | Choice, encode: Encode, at: int
         case Words():
             return TextSpan(at, item.text.text, tuple(encode(item.text)), item.ends)
         case ArgumentSlot():
-            return SlotSpan(at, item.length, item.name, item.lead, item.place)
+            tokens = encode(FramedText.words(item.lead + item.scaffold)) if item.scaffold else ()
+            return SlotSpan(at, item.length, item.name, item.lead, item.place, tuple(tokens))
         case Choice():
             members = tuple(lay_out(member, encode, at) for member in item.members)
-            return UnionSpan(at, max((member.length for member in members), default=0), members)
+            return UnionSpan(at, max((member.length for member in members), default=0), members, item.scaffold)
         case Section():
             return lay_out(item, encode, at)

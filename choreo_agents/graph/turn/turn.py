@@ -20,8 +20,9 @@ from choreo_agents.chat import (
     Speaking,
     Spoken,
     ToolChoice,
-    must_call,
+    led,
     reply,
+    required_tools,
     thought_text,
 )
 from choreo_agents.engine import Engine, Thinking
@@ -247,12 +248,15 @@ class AgentTurn:
         chunks = MessageChunks(engine.model, thinking, message_id, place.node)
         speaking = Speaking(chunks, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
         header = opening if thinking is None else engine.model.encode(thinking.answer)
+        sampling, guide, tools = call.sampling, None, self.agent.tools
+        if tools:
+            sampling, guide = led(engine, *required_tools(tools, self.agent.tool_choice), sampling)
         stream = self.reading.bound.astream(
             opening,
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
-            sampling=call.sampling,
+            sampling=sampling,
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
@@ -263,7 +267,7 @@ class AgentTurn:
             adapter=self.agent.adapter,
             watch=call.watch,
             thinking=thinking,
-            guide=must_call(self.agent.tools, self.agent.tool_choice, engine.model),
+            guide=guide,
             played=call.played,
         )
         handle = None
@@ -278,7 +282,8 @@ class AgentTurn:
         await run.show(speaking.rest())
         said = speaking.said(engine.tokens(handle)[len(header) :])
         try:
-            beside = {} if self.agent.output is None else self.agent.output.noted(said.words)
+            called, output = said.calls or said.broken, self.agent.output
+            beside = {} if output is None or called else output.noted(said.words)
         except GuideError:
             engine.release(handle)  # nobody will ever name it
             raise

@@ -1,4 +1,4 @@
-"""Calls that must be made, as a grammar: a frame as the model's format has it, a name, arguments by their schema."""
+"""Calls as a grammar: a frame as the model's format has it, a name, arguments by their schema."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from choreo_agents.models.guides.endless import require_an_end
 from choreo_agents.models.guides.sources import JSON_BLANKS, without_annotations
 
 _ID = "/[a-zA-Z0-9]{9}/"
+_CONSTRAIN = "<|constrain|>"
+"""A control token that models may put before the form of arguments, in headers of calls."""
 _PYTHON = {"boolean": '("True" | "False")', "null": '"None"'}
 
 
@@ -22,6 +24,8 @@ def call_grammar(
     tools: Sequence[Mapping[str, Any]],
     controls: Mapping[str, int],
     options: Mapping[str, Any],
+    *,
+    answers: bool = False,
 ) -> str:
     """One call of one of these tools, in Lark's notation.
 
@@ -30,41 +34,75 @@ def call_grammar(
         tools: Their descriptions.
         controls: Ids of the control tokens that may stand in frames.
         options: Of llguidance, for arguments.
+        answers: Whether several may be made, or an answer given, which the grammar of this name leads.
     """
     writing = _Writing(how, controls, {**JSON_BLANKS, **options})
     ways = [writing.call(number, function_of(tool)) for number, tool in enumerate(tools)]
-    # As headers end without the space that stands before a first word.
-    return "\n".join([f'start: " "? ({" | ".join(ways)})', *writing.rules])
+    return "\n".join([writing.start(f"({' | '.join(ways)})", answers=answers), *writing.rules])
 
 
 class _Writing:
     """Rules of one grammar."""
 
     def __init__(self, how: ToolsFormat, controls: Mapping[str, int], options: Mapping[str, Any]) -> None:
-        self._grammar, self._controls, self._options = how.grammar, controls, options
+        self._how, self._grammar, self._controls, self._options = how, how.grammar, controls, options
         longest = sorted(controls, key=len, reverse=True)
         self._piece = re.compile("(" + "|".join(map(re.escape, [*longest, ID])) + ")")
         self.rules: list[str] = []
 
+    def start(self, call: str, *, answers: bool) -> str:
+        """The rule of all that is said: calls with what stands around them, or an answer."""
+        grammar, lead = self._grammar, self._frame(self._how.lead)
+        texts = (grammar.before, grammar.between, "" if grammar.pairs is not None else grammar.after)
+        before, between, after = map(self._frame, texts)
+        more = f"({between} {call})*" if answers else ""
+        # A call with a header is a turn of its own; other answers stand behind the whole of theirs.
+        calls, lead = (call, lead) if self._how.is_headed else (f"{before} {call} {more} {after}", "")
+        # As headers end without the space that stands before a first word.
+        start = f'start: " "? {calls}'
+        if not answers:
+            return start
+        opened = [f"| {self._frame(mark)} {calls}" for mark in grammar.may_open]
+        return " ".join([start, *opened, f"| {lead} @answer"])
+
     def call(self, number: int, tool: Mapping[str, Any]) -> str:
-        """The rule of a call of one tool."""
+        """The rule of a call of one tool, without what stands around calls."""
         grammar, name = self._grammar, str(tool["name"])
         parameters = without_annotations(tool.get("parameters") or {"type": "object"})
         schema = {"additionalProperties": False, **parameters}
         require_an_end(schema, f"arguments of {name!r}")
         rule = f"call_{number}"
-        before, after = self._frame(grammar.before), self._frame(grammar.after)
         if grammar.kind == "python":
             core = f'{_text(name + "(")} {self._keywords(rule, schema)} ")"'
         elif grammar.pairs is not None:
-            core, after = f"{_text(name)} {self._pairs(rule, schema)}", ""
+            core = f"{_text(name)} {self._pairs(rule, schema)}"
+        elif grammar.kind == "object" and grammar.is_bare and grammar.before_name.count("{") == 1:
+            core = self._object(rule, name, schema)
         else:
             said = json.dumps(name, ensure_ascii=False)[1:-1] if grammar.kind == "object" else name
             frames = (grammar.before_name, grammar.before_arguments, grammar.end)
             opening, middle, end = map(self._frame, frames)
-            core = f"{opening} {_text(said)} {middle} {self._json(rule, schema)} {end}"
-        self.rules.append(f"{rule}: {before} {core} {after}")
+            header = self._header(said) if self._how.is_headed else f"{opening} {_text(said)} {middle}"
+            core = f"{header} {self._json(rule, schema)} {end}"
+        self.rules.append(f"{rule}: {core}")
         return rule
+
+    def _object(self, rule: str, name: str, schema: Mapping[str, Any]) -> str:
+        """A call that is nothing but JSON, as a schema: it is read sign by sign like JSON that answers."""
+        grammar = self._grammar
+        written = grammar.before_name + json.dumps(name)[1:-1] + grammar.before_arguments + "{}" + grammar.end
+        keys = {key: {"const": value} for key, value in json.loads(written).items()}
+        keys[grammar.arguments_key] = {"$ref": "#/$defs/whole"}
+        call = {"type": "object", "properties": keys, "required": [*keys], "additionalProperties": False}
+        return self._json(rule, {**call, "$defs": {"whole": _whole(schema)}})
+
+    def _header(self, name: str) -> str:
+        """A header that says whom it calls: before its channel, as templates write it, or behind, as models do."""
+        grammar = self._grammar
+        channel, blank, form = grammar.before_arguments.removesuffix(grammar.content).rpartition(" ")
+        to, channel = f"{self._frame(grammar.before)} {_text(name)}", self._frame(channel)
+        constrain = f"{self._frame(_CONSTRAIN)}?" if _CONSTRAIN in self._controls else ""
+        return f"({to} {channel} | {channel} {to}) {_text(blank)} {constrain} {self._frame(form + grammar.content)}"
 
     def _frame(self, text: str) -> str:
         """A frame: its control tokens by their ids."""
@@ -142,8 +180,12 @@ def _part(part: Any, schema: Mapping[str, Any]) -> Any:
     """A part of a schema by itself. What it may refer to, the whole schema, stands among its definitions."""
     if not isinstance(part, Mapping) or '"$ref"' not in json.dumps(part):
         return part
-    whole = {name: each for name, each in schema.items() if name != "$id"}
-    return {**_referring(part), "$defs": {"whole": _referring(whole)}}
+    return {**_referring(part), "$defs": {"whole": _whole(schema)}}
+
+
+def _whole(schema: Mapping[str, Any]) -> Any:
+    """A schema as it stands among the definitions of another."""
+    return _referring({name: each for name, each in schema.items() if name != "$id"})
 
 
 def _referring(schema: Any) -> Any:

@@ -14,7 +14,7 @@ from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.guides.calls import call_grammar
 from choreo_agents.models.guides.matching import ByteGuide, GrammarGuide
-from choreo_agents.models.guides.sources import LENIENT, limits, llguidance, source_of, told_left_out
+from choreo_agents.models.guides.sources import LENIENT, beside, limits, llguidance, source_of, told_left_out
 from choreo_agents.models.spelling import is_control_text
 from choreo_agents.sampling import Grammar, TokenGuide
 from choreo_agents.sampling.guiding.masks import Bits, words_of
@@ -62,18 +62,34 @@ class Grammars:
         return partial(self._guide, self._matcher(source_of(grammar), grammar.plain()))
 
     def compile_call(
-        self, how: ToolsFormat, tools: Sequence[Mapping[str, Any]], controls: Mapping[int, str]
+        self,
+        how: ToolsFormat,
+        tools: Sequence[Mapping[str, Any]],
+        controls: Mapping[int, str],
+        answer: Grammar | None = None,
     ) -> MakeGuide:
         """What makes guides to one call of one of these tools, whose frame has control tokens. Is remembered.
+
+        Args:
+            how: How calls are written.
+            tools: Their descriptions.
+            controls: The model's control tokens.
+            answer: To calls of them, or to an answer of this form, whichever begins. Is not remembered.
 
         Raises:
             GrammarError: The arguments of one cannot be led by their schema; says why.
         """
         numbers = {text: number for number, text in controls.items()}
-        made = llguidance().LLMatcher.grammar_from_lark
-        names = ", ".join(function_of(tool)["name"] for tool in tools)
-        strict, lenient = (made(call_grammar(how, tools, numbers, options)) for options in ({}, LENIENT))
-        return partial(self._guide, self._calls(strict, lenient, f"a call of {names}"), marks=frozenset(controls))
+        said = "a call of " + ", ".join(function_of(tool)["name"] for tool in tools)
+        options: tuple[Mapping[str, Any], ...] = ({}, LENIENT)
+        strict, lenient = (call_grammar(how, tools, numbers, each, answers=answer is not None) for each in options)
+        # Of an answer's own grammar no control token is ever allowed.
+        marks = frozenset(number for number in controls if f"<[{number}]>" in strict)
+        if answer is None:
+            return partial(self._guide, self._calls(strict, lenient, said), marks=marks)
+        said = f"{said} or {answer.plain()!r}"
+        matcher = self._call_matcher(beside(strict, answer), beside(lenient, answer), said)
+        return partial(self._guide, matcher, marks=marks)
 
     def _call_matcher(self, strict: str, lenient: str, said: str) -> Any:
         # Whoever makes the call checks it, as all calls that nobody demands.

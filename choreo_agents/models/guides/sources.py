@@ -78,6 +78,13 @@ def source_of(grammar: Grammar) -> str:
     return _valid(matcher, matcher.grammar_from_lark(grammar.text), grammar)
 
 
+def beside(lark: str, grammar: Grammar) -> str:
+    """A grammar in Lark's notation that may name another `@answer`; raises as `require_grammar` does."""
+    source = source_of(grammar)
+    [answer] = json.loads(source)["grammars"] if grammar.kind == "regex" else [{"lark_grammar": source}]
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})
+
+
 def _schema(grammar: Grammar) -> Any:
     try:
         schema = without_annotations(json.loads(grammar.text))

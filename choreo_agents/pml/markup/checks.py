@@ -66,8 +66,16 @@ def _check_names(parent: SchemaTree | Module, problems: Problems, what: str) -> 
                 problems.add(node.place, message, "a name that is used once")
             seen.setdefault(node.name, node.place)
     for union in scope.unions:
+        named = [member for member in union.members if member.name == union.scaffold]
         if not union.members:
             problems.add(union.place, "a <union> has no members", "<module> inside")
+        elif union.scaffold and not named:
+            message = f"the scaffold of a <union> names {union.scaffold!r}, which is none of its members"
+            expected = nearest(union.scaffold, (member.name for member in union.members), "the name of a member")
+            problems.add(union.place, message, expected)
+        elif named and not named[0].cache:
+            message = f"the scaffold of a <union> names {union.scaffold!r}, which is not cached"
+            problems.add(union.place, message, "a member that is cached, or no scaffold")
 
 
 def _check_turns(children: tuple[SchemaNode, ...], problems: Problems, inside: str | None) -> None:

@@ -162,7 +162,7 @@ class _SchemaParser(_Reader):
         return Module(name, children, raw.place, cache, confidential)
 
     def union(self, raw: RawElement) -> Union:
-        self.attributes(raw)
+        scaffold = self.attributes(raw, "scaffold").get("scaffold", "").strip()
         for child in raw.children:
             if isinstance(child, RawText):
                 if child.text.strip():
@@ -181,11 +181,11 @@ class _SchemaParser(_Reader):
                 read.append(self.module(member))
         self.leave()
         choosing.end(tail)
-        return Union(tuple(read), raw.place)
+        return Union(tuple(read), raw.place, scaffold)
 
     def parameter(self, raw: RawElement, nodes: list[SchemaNode]) -> None:
         """Append a parameter to what stands before it in the same element."""
-        self.attributes(raw, "name", "length", "len")
+        attributes = self.attributes(raw, "name", "length", "len", "scaffold")
         name = self.required(raw, "name")
         for child in raw.children:
             if isinstance(child, RawElement) or child.text.strip():
@@ -198,7 +198,8 @@ class _SchemaParser(_Reader):
             message = f"the {named[0]} of a parameter is {length!r}"
             self.problems.add(raw.places[named[0]], message, "a number of tokens from 1 to 999999999")
         size = int(length) if _LENGTH.fullmatch(length) else 1
-        nodes.append(Parameter(name, size, self.flow.lead(nodes, raw.place), raw.place))
+        lead = self.flow.lead(nodes, raw.place)
+        nodes.append(Parameter(name, size, lead, raw.place, attributes.get("scaffold", "")))
 
     def turn(self, raw: RawElement) -> ChatTurn:
         attributes = self.attributes(raw, "src")

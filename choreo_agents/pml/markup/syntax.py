@@ -48,6 +48,8 @@ class Parameter:
     lead: str
     """The blank before it, or nothing: it belongs to the argument, whose first word is encoded with it."""
     place: SourcePlace = field(compare=False)
+    scaffold: str = ""
+    """The text that holds its place while its module is encoded."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Union:
 
     members: tuple[Module, ...]
     place: SourcePlace = field(compare=False)
+    scaffold: str = ""
+    """The name of the member that stands there while what comes after it is encoded; empty: none."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class _Writer:
     def parameter(self, parameter: Parameter) -> None:
         if parameter.lead and not self.led:
             self.out.append("<![CDATA[ ]]>" if self.loose else " ")
-        self.out.append(f'<parameter name={quoteattr(parameter.name)} length="{parameter.length}"/>')
+        scaffold = _attribute("scaffold", parameter.scaffold)
+        self.out.append(f'<parameter name={quoteattr(parameter.name)} length="{parameter.length}"{scaffold}/>')
         self.loose = self.led = False
 
     def module(self, module: Module, depth: int) -> None:
@@ -87,7 +88,7 @@ class _Writer:
         self.out.append("</module>")
 
     def union(self, union: Union, depth: int) -> None:
-        self.out.append("<union>")
+        self.out.append(f"<union{_attribute('scaffold', union.scaffold)}>")
         loose, led, after = self.loose, self.led, []
         for member in union.members:
             self.loose, self.led = loose, led

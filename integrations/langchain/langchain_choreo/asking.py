@@ -56,11 +56,9 @@ def request_of(
     def found(name: str) -> Any:
         return said[name] if said.get(name) is not None else getattr(model, name)
 
-    tools = described_tools("the model", said.get("tools"), "auto", is_free=True)
+    tools = described_tools("the model", said.get("tools"), "auto")
     tools, required = required_tools(tools, said.get("tool_choice"))
     guide = answer_format(said.get("response_format"))
-    if guide is not None and tools:
-        raise InvalidRequestError("a call has tools, and a format for all that it may say: leave one of them out")
     sampling: dict[str, Any] = {name: found(name) for name in SAMPLING if found(name) is not None}
     stops = [stop] if isinstance(stop, str) else model.stop if stop is None else stop
     sampling |= {"stop": tuple(stops)} if stops else {}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
@@ -37,6 +38,24 @@ def _held_to(schema: Any) -> dict[str, Any]:
     return schema_of_type(found) if is_basemodel_subclass(schema) else dict(closed(found))
 
 
+class _Called:
+    """A parser of answers, to which one that calls tools is None."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        said = getattr(result[0], "message", None)
+        if getattr(said, "tool_calls", None):
+            return None
+        return super().parse_result(result, partial=partial)  # type: ignore[misc]
+
+
+class _Answer(_Called, JsonOutputParser):
+    pass
+
+
+class _AnswerOfModel(_Called, PydanticOutputParser):  # type: ignore[type-arg]
+    pass
+
+
 def parser_of(schema: Any, method: Method) -> BaseOutputParser[Any]:
     """Reads what the model says."""
     is_model = isinstance(schema, type) and is_basemodel_subclass(schema)
@@ -44,7 +63,7 @@ def parser_of(schema: Any, method: Method) -> BaseOutputParser[Any]:
         if is_model:
             return PydanticToolsParser(tools=[schema], first_tool_only=True)
         return JsonOutputKeyToolsParser(key_name=tool_name(schema), first_tool_only=True)
-    return PydanticOutputParser(pydantic_object=schema) if is_model else JsonOutputParser()
+    return _AnswerOfModel(pydantic_object=schema) if is_model else _Answer()
 
 
 def tool_name(schema: Any) -> str:

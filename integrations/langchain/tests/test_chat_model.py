@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from langchain_choreo import ChatChoreo
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 from support.chat_scripts import ANSWER, JOKE, THOUGHTS, family_script
 from support.chatty import save_chatty
+from support.speaking import engine_that_says
+from support.tool_templates import TOOL_CHECKPOINTS
 
 from choreo_agents import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, ModelNotFoundError
@@ -244,8 +249,6 @@ def test_what_a_call_cannot_ask_is_refused(chat: ChatChoreo, engine: Engine) -> 
         chat.invoke("Why?", frequency=1)
     with pytest.raises(InvalidRequestError, match="none of the tools"):
         chat.bind_tools([get_weather], tool_choice="find")
-    with pytest.raises(InvalidRequestError, match="leave one of them out"):
-        chat.bind_tools([get_weather], response_format={"type": "json_object"}).invoke("Why?")
     with pytest.raises(InvalidRequestError, match="thoughts"):
         chat.invoke("Why?", thinking=True)
     with pytest.raises(InvalidRequestError, match="more than text"):
@@ -255,6 +258,38 @@ def test_what_a_call_cannot_ask_is_refused(chat: ChatChoreo, engine: Engine) -> 
     with pytest.raises(ValueError, match="inherited"):
         ChatChoreo(engine=engine, inherits=("parent.system",))
     assert engine.stats().unfinished == 0
+
+
+@pytest.mark.parametrize("include_raw", [False, True])
+def test_it_calls_its_tools_and_then_answers_in_the_form(include_raw: bool) -> None:
+    """As an agent of LangChain's with tools and a `ProviderStrategy` asks it; streamed, too."""
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Bern"}}\n</tool_call><|im_end|>'
+
+    def says(prompt: str) -> str:
+        return f"{json.dumps(JOKE)}<|im_end|>" if "sunny" in prompt else call
+
+    with engine_that_says(TOOL_CHECKPOINTS["Qwen 3"], says) as (engine, _):
+        chat = ChatChoreo(engine=engine, thinking=False)
+        tools = [convert_to_openai_tool(get_weather)]
+        typed = chat.with_structured_output(Joke, include_raw=include_raw, tools=tools)
+        form = {"type": "json_schema", "json_schema": {"name": "Joke", "schema": Joke.model_json_schema()}}
+        agent = chat.bind_tools([get_weather], response_format=form)
+        asked: list[Any] = [HumanMessage("Tell me a joke about the weather in Bern.")]
+        called: Any = agent.invoke(asked)
+        pieces: Any = sum_of(agent.stream(asked))
+        for said in (called, pieces):
+            assert [each["args"] for each in said.tool_calls] == [{"location": "Bern"}] and not said.text
+        assert typed.invoke(asked) == ({"raw": ANY, "parsed": None, "parsing_error": None} if include_raw else None)
+        asked += [called, ToolMessage("It's sunny.", tool_call_id=called.tool_calls[0]["id"])]
+        for said in (agent.invoke(asked), sum_of(agent.stream(asked))):
+            assert json.loads(said.text) == JOKE and not said.tool_calls
+        typed_said: Any = typed.invoke(asked)
+        assert (typed_said["parsed"] if include_raw else typed_said) == Joke(**JOKE)
+
+
+def sum_of(pieces: Iterator[Any]) -> Any:
+    first, *rest = pieces
+    return sum(rest, first)
 
 
 def test_thoughts_come_as_blocks_of_reasoning_and_are_counted() -> None:

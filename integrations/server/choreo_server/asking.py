@@ -163,12 +163,8 @@ class ChatBody(Fields):
         ]
 
     def _request(self, engine: Engine, limits: Limits) -> Mapping[str, Any]:
-        tools, required = required_tools(
-            described_tools("the model", self.tools, "auto", is_free=True), self.tool_choice
-        )
+        tools, required = required_tools(described_tools("the model", self.tools, "auto"), self.tool_choice)
         guide = answer_format(self.response_format)
-        if guide is not None and tools:
-            raise RefusedError(400, "response_format: a call that has tools may say anything: leave one of them out")
         sampling = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         longest = [most for most in (self.max_tokens, self.max_completion_tokens) if most is not None]
         sampling |= {"max_tokens": min(longest)} if longest else {}

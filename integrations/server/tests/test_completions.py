@@ -137,6 +137,55 @@ async def test_tools_are_called_as_each_family_writes_it(family: str) -> None:
         assert spoken["choices"][0]["message"]["content"] == ANSWER
 
 
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "place",
+        "schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.mark.parametrize("family", CALLS)
+async def test_it_calls_or_answers_in_the_form_whichever_it_begins(family: str) -> None:
+    final = "<|channel|>final<|message|>" if family == "gpt-oss" else ""
+    think = {"Qwen 3": "Hm.\n</think>\n\n", "gpt-oss": "Hm.<|end|><|start|>assistant", "LFM2": ""}[family]
+    call = CALLS[family]("get_weather", {"location": "Bern"})
+    answer = f'{final}{{"city": "Bern"}}' + ("<|return|>" if family == "gpt-oss" else "<|im_end|>")
+    ways = [(call, 1), (answer, 0)]
+    if family == "gpt-oss":  # as it is trained to write it
+        trained = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        ways += [(trained + call.partition("<|message|>")[2], 1)]
+    for says, calls in ways:
+        with engine_that_says(TOOL_CHECKPOINTS[family], think + says) as (engine, _):
+            async with client_of(engine) as client:
+                told: dict[str, Any] = {"tools": [WEATHER], "response_format": FORM, "max_tokens": 90}
+                choice = (await asked(client, **told))["choices"][0]
+                whole, pieces = choice["message"], added_up(await streamed(client, **told))
+                made = [each["function"] for each in whole.get("tool_calls", ())]
+                assert pieces.get("calls", []) == made and pieces["content"] == (whole["content"] or "")
+                assert pieces["finish_reason"] == choice["finish_reason"] == ("tool_calls" if calls else "stop")
+                if calls:
+                    assert [json.loads(each["arguments"]) for each in made] == [{"location": "Bern"}]
+                    assert whole["content"] is None
+                else:
+                    assert not made and json.loads(whole["content"]) == {"city": "Bern"}
+                assert (whole.get("reasoning_content") or "").strip() == ("Hm." if think else "")
+
+
+async def test_a_choice_of_tools_says_whether_the_form_is_the_answers() -> None:
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Bern"}}\n</tool_call><|im_end|>'
+    answer = '{"city": "Bern"}<|im_end|>'
+    told: dict[str, Any] = {"tools": [WEATHER], "response_format": FORM, "reasoning_effort": "none", "max_tokens": 60}
+    for says, choice in ((call, "required"), (call, "auto"), (answer, "none"), (answer, "auto")):
+        with engine_that_says(TOOL_CHECKPOINTS["Qwen 3"], says) as (engine, _):
+            async with client_of(engine) as client:
+                message = (await asked(client, tool_choice=choice, **told))["choices"][0]["message"]
+                assert ("tool_calls" in message) == (says == call)
+                other = "none" if says == call else "required"
+                await asked(client, 400, tool_choice=other, **told)
+
+
 async def test_thoughts_are_told_apart(engine: Engine) -> None:
     script = family_script("Qwen 3")
     async with client_of(script.engine) as client:
@@ -168,7 +217,6 @@ async def test_thoughts_are_told_apart(engine: Engine) -> None:
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
         ({"tools": [WEATHER], "tool_choice": "find"}, 400, "tool_choice='find' is none of the tools"),
-        ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, 400, "leave one of them out"),
         ({"response_format": {"type": "xml"}}, 400, "response_format must be"),
         ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format must be"),
         ({"response_format": {"type": "json_schema"}}, 400, "has no schema"),

@@ -1,4 +1,4 @@
-"""Agents that must call: whatever their model would say, their message is one call."""
+"""Agents that must call, or may where they would answer in a form: whatever their model would say, they do."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from typing import Any, Literal
 
 import pytest
 from langchain_core.tools import tool
+from langgraph.prebuilt import ToolNode, tools_condition
+from pydantic import BaseModel, Field
 from support.tiny import save_tiny_llama
 from support.tool_templates import tool_tokenizer
 
-from choreo_agents import START, Agent, ChoreoGraph, Engine, Memory, Sampling
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, FramedText, Memory, Sampling
+from choreo_agents.chat import CompiledGuides, described_tools
 from choreo_agents.errors import ScriptError
-from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models import LoadedModel, ToolCall, load_model, tools_format
+from choreo_agents.sampling import Grammar
 from choreo_agents.testing import Script
 
 ASK = {"messages": [("user", "Where are the kites?")]}
+FAMILIES = ["Qwen 3", "Hermes", "gpt-oss", "Mistral", "Llama 3.1", "LFM2", "GLM-4.5"]
 FREE = Sampling(temperature=1.0, max_tokens=120, seed=0)
 
 
@@ -42,6 +47,11 @@ def loaded(family: str, folder: Path) -> LoadedModel:
     return load_model(folder)
 
 
+class Boxes(BaseModel):
+    name: Literal["kites", "boats"]
+    boxes: list[bool] = Field(max_length=2)
+
+
 def called(engine: Engine, **options: Any) -> list[tuple[str, Any]]:
     agent = Agent("ann", tools=[find, count], **{"sampling": FREE} | options)
     said = ChoreoGraph().add_node(agent).add_edge(START, "ann").compile(engine=engine).invoke(ASK)["messages"][-1]
@@ -50,7 +60,7 @@ def called(engine: Engine, **options: Any) -> list[tuple[str, Any]]:
     return [(call["name"], call["args"]) for call in said.tool_calls]
 
 
-@pytest.mark.parametrize("family", ["Qwen 3", "Hermes", "gpt-oss", "Mistral", "Llama 3.1", "LFM2", "GLM-4.5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_random_model_calls_as_its_family_does(family: str, tmp_path: Path) -> None:
     model = loaded(family, tmp_path)
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
@@ -61,6 +71,65 @@ def test_a_random_model_calls_as_its_family_does(family: str, tmp_path: Path) ->
         [(_, given)] = called(engine, tool_choice="find", thinking=thinking[0])
         assert find.args_schema.model_validate(given)  # type: ignore[union-attr]
         engine.check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_and_answers_in_a_form_are_led_side_by_side(family: str, tmp_path: Path) -> None:
+    model = loaded(family, tmp_path)
+    tools, how = described_tools("ann", [find, count], "auto"), tools_format(model.chat)
+    calls = [ToolCall("find", {"thing": "kites", "loud": True}, "abcdefghi"), ToolCall("count", {}, "ABCDEFGHI")]
+    lead = FramedText.frame(how.lead) if how.is_headed else FramedText()
+    answers = (
+        ({"json_schema": Boxes.model_json_schema()}, '{"name": "kites", "boxes": [true]}'),
+        ({"regex": "[0-9]/2"}, "3/2"),
+        ({"grammar": 'start: "in " box\nbox: /[0-9]+/'}, "in 12"),
+    )
+    for form, answer in answers:
+        led = CompiledGuides(model).of(Grammar.model_validate(form), tools)
+        said = [how.grammar.write([each]) for each in calls] + [lead + FramedText.words(answer)]
+        said += [] if how.is_headed else [how.grammar.write(calls)]
+        end = frozenset(model.adapter.end_tokens)
+        for each in said:
+            guide = led.make(model, end)
+            for token in model.encode(each):
+                assert guide.allowed()[token], each.text  # type: ignore[index]
+                guide.take(token)
+            assert guide.done or guide.allowed()[min(end)], each.text  # type: ignore[index]
+        assert not led.make(model, end).allowed()[model.encode("Hello")[0]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "gpt-oss", "Llama 3.1"])
+def test_a_random_model_calls_or_answers_in_the_form(family: str, tmp_path: Path) -> None:
+    model = loaded(family, tmp_path)
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+        for seed in range(4):
+            agent = Agent("ann", tools=[find, count], output=Boxes, sampling=FREE.model_copy(update={"seed": seed}))
+            graph = ChoreoGraph().add_node(agent).add_edge(START, "ann").compile(engine=engine)
+            said = graph.invoke(ASK)["messages"][-1]
+            assert not said.invalid_tool_calls and bool(said.tool_calls) != bool(said.text)
+            if said.text:
+                assert Boxes.model_validate_json(said.text).model_dump() == said.additional_kwargs["parsed"]
+        engine.check()
+
+
+class Noted(ChoreoState):
+    boxes: dict[str, Any]
+
+
+def test_an_agent_calls_and_then_answers_in_the_form() -> None:
+    """It writes its output once it has one."""
+    says = ['<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>', '{"name": "kites", "boxes": []}']
+    with Script({"ann": says}).load() as engine:
+        agent = Agent("ann", tools=[count], output=Boxes, writes="boxes")
+        graph = ChoreoGraph(Noted).add_node(agent).add_node("tools", ToolNode([count]))
+        graph.add_edge(START, "ann").add_conditional_edges("ann", tools_condition).add_edge("tools", "ann")
+        written = [*graph.compile(engine=engine).stream(ASK, stream_mode="updates")]
+        assert "boxes" not in written[0]["ann"] and [
+            each["name"] for each in written[0]["ann"]["messages"][-1].tool_calls
+        ] == ["count"]
+        assert written[2]["ann"]["boxes"] == {"name": "kites", "boxes": []}
+    with Script({"ann": "It is."}).load() as engine, pytest.raises(ScriptError, match="does not allow it"):
+        ChoreoGraph(Noted).add_node(agent).add_edge(START, "ann").compile(engine=engine).invoke(ASK)
 
 
 def test_a_script_must_call_too() -> None:

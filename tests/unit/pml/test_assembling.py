@@ -55,6 +55,9 @@ def test_modules_that_are_not_cached_are_fresh() -> None:
     assert fresh == [(15, " b1", "module"), (16, " x y", "argument"), (18, " b2", "module")]
     assert all(text.confidential and text.module == ("b",) for text in assembly.fresh)
     assert [text[:2] for text in assembled("<b/>")[1]] == [(15, " b1"), (18, " b2")]
+    held = SCHEMA.replace('name="q" length="2"', 'name="q" length="2" scaffold="z"')
+    assert [text[:2] for text in assembled("<b/>", held)[1]] == [(15, " b1"), (16, " z"), (18, " b2")]
+    assert assembled("<b q='x y'/>", held)[1] == fresh
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ IN_SCHEMAS = [
     ("<module name='a' cache='no'/>", 1, 35, "cache is 'no'", "'true' or 'false'"),
     ("<module name='a' confidential='1'/>", 1, 35, "confidential is '1'", "'true' or 'false'"),
     ("<module name='a' xml:space='x'>b</module>", 1, 35, "xml:space is 'x'", "'preserve' or 'default'"),
+    ("<union scaffold='tain'><module name='train'/></union>", 1, 18, "<union> names 'tain'", "'train'"),
+    ("<union scaffold='a'><module name='a' cache='false'/></union>", 1, 18, "'a', which is not cached", "no scaffold"),
     ("<parameter name='p'/>", 1, 18, "has no length", 'length="..."'),
     ("<parameter name='p' length='0'/>", 1, 38, "length of a parameter is '0'", "number of tokens"),
     ("<param name='p' len='two'/>", 1, 34, "len of a parameter is 'two'", "number of tokens"),

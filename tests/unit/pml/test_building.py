@@ -43,14 +43,15 @@ def test_functions_give_the_tree_that_reading_gives() -> None:
 
 
 def test_parameters_and_scaffolds_of_the_schema_itself() -> None:
-    def content(name: Slot = slot(2)) -> list[Any]:
-        return [f"Hi {name}!", module_of("a", "x"), module_of("b", "y")]
+    def content(name: Slot = slot(2, "<you>\n")) -> list[Any]:
+        return [f"Hi {name}!", union(module_of("a", "x"), module_of("c", "z"), scaffold="c"), module_of("b", "y")]
 
     built = Schema.from_python("s", content, scaffolds=[("a", "b")])
     assert built == Schema.from_text(
-        '<schema name="s" scaffold="a b">Hi <param name="name" len="2"/>!<module name="a">x</module>'
-        '<module name="b">y</module></schema>'
+        '<schema name="s" scaffold="a b">Hi <param name="name" len="2" scaffold="&lt;you>&#10;"/>!<union scaffold="c">'
+        '<module name="a">x</module><module name="c">z</module></union><module name="b">y</module></schema>'
     )
+    assert Schema.from_text(built.to_pml()) == built
 
 
 def problems(*content: Any, **options: Any) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from support.pml import CHAT, WordModel
 
-from choreo_agents.models import LoadedModel
+from choreo_agents.errors import PMLError
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.models.chat import TurnFormat
 from choreo_agents.pml import CompiledSchema, Schema, compile_schema
 
@@ -98,6 +100,55 @@ def test_the_third_member_of_a_scaffold_sees_the_second_as_it_was_encoded_with_t
     inside = "".join(f"<module name='{name}'>{name}</module>" for name in "abc")
     found = compiled(inside, scaffold="a b c").pieces
     assert found["c#0 [a b c]"].parents == ("#0", "a#0", "b#0 [a b c]")
+
+
+UNIONS = """x <union scaffold="b"><module name="a">y</module>
+  <module name="b">z
+    <union scaffold="d"><module name="c">u</module><module name="d">v</module></union> w</module></union>
+  t <module name="e">s</module>"""
+
+
+def test_the_scaffold_of_a_union_is_seen_by_what_comes_after_it() -> None:
+    standing = ("b#0", "b/d#0", "b#1")
+    assert compiled_parents(UNIONS) == {
+        "#0": (),
+        "a#0": ("#0",),
+        "b#0": ("#0",),
+        "b/c#0": ("#0", "b#0"),
+        "b/d#0": ("#0", "b#0"),
+        "b#1": ("#0", "b#0", "b/d#0"),
+        "#1": ("#0", *standing),
+        "e#0": ("#0", *standing, "#1"),
+    }
+    assert compiled_parents(UNIONS.replace(' scaffold="b"', ""))["#1"] == ("#0",)
+    hidden = compiled(UNIONS.replace('name="d"', 'name="d" confidential="true"')).pieces
+    assert hidden["#1"].confidential and not hidden["a#0"].confidential
+
+
+@pytest.mark.parametrize(
+    ("scaffold", "seen"),
+    [
+        ("a e", ("#0", "a#0", "#1")),
+        ("b e", ("#0", "b#0", "b/d#0", "b#1", "#1")),
+        ("b/c e", ("#0", "b#0", "b/c#0", "b#1", "#1")),
+        ("b/d e", ("#0", "b#0", "b/d#0", "b#1", "#1")),
+    ],
+)
+def test_a_member_that_a_scaffold_of_the_schema_names_stands_in_the_place_of_the_unions(
+    scaffold: str, seen: tuple[str, ...]
+) -> None:
+    assert compiled(UNIONS, scaffold=scaffold).pieces[f"e#0 [{scaffold}]"].parents == seen
+
+
+def test_a_text_holds_the_place_of_a_parameter() -> None:
+    model = WordModel().loaded()
+    found = compiled("a <parameter name='p' length='6' scaffold='[some name]'/> b", model=model)
+    words = model.encode(FramedText.words(" [some name]"))
+    assert 0 < len(words) < 6
+    assert found.pieces["#1"].tokens == (*words, *[found.placeholder] * (6 - len(words)))
+    assert found.pieces["#2"].parents == ("#0", "#1")
+    with pytest.raises(PMLError, match=r"the scaffold of parameter 'p' has .* at most its length, 1: raise that"):
+        compiled("a <parameter name='p' length='1' scaffold='[some name]'/> b")
 
 
 def test_confidentiality_comes_down_from_the_module_that_says_it() -> None:
