@@ -183,11 +183,13 @@ class ChatCall:
     def _led(self, sampling: Sampling) -> tuple[Sampling, Guided | None]:
         """How an answer is sampled, and what leads it."""
         engine, request = self.engine, self.request
-        required = required_call(engine.model, request.tools, request.required)
-        if sampling.guide is None or required is not None:
-            return sampling, required
-        guide = engine.kv.keeper(CompiledGuides, engine.model).of(sampling.guide)
-        return sampling.model_copy(update={"guide": None}), guide
+        guide = required_call(engine.model, request.tools, request.required)
+        if guide is None and sampling.guide is not None:
+            guide = engine.kv.keeper(CompiledGuides, engine.model).of(sampling.guide)
+            sampling = sampling.model_copy(update={"guide": None})
+        if guide is not None and request.may_be_cut:
+            guide = replace(guide, key=f"{guide.key}, which may be cut", may_be_cut=True)
+        return sampling, guide
 
     def _sampling(self, room: int) -> Sampling:
         sampling = self.request.sampling

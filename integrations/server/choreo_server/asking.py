@@ -131,6 +131,7 @@ class ChatBody(BaseModel):
             "sampling": Sampling.model_validate(sampling),
             "thinking": thinking,
             "counts_thoughts": True,
+            "may_be_cut": True,
             "reuse": own.reuse,
             "inherits": tuple(own.inherits),
             "parents": tuple(unsealed(engine, word) for word in own.parents),
