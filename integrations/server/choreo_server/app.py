@@ -22,13 +22,14 @@ from starlette.types import ASGIApp
 
 from choreo_agents import Engine
 from choreo_agents.errors import ChoreoError, InvalidRequestError
+from choreo_server.access import Access
 from choreo_server.asking import ChatBody
 from choreo_server.body import body_of
 from choreo_server.completions import Answer, Asked, Stream
 from choreo_server.errors import RefusedError, as_response
 from choreo_server.limits import Limits
 from choreo_server.looking import Looking
-from choreo_server.metrics import CONTENT_TYPE, CountedStatuses, exposition
+from choreo_server.metrics import CONTENT_TYPE, Pace, Waits, exposition
 from choreo_server.recording import Recording
 from choreo_server.tenancy import Keys, Tenancy
 
@@ -90,7 +91,7 @@ class ServerApp(Starlette):
         """Likewise, by tenant."""
         self._engine, self._name, self._limits = engine, name, limits
         self._tenancy, self._requests, self._since = tenancy, Counter[int](), int(time.time())
-        self._recording = recording
+        self._recording, self._waits = recording, Waits()
         super().__init__(
             routes=[
                 Route("/v1/chat/completions", self._completions, methods=["POST"]),
@@ -107,10 +108,10 @@ class ServerApp(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         # Around all else: what has failed is told by the outermost of Starlette's own.
-        return CountedStatuses(super().build_middleware_stack(), self._requests)
+        return Access(super().build_middleware_stack(), self._requests)
 
     async def _completions(self, request: Request) -> Response:
-        engine = self._tenancy.engine(request)
+        engine, pace = self._tenancy.engine(request), Pace(self._waits)
         self._require_open()
         try:
             body = await body_of(request, self._limits)
@@ -119,13 +120,15 @@ class ServerApp(Starlette):
         number = f"chatcmpl-{uuid.uuid4().hex}"
         is_large = len(body) > _LARGE
         asked, kind = (
-            await asyncio.to_thread(self._read, body, engine, number) if is_large else self._read(body, engine, number)
+            await asyncio.to_thread(self._read, body, engine, number, pace)
+            if is_large
+            else self._read(body, engine, number, pace)
         )
         if self._recording is not None:
             asked = replace(asked, hear=partial(self._recording.astreamed, self._tenancy.name(request)))
         return kind(asked, self._under_way(len(asked.calls), self._tenancy.name(request)))
 
-    def _read(self, body: bytes, engine: Engine, number: str) -> tuple[Asked, type[Answer]]:
+    def _read(self, body: bytes, engine: Engine, number: str, pace: Pace) -> tuple[Asked, type[Answer]]:
         """What a request asks, and how it is answered. Raises what `ChatBody.calls` raises, and `ValidationError`."""
         told = ChatBody.model_validate_json(body)
         if told.model not in (None, self._name):
@@ -133,6 +136,7 @@ class ServerApp(Starlette):
         asked = Asked(
             calls=told.calls(engine, number, self._limits),
             number=number,
+            pace=pace,
             model=self._name,
             one_call=told.parallel_tool_calls is False,
             with_usage=bool(told.stream_options and told.stream_options.include_usage),
@@ -195,7 +199,7 @@ class ServerApp(Starlette):
         engine = self._tenancy.engine(request)
         owner = self._engine.owner
         if self._tenancy.sees_all(request) and owner is not None:
-            text = exposition(owner.stats(), self._requests, self.answers)
+            text = exposition(owner.stats(), self._requests, self.answers, self._waits)
         else:
             text = exposition(engine.stats(), None, None)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)

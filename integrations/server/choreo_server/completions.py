@@ -14,8 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from choreo_agents.chat import ChatCall, astreamed
-from choreo_server.answers import Pieces, completion
+from choreo_server.access import USAGE
+from choreo_server.answers import Pieces, completion, usage_of
 from choreo_server.errors import LOG, refused, told
+from choreo_server.metrics import Pace
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -43,6 +45,7 @@ class Asked:
     """One for each answer."""
     number: str
     """Of the request."""
+    pace: Pace
     model: str
     """As the server calls it."""
     one_call: bool
@@ -75,12 +78,14 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._place:
             await _while_heard(self._told(scope, receive, send), receive)
+        if all(call.message for call in self._asked.calls):
+            scope[USAGE] = usage_of(self._asked.calls)
 
     async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._asked.together()) as pieces:
-            async for _ in pieces:
-                pass
         asked = self._asked
+        async with aclosing(asked.together()) as pieces:
+            async for place, chunk in pieces:
+                asked.pace.heard(place, asked.calls[place], chunk)
         body = completion(asked.calls, asked.number, asked.model, one_call=asked.one_call)
         await JSONResponse(body)(scope, receive, send)
 
@@ -122,6 +127,7 @@ class Stream(Answer):
         asked = self._asked
         async with aclosing(asked.together()) as heard:
             async for place, chunk in heard:
+                asked.pace.heard(place, asked.calls[place], chunk)
                 event = pieces.said(place, chunk)
                 if place not in begun:
                     begun.add(place)
