@@ -86,13 +86,14 @@ class ChatBody(BaseModel):
     prompt_cache_retention: Any = None
     verbosity: Any = None
 
-    def calls(self, engine: Engine, number: str, limits: Limits) -> list[ChatCall]:
+    def calls(self, engine: Engine, number: str, limits: Limits, adapter: str | None) -> list[ChatCall]:
         """One for each answer.
 
         Args:
             engine: Of the tenant who asks.
             number: Of the request.
             limits: Of the server.
+            adapter: Which answers; None: the model alone.
 
         Raises:
             InvalidRequestError: It cannot be asked so. HandleError: A parent was not given to this tenant.
@@ -103,13 +104,13 @@ class ChatBody(BaseModel):
             raise RefusedError(400, f"n: at most {limits.choices} answers to one request", param="n")
         if len(self.tools or ()) > limits.messages:
             raise RefusedError(413, f"tools: at most {limits.messages} (--max-messages)", param="tools")
-        messages, request = chat_messages(self.messages), self._request(engine, limits)
+        messages, request = chat_messages(self.messages), self._request(engine, limits, adapter)
         return [
             ChatCall(engine, messages, _nth(request, place, f"{number}-{place}"), self.choreo.thread)
             for place in range(answers)
         ]
 
-    def _request(self, engine: Engine, limits: Limits) -> Mapping[str, Any]:
+    def _request(self, engine: Engine, limits: Limits, adapter: str | None) -> Mapping[str, Any]:
         tools, required = required_tools(
             described_tools("the model", self.tools, "auto", is_free=True), self.tool_choice
         )
@@ -136,6 +137,7 @@ class ChatBody(BaseModel):
             "inherits": tuple(own.inherits),
             "parents": tuple(unsealed(engine, word) for word in own.parents),
             "agent": own.agent,
+            "adapter": adapter,
             "priority": own.priority,
             "timeout_s": limits.request_s,
         }
