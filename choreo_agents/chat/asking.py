@@ -37,6 +37,9 @@ class ChatRequest:
     """The `reasoning_effort` that the model's chat template is told; None: none."""
     counts_thoughts: bool = False
     """If true, the sampling's `max_tokens` bounds thoughts and answer together."""
+    may_be_cut: bool = False
+    """If true, an answer that its sampling's `guide` or a required tool leads, and that `max_tokens` cuts, is told with
+    the finish reason `"length"`; else it is a `GuideError`."""
     reuse: Reuse = "prefix"
     inherits: tuple[str, ...] = ()
     """Names of messages of the same thread that are not in this call, and that what is reused may have attended to:

@@ -157,6 +157,8 @@ class ChatCall:
         room = engine.model.adapter.max_positions - read - _MARGIN - (0 if self._counts else sampling.longest)
         calls = bool(request.tools)
         sampling, guide = led(engine, request.tools, request.required, sampling)
+        if guide is not None and request.may_be_cut:
+            guide = replace(guide, key=f"{guide.key}, which may be cut", may_be_cut=True)
         thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
         thinking = None if thinking is None else replace(thinking, counts=self._counts)
         self._read, self._thinking = read - len(header), thinking

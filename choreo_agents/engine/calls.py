@@ -90,6 +90,9 @@ class Guided:
     make: Callable[[LoadedModel, frozenset[int]], TokenGuide]
     """Makes a new guide to one answer, of the model and the tokens that end a message. Called under the engine's lock,
     once for each answer that is really decoded, or replayed and as long as `max_tokens`: it must be quick."""
+    may_be_cut: bool = False
+    """If true, an answer that `max_tokens` cuts where it may not end is one with the finish reason `"length"`, and no
+    `GuideError`. The key says so."""
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,8 @@ class Request:
     listeners: list[Callable[[Chosen], None]] = field(default_factory=list)
     """Called with every sampled token, on the engine's thread; they must not raise."""
     submitted_s: float = field(default_factory=time.perf_counter)
+    begun_s: float | None = None
+    """When it was admitted."""
     first_token_s: float | None = None
     binding: Binding | None = None
     segment: Segment | None = None
@@ -173,6 +175,7 @@ class Request:
     def begin(self, binding: Binding, segment: Segment) -> None:
         """It is admitted: what it encodes is settled, and has a place."""
         self.binding, self.segment, self.tokens = binding, segment, list(binding.prompt)
+        self.begun_s = time.perf_counter()
         self.ended = self.decoding is None
         if self.decoding is not None and self.decoding.is_silent:
             self._end(self.decoding)

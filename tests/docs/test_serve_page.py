@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from choreo_server.asking import ChatBody, StreamOptions
 from choreo_server.command import serve
 from choreo_server.fields import Fields, Instead, marks
 from choreo_server.messages import ToldCall, ToldFunction, ToldMessage
+from choreo_server.tenancy import API_KEY, KEYS
 from support.installed import SERVER, install
 from support.served import PATHS, ROOT, free_port
 from typer.testing import CliRunner
@@ -76,8 +80,17 @@ def test_its_help_has_what_the_page_names() -> None:
     command = typer.Typer()
     command.command()(serve)
     told = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "120"}).output
-    named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
-    assert len(named) > 5 and all(option in told for option in named)
+    page = PAGE.read_text()
+    named = set(re.findall(r"`(--[a-z-]+)", page))
+    unit, image = re.findall(r"^ExecStart=(.*)|^ENTRYPOINT (.*)", page, re.MULTILINE)
+    typed = [*unit[0].split(), *json.loads(image[1])]
+    named |= {word for word in typed if word.startswith("--")}
+    [file] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    named |= {f"--{name}" for name in tomllib.loads(file) if name != "model"}
+    assert len(named) > 15 and all(option in told for option in named), [each for each in named if each not in told]
+    assert typed.count("serve") == 2 and {*re.findall(r"CHOREO_\w+", page)} == {API_KEY, KEYS}
+    [stop] = re.findall(r"^TimeoutStopSec=(\d+)", page, re.MULTILINE)
+    assert int(stop) > inspect.signature(serve).parameters["stop_timeout"].default
 
 
 def fields_table() -> str:

@@ -96,15 +96,18 @@ def _led(
         return None
     ends = frozenset(t for t in stops or model.adapter.end_tokens if 0 <= t < model.adapter.vocabulary_size)
     make: Callable[[], TokenGuide]
+    may_be_cut = own is not None and own.may_be_cut
     if own is not None:
         make = partial(own.make, model, ends)
     else:
         assert grammar is not None
         make = partial(compiled(grammar), ends)
-    return LedAnswer(sampling.max_tokens, ends, partial(_guided, model, sampling, ends, make))
+    return LedAnswer(sampling.max_tokens, ends, partial(_guided, model, sampling, ends, make, may_be_cut))
 
 
-def _guided(model: LoadedModel, sampling: Sampling, ends: frozenset[int], make: Callable[[], TokenGuide]) -> Guide:
+def _guided(
+    model: LoadedModel, sampling: Sampling, ends: frozenset[int], make: Callable[[], TokenGuide], may_be_cut: bool
+) -> Guide:
     return GuidedAnswer(
         make(),
         sampling.max_tokens,
@@ -112,6 +115,7 @@ def _guided(model: LoadedModel, sampling: Sampling, ends: frozenset[int], make: 
         model.adapter.vocabulary_size,
         partial(model.decode, special=False),
         TextStop(model, sampling.stop).ends_with if sampling.stop else None,
+        may_be_cut=may_be_cut,
     )
 
 

@@ -33,6 +33,8 @@ class Usage:
     """Of a mapped copy: its own tokens, which nothing encodes."""
     tokens_of_other_models: int = 0
     """Of those encoded: in messages whose words another model had said, of which it has no encoding to hand on."""
+    queued_s: float | None = None
+    """Seconds from its submission until a step could hold it; None where no step did."""
 
     @classmethod
     def of(cls, request: Request) -> Usage:
@@ -41,7 +43,8 @@ class Usage:
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
         took = time.perf_counter() - request.submitted_s
         again = (spent.recomputed, request.beyond, spent.mapped, spent.foreign)
-        return cls(spent.encoded, request.reused, ttft, took, *again)
+        queued = None if request.begun_s is None else request.begun_s - request.submitted_s
+        return cls(spent.encoded, request.reused, ttft, took, *again, queued)
 
     @classmethod
     def found(cls, tokens: int) -> Usage:

@@ -119,6 +119,7 @@ class GuidedAnswer:
         vocabulary: Words that there are.
         text: Of tokens, for what an error tells.
         stop_complete: Told every token: whether a text to stop at is complete with it.
+        may_be_cut: Whether `max_tokens` may cut it where it may not end.
     """
 
     def __init__(
@@ -129,9 +130,11 @@ class GuidedAnswer:
         vocabulary: int,
         text: Callable[[list[int]], str],
         stop_complete: Callable[[int], bool] | None = None,
+        *,
+        may_be_cut: bool = False,
     ) -> None:
         self.done = self.cut = False
-        self.longest = max_tokens
+        self.longest, self._may_be_cut = max_tokens, may_be_cut
         self._guide, self._ends, self._vocabulary = guide, ends, vocabulary
         self._text, self._stop_complete = text, stop_complete
         self._taken: list[int] = []
@@ -189,8 +192,9 @@ class GuidedAnswer:
             return
         is_full = len(self._taken) == self.longest
         if is_full or stopped or token in self._ends:
-            self.done = self._may_end()
-            self.cut = self.done and not stopped and token not in self._ends
+            may_end = self._may_end()
+            self.done = may_end or (is_full and self._may_be_cut)
+            self.cut = self.done and not (may_end and (stopped or token in self._ends))
         if is_full and not self.done:
             raise self._error(
                 f"it was cut at max_tokens={self.longest}, where its guide does not let it end: raise max_tokens, or "

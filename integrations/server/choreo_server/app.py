@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,13 +22,14 @@ from starlette.types import ASGIApp
 
 from choreo_agents import Engine
 from choreo_agents.errors import ChoreoError, InvalidRequestError
+from choreo_server.access import Access
 from choreo_server.asking import ChatBody
 from choreo_server.body import body_of
 from choreo_server.completions import Answer, Asked, Stream
 from choreo_server.errors import RefusedError, as_response
 from choreo_server.limits import Limits
 from choreo_server.looking import Looking
-from choreo_server.metrics import CONTENT_TYPE, CountedStatuses, exposition
+from choreo_server.metrics import CONTENT_TYPE, Pace, Waits, exposition
 from choreo_server.recording import Recording
 from choreo_server.tenancy import Keys, Tenancy
 
@@ -45,6 +46,7 @@ def server_app(
     called: Iterable[str] = (),
     recordings: Path | None = None,
     records: bool = False,
+    adapters: Mapping[str, Path] | None = None,
 ) -> ServerApp:
     """The server over an engine, which it does not close.
 
@@ -58,16 +60,21 @@ def server_app(
         recordings: A folder whose recordings are shown at `/inspect`: to a tenant those in the folder of its name, and
             without keys those in it.
         records: Whether it records there what it answers: what the page shows are then the tenants' own requests.
+        adapters: Folders of adapters, by names that clients call them by in the place of the model's.
 
     Raises:
+        AdapterError: An adapter is another model's, or its files are damaged.
         InvalidRequestError: It is to record, and there is no folder.
     """
     if records and recordings is None:
         raise InvalidRequestError("name the folder of recordings, in which it is to record (--recordings)")
     keys, limits = keys or Keys(), limits or Limits()
-    tenancy = Tenancy(engine, keys, limits.tenant_calls_per_second, called)
+    names = name or engine.model.name, *(adapters or ())
+    if names[0] in names[1:]:
+        raise InvalidRequestError(f"{names[0]!r} is the model: call its adapter something else (--adapter NAME=FOLDER)")
+    tenancy = Tenancy(engine, keys, limits.tenant_calls_per_second, called, adapters)
     recording = Recording(recordings) if records and recordings is not None else None
-    return ServerApp(engine, name or engine.model.name, tenancy, limits, Looking(recordings, tenancy), recording)
+    return ServerApp(engine, names, tenancy, limits, Looking(recordings, tenancy), recording)
 
 
 class ServerApp(Starlette):
@@ -76,7 +83,7 @@ class ServerApp(Starlette):
     def __init__(
         self,
         engine: Engine,
-        name: str,
+        names: Sequence[str],
         tenancy: Tenancy,
         limits: Limits,
         looking: Looking,
@@ -88,9 +95,10 @@ class ServerApp(Starlette):
         """Under way now."""
         self._tenants_answers = Counter[str | None]()
         """Likewise, by tenant."""
-        self._engine, self._name, self._limits = engine, name, limits
+        self._engine, self._limits = engine, limits
+        self._name, *self._adapters = self._names = names
         self._tenancy, self._requests, self._since = tenancy, Counter[int](), int(time.time())
-        self._recording = recording
+        self._recording, self._waits = recording, Waits()
         super().__init__(
             routes=[
                 Route("/v1/chat/completions", self._completions, methods=["POST"]),
@@ -107,10 +115,10 @@ class ServerApp(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         # Around all else: what has failed is told by the outermost of Starlette's own.
-        return CountedStatuses(super().build_middleware_stack(), self._requests)
+        return Access(super().build_middleware_stack(), self._requests)
 
     async def _completions(self, request: Request) -> Response:
-        engine = self._tenancy.engine(request)
+        engine, pace = self._tenancy.engine(request), Pace(self._waits)
         self._require_open()
         try:
             body = await body_of(request, self._limits)
@@ -119,21 +127,25 @@ class ServerApp(Starlette):
         number = f"chatcmpl-{uuid.uuid4().hex}"
         is_large = len(body) > _LARGE
         asked, kind = (
-            await asyncio.to_thread(self._read, body, engine, number) if is_large else self._read(body, engine, number)
+            await asyncio.to_thread(self._read, body, engine, number, pace)
+            if is_large
+            else self._read(body, engine, number, pace)
         )
         if self._recording is not None:
             asked = replace(asked, hear=partial(self._recording.astreamed, self._tenancy.name(request)))
         return kind(asked, self._under_way(len(asked.calls), self._tenancy.name(request)))
 
-    def _read(self, body: bytes, engine: Engine, number: str) -> tuple[Asked, type[Answer]]:
+    def _read(self, body: bytes, engine: Engine, number: str, pace: Pace) -> tuple[Asked, type[Answer]]:
         """What a request asks, and how it is answered. Raises what `ChatBody.calls` raises, and `ValidationError`."""
         told = ChatBody.model_validate_json(body)
-        if told.model not in (None, self._name):
+        if told.model not in (None, *self._names):
             raise _no_model(told.model)
+        adapter = told.model if told.model in self._adapters else None
         asked = Asked(
-            calls=told.calls(engine, number, self._limits),
+            calls=told.calls(engine, number, self._limits, adapter),
             number=number,
-            model=self._name,
+            pace=pace,
+            model=told.model or self._name,
             one_call=told.parallel_tool_calls is False,
             with_usage=bool(told.stream_options and told.stream_options.include_usage),
             patience_s=self._limits.body_s,
@@ -169,18 +181,18 @@ class ServerApp(Starlette):
 
     async def _models(self, request: Request) -> Response:
         self._tenancy.engine(request)
-        return JSONResponse({"object": "list", "data": [self._described()]})
+        return JSONResponse({"object": "list", "data": [*map(self._described, self._names)]})
 
     async def _model(self, request: Request) -> Response:
         self._tenancy.engine(request)
-        if request.path_params["name"] != self._name:
-            raise _no_model(request.path_params["name"])
-        return JSONResponse(self._described())
+        if (name := request.path_params["name"]) not in self._names:
+            raise _no_model(name)
+        return JSONResponse(self._described(name))
 
-    def _described(self) -> dict[str, object]:
+    def _described(self, name: str) -> dict[str, object]:
         longest = self._engine.model.adapter.max_positions
         return {
-            "id": self._name,
+            "id": name,
             "object": "model",
             "created": self._since,
             "owned_by": "choreo",
@@ -195,7 +207,7 @@ class ServerApp(Starlette):
         engine = self._tenancy.engine(request)
         owner = self._engine.owner
         if self._tenancy.sees_all(request) and owner is not None:
-            text = exposition(owner.stats(), self._requests, self.answers)
+            text = exposition(owner.stats(), self._requests, self.answers, self._waits)
         else:
             text = exposition(engine.stats(), None, None)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)

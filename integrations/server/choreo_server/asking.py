@@ -139,13 +139,14 @@ class ChatBody(Fields):
     add_generation_prompt: Annotated[Any, Instead("leave it out: the model speaks next", unless=(True,))] = None
     extra_body: Annotated[Any, Instead("put what is in it into the request itself", unless=({},))] = None
 
-    def calls(self, engine: Engine, number: str, limits: Limits) -> list[ChatCall]:
+    def calls(self, engine: Engine, number: str, limits: Limits, adapter: str | None) -> list[ChatCall]:
         """One for each answer.
 
         Args:
             engine: Of the tenant who asks.
             number: Of the request.
             limits: Of the server.
+            adapter: Which answers; None: the model alone.
 
         Raises:
             InvalidRequestError: It cannot be asked so. HandleError: A parent was not given to this tenant.
@@ -156,13 +157,13 @@ class ChatBody(Fields):
             raise RefusedError(400, f"n: at most {limits.choices} answers to one request", param="n")
         if len(self.tools or ()) > limits.messages:
             raise RefusedError(413, f"tools: at most {limits.messages} (--max-messages)", param="tools")
-        messages, request = chat_messages(self.messages), self._request(engine, limits)
+        messages, request = chat_messages(self.messages), self._request(engine, limits, adapter)
         thread = None if self.choreo is None else self.choreo.thread
         return [
             ChatCall(engine, messages, _nth(request, place, f"{number}-{place}"), thread) for place in range(answers)
         ]
 
-    def _request(self, engine: Engine, limits: Limits) -> Mapping[str, Any]:
+    def _request(self, engine: Engine, limits: Limits, adapter: str | None) -> Mapping[str, Any]:
         tools, required = required_tools(described_tools("the model", self.tools, "auto"), self.tool_choice)
         guide = answer_format(self.response_format)
         sampling = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
@@ -187,6 +188,8 @@ class ChatBody(Fields):
             "thinking": False if effort == "none" else own.thinking,
             "effort": None if effort == "none" else effort,
             "counts_thoughts": True,
+            "may_be_cut": True,
+            "adapter": adapter,
             "inherits": tuple(own.inherits or ()),
             "parents": tuple(unsealed(engine, word) for word in own.parents or ()),
             "timeout_s": limits.request_s,

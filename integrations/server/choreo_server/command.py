@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+_GIB = 1 << 30
 _TURN_S = 0.0005
 """Seconds for which what is said to clients may keep the engine's thread from its next operation."""
 _WHERE, _LIMITS, _ENGINE = "Who may call, and where", "Limits", "The engine"
+
+
+def _configure(context: typer.Context, path: Path | None) -> None:
+    """Take options from a file where the command line has none."""
+    if path is None:
+        return
+    try:
+        told = tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise typer.BadParameter(f"{path}: {error}") from None
+    told = {name.replace("-", "_"): value for name, value in told.items()}
+    known = {each.name: each for each in context.command.params if each.name not in ("help", "config")}
+    for name in told:
+        if name not in known:
+            raise typer.BadParameter(f"{path} has {name!r}, and no option is called that: see --help")
+        if getattr(known[name], "multiple", False) and not isinstance(told[name], list):
+            told[name] = [told[name]]
+    context.default_map = told
 
 
 def serve(
@@ -22,6 +45,22 @@ def serve(
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="What clients call the model; by default as it is named here.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            callback=_configure,
+            is_eager=True,
+            help='A TOML file of these options by name, as in [b]model = "llama"[/b] and [b]kv-budget = 4[/b]; what is '
+            "typed comes first.",
+            show_default=False,
+        ),
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="What is written to stderr; info: also a line for each request."),
+    ] = "info",
     host: Annotated[
         str, typer.Option(help="Where to listen; 0.0.0.0: everywhere.", rich_help_panel=_WHERE)
     ] = "127.0.0.1",
@@ -31,6 +70,14 @@ def serve(
         typer.Option(
             help="A file with [b]KEY TENANT[/b] on each line; by default what CHOREO_KEYS says, with commas between.",
             rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="The only key; by default what CHOREO_API_KEY says, which no list of processes shows.",
+            rich_help_panel=_WHERE,
+            show_default=False,
         ),
     ] = None,
     called: Annotated[
@@ -69,6 +116,36 @@ def serve(
         typer.Option(
             min=0.001,
             help="KV memory in GiB; by default half of what is free.",
+            rich_help_panel=_ENGINE,
+            show_default=False,
+        ),
+    ] = None,
+    host_budget: Annotated[
+        float, typer.Option(min=0, help="Host memory in GiB for KV that leaves it.", rich_help_panel=_ENGINE)
+    ] = 0.0,
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for KV that has no room there either; without one it is computed again.",
+            rich_help_panel=_ENGINE,
+            show_default=False,
+        ),
+    ] = None,
+    disk_budget: Annotated[float, typer.Option(min=0.001, help="GiB of files in it.", rich_help_panel=_ENGINE)] = 16.0,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="An adapter, which clients call as a model of that name; may be given several times.",
+            rich_help_panel=_ENGINE,
+            show_default=False,
+        ),
+    ] = None,
+    chat: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A variable of the chat template, as [b]enable_thinking=false[/b]; may be given several times.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
@@ -137,22 +214,27 @@ def serve(
       choreo serve ./llama --model-name llama --port 9000 --kv-budget 4
       choreo serve ./llama --host 0.0.0.0 --keys keys.txt --tenant-answers 16
       choreo serve ./llama --keys keys.txt --recordings recordings --record
+      choreo serve ./llama --adapter polite=./polite --host-budget 16
       choreo serve ./llama --engines 4
+      choreo serve --config serve.toml
     """
     typer.echo("loading torch and LangGraph ...", err=True)
     import uvicorn
 
     from choreo_agents import Memory, Scheduling
-    from choreo_agents.errors import ChoreoError
     from choreo_server.app import server_app
     from choreo_server.limits import Limits
-    from choreo_server.process import StoppingServer, load_engine
+    from choreo_server.process import StoppingServer, load_engine, log_to_stderr, require_free
     from choreo_server.tenancy import read_keys
 
-    try:
+    log_to_stderr(log_level)
+    with _errors_as_lines():
         if record and recordings is None:
             raise ValueError("--record: say with --recordings in which folder")
-        known = read_keys(keys)
+        known = read_keys(keys, api_key)
+        adapters = {name: _folder(name, told) for name, told in _named("--adapter", adapter)}
+        variables = {name: _variable(value) for name, value in _named("--chat", chat)}
+        require_free(host, port)
         limits = Limits(
             body_bytes=round(max_body_mb * (1 << 20)),
             messages=max_messages,
@@ -161,37 +243,79 @@ def serve(
             tenant_answers=tenant_answers,
             tenant_calls_per_second=tenant_calls_per_second,
         )
-        memory = Memory(kv_budget_bytes=None if kv_budget is None else round(kv_budget * (1 << 30)))
-        options = {"device": device, "memory": memory, "scheduling": Scheduling(rows=rows)}
+        memory = Memory(
+            kv_budget_bytes=None if kv_budget is None else round(kv_budget * _GIB),
+            host_bytes=round(host_budget * _GIB),
+            disk=disk,
+            disk_bytes=round(disk_budget * _GIB),
+        )
+        options = {"device": device, "memory": memory, "scheduling": Scheduling(rows=rows), "chat": variables or None}
         typer.echo(f"loading {model} ...", err=True)
         engine = load_engine(model, engines, threads, dtype, options)
-    except (ChoreoError, OSError, ValueError) as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
-        raise typer.Exit(1) from None
     if not known and not _is_local(host):
         typer.secho(
-            f"warning: listening on {host} without keys: whoever reaches it may call. Give it --keys.",
+            f"warning: listening on {host} without keys: whoever reaches it may call. Give it --keys or --api-key.",
             err=True,
             fg="yellow",
         )
-    app = server_app(
-        engine,
-        name=model_name or Path(model).name,
-        keys=known,
-        limits=limits,
-        called=called or (),
-        recordings=recordings,
-        records=record,
-    )
-    sys.setswitchinterval(_TURN_S)
-    config = uvicorn.Config(
-        app, host=host, port=port, timeout_graceful_shutdown=stop_timeout, access_log=False, server_header=False
-    )
-    try:
-        StoppingServer(config, app).run()
-    finally:
-        engine.close()
+    with engine:
+        with _errors_as_lines():
+            app = server_app(
+                engine,
+                name=model_name or Path(model).name,
+                keys=known,
+                limits=limits,
+                called=called or (),
+                recordings=recordings,
+                records=record,
+                adapters=adapters,
+            )
+        sys.setswitchinterval(_TURN_S)
+        served = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            timeout_graceful_shutdown=stop_timeout,
+            access_log=False,
+            server_header=False,
+            log_config=None,
+            log_level=log_level,
+        )
+        StoppingServer(served, app).run()
     typer.echo("stopped", err=True)
+
+
+@contextmanager
+def _errors_as_lines() -> Iterator[None]:
+    from choreo_agents.errors import ChoreoError
+
+    try:
+        yield
+    except (ChoreoError, OSError, ValueError) as error:
+        typer.secho(f"error: {error}", err=True, fg="red")
+        raise typer.Exit(1) from None
+
+
+def _folder(name: str, told: str) -> Path:
+    if not Path(told).is_dir():
+        raise ValueError(f"--adapter {name}={told}: there is no such folder")
+    return Path(told)
+
+
+def _named(option: str, told: Iterable[str] | None) -> Iterable[tuple[str, str]]:
+    for text in told or ():
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise ValueError(f"{option} {text!r} must have a name and a value, with = between")
+        yield name, value
+
+
+def _variable(value: str) -> Any:
+    """Read a variable of a chat template as it is typed: JSON is what it says, all else is text."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _is_local(host: str) -> bool:

@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 
 from langchain_core.messages import AIMessageChunk
 from starlette.requests import ClientDisconnect
@@ -15,8 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from choreo_agents.chat import ChatCall, astreamed
-from choreo_server.answers import Pieces, completion
+from choreo_server.access import USAGE
+from choreo_server.answers import Pieces, completion, usage_of
 from choreo_server.errors import LOG, refused, told
+from choreo_server.metrics import Pace
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -24,6 +25,15 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
+_ALIVE = b": keep-alive\n\n"
+"""No event: clients pass it over, and proxies see that somebody is there."""
+BEGINS_S = 0.1
+"""Seconds from when the engine was asked until a stream begins, though nothing is said yet: what cannot be answered has
+a status of its own before."""
+_LOOKS = 50
+"""At so many times that it is looked whether the engine was asked; then a stream begins in any case."""
+ALIVE_S = 10.0
+"""Seconds of silence at most in a stream that has begun."""
 Heard = tuple[int, AIMessageChunk]
 
 
@@ -35,6 +45,7 @@ class Asked:
     """One for each answer."""
     number: str
     """Of the request."""
+    pace: Pace
     model: str
     """As the server calls it."""
     one_call: bool
@@ -67,12 +78,14 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._place:
             await _while_heard(self._told(scope, receive, send), receive)
+        if all(call.message for call in self._asked.calls):
+            scope[USAGE] = usage_of(self._asked.calls)
 
     async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._asked.together()) as pieces:
-            async for _ in pieces:
-                pass
         asked = self._asked
+        async with aclosing(asked.together()) as pieces:
+            async for place, chunk in pieces:
+                asked.pace.heard(place, asked.calls[place], chunk)
         body = completion(asked.calls, asked.number, asked.model, one_call=asked.one_call)
         await JSONResponse(body)(scope, receive, send)
 
@@ -80,34 +93,41 @@ class Answer(Response):
 class Stream(Answer):
     """An answer as it comes.
 
-    Nothing is sent before there is a piece: what cannot be answered has a status of its own.
+    Nothing is sent before there is a piece, or a while has gone: what cannot be answered has a status of its own.
     """
 
     async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = self._events()
-        async with aclosing(events):
-            first = await anext(events)
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            tell = partial(_send, send, self._asked.patience_s)
-            try:
-                await tell(first)
+        asked, begun = self._asked, set[int]()
+        pieces = Pieces(asked.number, asked.model, one_call=asked.one_call)
+
+        def speakers() -> bytes:
+            begun.update(range(len(asked.calls)))
+            return b"".join(map(pieces.first, begun))
+
+        wire = _Wire(send, asked.patience_s)
+        beating = asyncio.create_task(wire.beat(lambda: all(call.decode for call in asked.calls), speakers))
+        try:
+            async with aclosing(self._events(pieces, begun)) as events:
                 async for event in events:
-                    await tell(event)
-            except ClientDisconnect:
-                return  # without an end, so that the connection is closed
-            except Exception as error:
-                known = refused(error)
-                if known.status == 500:
-                    LOG.exception("a stream has failed")
-                await tell(f"data: {json.dumps(told(known))}\n\n".encode())
+                    await wire.tell(event)
+        except ClientDisconnect:
+            return  # without an end, so that the connection is closed
+        except Exception as error:
+            if not wire.has_begun:
+                raise
+            known = refused(error)
+            if known.status == 500:
+                LOG.exception("a stream has failed")
+            await wire.tell(f"data: {json.dumps(told(known))}\n\n".encode())
+        finally:
+            beating.cancel()
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    async def _events(self) -> AsyncGenerator[bytes]:
+    async def _events(self, pieces: Pieces, begun: set[int]) -> AsyncGenerator[bytes]:
         asked = self._asked
-        pieces = Pieces(asked.number, asked.model, one_call=asked.one_call)
-        begun: set[int] = set()
         async with aclosing(asked.together()) as heard:
             async for place, chunk in heard:
+                asked.pace.heard(place, asked.calls[place], chunk)
                 event = pieces.said(place, chunk)
                 if place not in begun:
                     begun.add(place)
@@ -120,13 +140,46 @@ class Stream(Answer):
             yield pieces.usage(asked.calls)
 
 
-async def _send(send: Send, patience_s: float, body: bytes) -> None:
-    """Sends a piece. Raises `ClientDisconnect`: whom it is for does not take it."""
-    try:
-        async with asyncio.timeout(patience_s):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-    except TimeoutError:
-        raise ClientDisconnect from None
+class _Wire:
+    """The way of a stream to its client.
+
+    Args:
+        send: ASGI's.
+        patience_s: Seconds in which a piece must be taken.
+    """
+
+    def __init__(self, send: Send, patience_s: float) -> None:
+        self.has_begun, self._is_silent = False, True
+        self._send, self._patience_s, self._one_at_a_time = send, patience_s, asyncio.Lock()
+
+    async def tell(self, body: bytes) -> None:
+        """Send a piece. Raises `ClientDisconnect`: whom it is for does not take it."""
+        self._is_silent = False
+        begins, self.has_begun = not self.has_begun, True
+        async with self._one_at_a_time:
+            if begins:
+                await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            except TimeoutError:
+                raise ClientDisconnect from None
+
+    async def beat(self, is_asked: Callable[[], bool], begin: Callable[[], bytes]) -> None:
+        """Begin it, if nobody has after a while, and send something when there is nothing to tell."""
+        with suppress(ClientDisconnect):  # who tells the next piece finds out, too
+            for _ in range(_LOOKS):
+                may_begin = is_asked()
+                await asyncio.sleep(BEGINS_S)
+                if may_begin or self.has_begun:
+                    break
+            if not self.has_begun:
+                await self.tell(begin())
+            while True:
+                self._is_silent = True
+                await asyncio.sleep(ALIVE_S)
+                if self._is_silent:
+                    await self.tell(_ALIVE)
 
 
 async def _while_heard(work: Awaitable[None], receive: Receive) -> None:

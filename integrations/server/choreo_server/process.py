@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import socket
+from copy import deepcopy
+from logging.config import dictConfig
 from types import FrameType
 from typing import Any
 
 import torch
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from choreo_agents import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_server.app import ServerApp
 
 _DTYPES = {"auto": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def log_to_stderr(level: str) -> None:
+    """Write what the server and its engine log from a level on."""
+    config = deepcopy(LOGGING_CONFIG)
+    ours = {"handlers": ["default"], "level": level.upper()}
+    config["loggers"] |= dict.fromkeys(("choreo_agents", "choreo_ray", "choreo_server"), ours)
+    dictConfig(config)
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise `InvalidRequestError` if a server could not listen there: before a model is loaded for it."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise InvalidRequestError(
+            f"--host {host} --port {port}: nobody can listen there ({error.strerror}): name another, or --port 0 for "
+            "one that is free"
+        ) from None
 
 
 def load_engine(model: str, engines: int, threads: int | None, dtype: str, options: dict[str, Any]) -> Engine:

@@ -25,6 +25,8 @@ _PORTS = {"http": 80, "https": 443}
 """Where none is told."""
 KEYS = "CHOREO_KEYS"
 """Keys of a server where no file is named: `key tenant`, a line each, or with commas between."""
+API_KEY = "CHOREO_API_KEY"
+"""The one key of a server without tenants."""
 
 
 class Keys:
@@ -62,6 +64,10 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        return frozenset(self._tenants.values())
+
     def tenant(self, authorization: str | None) -> str | None:
         """Whose key a header has; None: nobody's."""
         scheme, _, key = (authorization or "").partition(" ")
@@ -89,8 +95,24 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def read_keys(path: Path | None) -> Keys:
-    """Read keys from a file; where none is named, from the environment."""
+def read_keys(path: Path | None, only: str | None = None) -> Keys:
+    """Read keys from a file; where none is named, from the environment.
+
+    Args:
+        path: Of the file.
+        only: The one key that there is, the operator's; None: the environment may have it.
+    """
+    only = os.environ.get(API_KEY) if only is None else only
+    if only is not None:
+        if path is not None or KEYS in os.environ:
+            raise InvalidRequestError(
+                f"--api-key or {API_KEY} is the only key, --keys or {KEYS} are several: leave one of them out"
+            )
+        if len(only.split()) != 1:
+            raise InvalidRequestError(
+                f"--api-key, or {API_KEY}, must be one word: write a key, or leave it out to let everybody in"
+            )
+        return Keys([f"{only.strip()} {OPERATOR}"])
     if path is not None:
         return Keys.read(path)
     if (told := os.environ.get(KEYS)) is None:
@@ -108,14 +130,28 @@ class Tenancy:
         keys: Without any, all calls are those of whoever has loaded the engine.
         calls_per_second: Of the engine, that a tenant with a key may start; None: as many as come.
         called: Names by which programs call the server, if there are no keys.
+        adapters: Folders, by the names that all tenants call them.
+
+    Raises:
+        AdapterError: One is another model's, or its files are damaged.
     """
 
-    def __init__(self, engine: Engine, keys: Keys, calls_per_second: float | None, called: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Keys,
+        calls_per_second: float | None,
+        called: Iterable[str] = (),
+        adapters: Mapping[str, Path] | None = None,
+    ) -> None:
         self._engine, self._keys, self._called = engine, keys, frozenset(name.lower() for name in called)
         self._calls_per_second = calls_per_second
         # Handles of a server end with its engine: so may the salts that they are sealed under.
         self._secret = secrets.token_bytes(32)
         self._engines: dict[str, Engine] = {}
+        for name, folder in (adapters or {}).items():
+            for each in map(self._of, keys.tenants) if keys else (engine,):
+                each.load_adapter(folder, name)
 
     def engine(self, request: Request) -> Engine:
         """The tenant's who calls.
@@ -124,8 +160,9 @@ class Tenancy:
             RefusedError: Nobody is known to call, or a web page does.
         """
         name = self.name(request)
-        if name is None:
-            return self._engine
+        return self._engine if name is None else self._of(name)
+
+    def _of(self, name: str) -> Engine:
         if name not in self._engines:
             salt = hmac.digest(self._secret, name.encode(), "sha256").hex()
             self._engines[name] = self._engine.tenant(salt, calls_per_second=self._calls_per_second)

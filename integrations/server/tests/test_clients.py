@@ -243,11 +243,13 @@ def test_it_stops_when_what_runs_has_ended() -> None:
         assert json.loads(out)["usage"]["completion_tokens"] > 20
         assert served.process.wait(30) == 0
     assert served.said.rstrip().endswith("stopped"), "its engine was closed before"
+    assert "method=POST path=/v1/chat/completions status=200" in served.said
 
 
 def test_it_warns_who_lets_everybody_in(tmp_path: Path) -> None:
-    with serving("embedded", "--host", "0.0.0.0") as served:
+    with serving("embedded", "--host", "0.0.0.0", "--log-level", "warning") as served:
         pass
+    assert "method=" not in served.said
     assert "warning: listening on 0.0.0.0 without keys" in served.said
     (tmp_path / "keys").write_text("one\n")
     code = subprocess.run(

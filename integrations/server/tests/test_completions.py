@@ -109,8 +109,36 @@ async def test_an_answer_keeps_to_a_schema(engine: Engine) -> None:
         assert json.loads(said["choices"][0]["message"]["content"])["vote"] in (1, 2)
         events = await streamed(client, response_format=asked_for, max_tokens=60)
         assert json.loads(added_up(events)["content"])["vote"] in (1, 2)
-        error = (await asked(client, 400, response_format=asked_for, max_tokens=1))["error"]
-        assert error["code"] == "unfinished_output"
+
+
+LONG = {"type": "object", "properties": {"a": {"type": "string", "minLength": 20}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "led",
+    [
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"const": "so many boats"}},
+            }
+        },
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": LONG}}, "logprobs": True},
+        {"tools": [WEATHER], "tool_choice": "required"},
+    ],
+    ids=["constant", "object", "call"],
+)
+async def test_a_led_answer_that_is_cut_is_one_that_is_cut(led: dict[str, Any], engine: Engine) -> None:
+    async with client_of(engine) as client:
+        for again in range(2):
+            said = await asked(client, n=2, max_tokens=3, **led)
+            assert [choice["finish_reason"] for choice in said["choices"]] == ["length", "length"], again
+            assert said["choices"][0]["message"]["content"] and said["usage"]["completion_tokens"] == 6
+            events = await streamed(client, max_tokens=3, **led)
+            assert added_up(events)["finish_reason"] == "length"
+            assert added_up(events)["content"] == said["choices"][0]["message"]["content"]
+        handle = events[-1]["choreo"]["handle"]
+        assert await asked(client, choreo={"parents": [handle]}, max_tokens=2), "what there is of it can be read"
 
 
 @pytest.mark.parametrize(

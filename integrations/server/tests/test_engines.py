@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 
 @pytest.fixture
-def command() -> typer.Typer:
+def command(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    for name in ("log_to_stderr", "require_free"):
+        monkeypatch.setattr(f"choreo_server.process.{name}", lambda *_: None)
     made = typer.Typer()
     made.command()(serve)
     return made

@@ -183,6 +183,53 @@ async def test_calls_beyond_a_tenants_rate_wait(model: LoadedModel) -> None:
             assert await asked(anybody, max_tokens=2)
 
 
+class TestWhoWaits:
+    @pytest.fixture(autouse=True)
+    def may(self, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+        """Until then no engine says a word."""
+        may, astream = asyncio.Event(), Engine.astream
+
+        async def waiting(engine: Engine, *args: Any, **options: Any) -> AsyncIterator[Any]:
+            await may.wait()
+            async for item in astream(engine, *args, **options):
+                yield item
+
+        monkeypatch.setattr(Engine, "astream", waiting)
+        monkeypatch.setattr("choreo_server.completions.BEGINS_S", 0)
+        monkeypatch.setattr("choreo_server.completions.ALIVE_S", 0)
+        return may
+
+    @pytest.mark.parametrize("n", [1, 2])
+    async def test_for_a_stream_is_told_at_once_that_it_comes(
+        self, n: int, model: LoadedModel, may: asyncio.Event
+    ) -> None:
+        with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+            talk = Talk(server_app(engine), {"messages": QUESTION, "max_tokens": 4, "stream": True, "n": n})
+            running = asyncio.create_task(talk.run())
+            while len(talk.heard) < 3:
+                await asyncio.sleep(0)
+                assert not running.done()
+            may.set()
+            await running
+        role, *silence = talk.heard[:3]
+        assert role.count(b'"role": "assistant"') == n and silence == [b": keep-alive\n\n"] * 2
+        whole = b"".join(talk.heard)
+        assert whole.count(b'"role"') == whole.count(b'"finish_reason": "length"') == n
+        assert whole.endswith(b"data: [DONE]\n\n")
+
+    async def test_for_a_stream_that_fails_late_is_told_in_it(self, model: LoadedModel, may: asyncio.Event) -> None:
+        with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+            talk = Talk(server_app(engine), {"messages": QUESTION, "stream": True})
+            running = asyncio.create_task(talk.run())
+            await talk.something.wait()
+            engine.close()
+            may.set()
+            await running
+        assert talk.status == 200 and b'"role": "assistant"' in talk.heard[0]
+        *_, error, done = talk.heard
+        assert b'"code": "stopping"' in error and done == b"data: [DONE]\n\n"
+
+
 class TestWhoLeaves:
     @pytest.mark.parametrize("stream", [True, False])
     @pytest.mark.parametrize("n", [1, 3])

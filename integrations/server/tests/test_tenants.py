@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from socket import gethostname
 
 import pytest
 from choreo_server import Keys, Limits, server_app
 from choreo_server.errors import RefusedError
 from choreo_server.tenancy import read_keys, require_no_other_site
+from support.adapters import save_adapter
+from support.chatty import save_chatty
 from support.serving import CHAT, asked, client_of, streamed
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import AdapterError, InvalidRequestError
+from choreo_agents.models import load_model
 
 KEYS = Keys(["# who may call", "", "k-ann ann", "k-ann2 ann", "k-bob bob", "k-root operator"])
 ASKED = [{"role": "user", "content": "What does Bob have?"}]
@@ -200,3 +204,25 @@ def test_keys_of_the_environment_are_keys(monkeypatch: pytest.MonkeyPatch) -> No
 def test_keys_that_are_none_are_refused(lines: list[str]) -> None:
     with pytest.raises(InvalidRequestError, match=f"line {len(lines)} of the keys"):
         Keys(lines)
+
+
+async def test_adapters_are_models_to_whoever_calls(tmp_path: Path) -> None:
+    model = save_chatty(tmp_path / "model")
+    adapters = {"polite": save_adapter(tmp_path / "polite", model)}
+    answers = {}
+    with Engine.load(load_model(model)) as engine:
+        for keys, key in ((KEYS, "k-ann"), (Keys(), None)):
+            async with client_of(server_app(engine, name="plain", keys=keys, adapters=adapters), key) as client:
+                for name in ("plain", "polite", None):
+                    said = await asked(client, model=name, max_tokens=8)
+                    answers[key, name] = said["choices"][0]["message"]["content"]
+                    assert said["model"] == (name or "plain")
+                assert [each["id"] for each in (await client.get("/v1/models")).json()["data"]] == ["plain", "polite"]
+                assert (await client.get("/v1/models/polite")).json()["id"] == "polite"
+                assert (await asked(client, 404, model="rude"))["error"]["code"] == "model_not_found"
+        assert answers["k-ann", "plain"] == answers["k-ann", None] != answers["k-ann", "polite"]
+        assert [answers["k-ann", name] == answers[None, name] for name in ("plain", "polite")] == [True, True]
+        with pytest.raises(InvalidRequestError, match="'polite' is the model"):
+            server_app(engine, name="polite", adapters=adapters)
+        with pytest.raises(AdapterError):
+            server_app(engine, adapters={"none": model})
