@@ -15,7 +15,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 
 from choreo_agents.chat.anywhere import view_anywhere
-from choreo_agents.chat.asking import USUAL_TOKENS, ChatRequest
+from choreo_agents.chat.asking import ChatRequest
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.encodings import Encodings
 from choreo_agents.chat.guides import CompiledGuides
@@ -150,9 +150,9 @@ class ChatCall:
     def _decode(self, header: Sequence[int], view: Sequence[MessageHandle], offsets: Sequence[int] | None) -> Decode:
         engine, request = self.engine, self.request
         read = sum(parent.length for parent in view) + len(header)
-        sampling = self._sampling(engine.model.adapter.max_positions - read - _MARGIN)
+        sampling, rest = request.sampling, engine.model.adapter.max_positions - read - _MARGIN
         self._counts = request.counts_thoughts and "max_tokens" in request.sampling.model_fields_set
-        room = engine.model.adapter.max_positions - read - _MARGIN - (0 if self._counts else sampling.longest)
+        room = rest - (0 if self._counts else sampling.within(rest // 2).longest)
         calls, sampling, guide = bool(request.tools), *self._led(sampling)
         thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
         thinking = None if thinking is None else replace(thinking, counts=self._counts)
@@ -188,12 +188,6 @@ class ChatCall:
             return sampling, required
         guide = engine.kv.keeper(CompiledGuides, engine.model).of(sampling.guide)
         return sampling.model_copy(update={"guide": None}), guide
-
-    def _sampling(self, room: int) -> Sampling:
-        sampling = self.request.sampling
-        if "max_tokens" in sampling.model_fields_set:
-            return sampling
-        return sampling.model_copy(update={"max_tokens": max(1, min(USUAL_TOKENS, room))})
 
     def heard(self, item: StreamedToken | MessageHandle) -> Iterator[AIMessageChunk]:
         """What comes of a token, and, at the end, of the whole message."""
