@@ -130,7 +130,7 @@ class LoadedModel:
     @property
     def speaks_embedded(self) -> bool:
         """Whether it has the words of the embedded language: the model that ships, or one in its place."""
-        return vocabulary().items() <= self.tokenizer.get_vocab().items()
+        return bool(vocabulary().items() <= self.tokenizer.get_vocab().items())
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -36,7 +36,8 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
         if not isinstance(error, ChoreoError | OSError | ValueError):
             raise
         said = str(error)
-        cause = error if isinstance(error, ValidationError) else error.__cause__
+        # Of settings, which are options by the same names.
+        cause = error.__cause__ if str(error).startswith(("Sampling(", "TuneSettings(")) else error
         if isinstance(cause, ValidationError):
             first = cause.errors()[0]
             name = "-".join(str(part) for part in first["loc"]).replace("_", "-")

@@ -74,7 +74,8 @@ def refused(error: Exception) -> RefusedError:
         return error
     if isinstance(error, HandleError):
         return RefusedError(404, UNKNOWN_HANDLE, "handle_not_found", "choreo.parents")
-    if isinstance(cause := error if isinstance(error, ValidationError) else error.__cause__, ValidationError):
+    cause = error.__cause__ if str(error).startswith("Sampling(") else error  # of settings, which are fields
+    if isinstance(cause, ValidationError):
         return _of_fields(cause)
     if isinstance(error, HTTPException):
         return RefusedError(error.status_code, error.detail)

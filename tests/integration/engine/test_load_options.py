@@ -431,7 +431,7 @@ def test_an_answer_that_nobody_has_bounded_ends_at_2048_tokens_or_where_the_room
     small = make_engine(words.model, kv_budget_bytes=pool)
     with pytest.warns(CutAnswerWarning):
         assert context.decode("<|assistant|>").length == 100
-        assert small.decode("<|assistant|>").length == 64
+        assert 48 < small.decode("<|assistant|>").length <= 64  # in blocks of 16
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         context.decode("<|assistant|>", sampling=Sampling(max_tokens=5))
