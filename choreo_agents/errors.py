@@ -5,7 +5,8 @@
     │   ├── ContextLengthError                its view is longer than the model's context
     │   ├── KVBudgetError                     it needs more KV memory than the engine's whole budget
     │   ├── EngineMismatchError               an engine that cannot work with the others: other model, version, ...
-    │   └── GrammarError                      a schema, regular expression or grammar that nothing can be led by
+    │   ├── GrammarError                      a schema, regular expression or grammar that nothing can be led by
+    │   └── UnknownArgumentError (TypeError)  an argument that there is not; names the nearest that there is
     ├── GuideError (ValueError)               what was said came to no end that its guide allows; carries the words
     ├── HandleError (LookupError)
     │   ├── UnknownHandleError                never made by this engine, or under another salt
@@ -76,6 +77,10 @@ class GrammarError(InvalidRequestError):
     """A schema, regular expression or grammar that no answer can be led by; the message names what it cannot be."""
 
 
+class UnknownArgumentError(InvalidRequestError, TypeError):
+    """A call with an argument that there is not; the message names the nearest that there is."""
+
+
 class EngineMismatchError(InvalidRequestError):
     """Engines that are to work together and cannot: they have other models, dtypes or versions of this package."""
 
@@ -116,6 +121,10 @@ class ForeignThreadError(ChoreoError, LookupError):
 
 class VisibilityError(ChoreoError, ValueError):
     """A visibility declaration that cannot hold, or a read that no declaration allows."""
+
+
+class CutAnswerWarning(UserWarning):
+    """An answer was cut at the default of `max_tokens`."""
 
 
 class VisibilityWarning(UserWarning):

@@ -23,7 +23,8 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
-from choreo_agents.terminal.loading import DTYPES, Loading
+from choreo_agents.models.weights.dtypes import SHORT
+from choreo_agents.terminal.loading import Loading
 from choreo_agents.terminal.waiting import waiting
 
 REST_S = 0.2
@@ -72,7 +73,7 @@ def settings_of(name: str, model: LoadedModel, **more: Any) -> dict[str, Any]:
     return {
         "model": name,
         "weights": model.adapter.fingerprint if name not in SHAPES else "random",
-        "dtype": next(name for name, dtype in DTYPES.items() if str(model.adapter.geometry.dtype) == f"torch.{dtype}"),
+        "dtype": next(name for name, dtype in SHORT.items() if model.adapter.geometry.dtype == dtype),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         **more,

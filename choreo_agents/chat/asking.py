@@ -17,8 +17,6 @@ from choreo_agents.sampling import Sampling
 Reuse = Literal["prefix", "anywhere"]
 """Of encodings: those of the longest prefix that is known, as exact as if all was encoded anew; or also those of
 messages that stand elsewhere, as graphs have them."""
-USUAL_TOKENS = 1024
-"""Tokens of an answer at most, where nobody says how many."""
 
 
 @dataclass(frozen=True)

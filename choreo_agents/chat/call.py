@@ -15,7 +15,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 
 from choreo_agents.chat.anywhere import view_anywhere
-from choreo_agents.chat.asking import USUAL_TOKENS, ChatRequest
+from choreo_agents.chat.asking import ChatRequest
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.encodings import Encodings
 from choreo_agents.chat.logprobs import logprobs_of, said_tokens
@@ -31,7 +31,6 @@ from choreo_agents.engine import Decode, Engine, Prefill, StreamedToken, Thinkin
 from choreo_agents.errors import ContextLengthError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
-from choreo_agents.sampling import Sampling
 
 Asked = Generator[list[Prefill], list[MessageHandle], Decode]
 """Yields what is to be encoded, is sent what came of it, and returns what is to be decoded."""
@@ -152,9 +151,9 @@ class ChatCall:
     def _decode(self, header: Sequence[int], view: Sequence[MessageHandle], offsets: Sequence[int] | None) -> Decode:
         engine, request = self.engine, self.request
         read = sum(parent.length for parent in view) + len(header)
-        sampling = self._sampling(engine.model.adapter.max_positions - read - _MARGIN)
+        sampling, rest = request.sampling, engine.model.adapter.max_positions - read - _MARGIN
         self._counts = request.counts_thoughts and "max_tokens" in request.sampling.model_fields_set
-        room = engine.model.adapter.max_positions - read - _MARGIN - (0 if self._counts else sampling.longest)
+        room = rest - (0 if self._counts else sampling.within(rest // 2).longest)
         calls = bool(request.tools)
         sampling, guide = led(engine, request.tools, request.required, sampling)
         if guide is not None and request.may_be_cut:
@@ -184,12 +183,6 @@ class ChatCall:
             guide=guide,
         )
         return self.decode
-
-    def _sampling(self, room: int) -> Sampling:
-        sampling = self.request.sampling
-        if "max_tokens" in sampling.model_fields_set:
-            return sampling
-        return sampling.model_copy(update={"max_tokens": max(1, min(USUAL_TOKENS, room))})
 
     def heard(self, item: StreamedToken | MessageHandle) -> Iterator[AIMessageChunk]:
         """What comes of a token, and, at the end, of the whole message."""

@@ -66,13 +66,14 @@ def tools_called(messages: Iterable[BaseMessage]) -> dict[str, str]:
     return {call.id: call.name for message in messages for call in calls_made(message)}
 
 
-def result_turn(message: ToolMessage, called: Mapping[str, str], chat: ChatFormat) -> Said:
+def result_turn(message: ToolMessage, words: str, called: Mapping[str, str], chat: ChatFormat) -> Said:
     """What a tool has returned.
 
     Args:
         message: Has it.
+        words: What it says.
         called: Which tool each call names, by its id.
         chat: The model's.
     """
     tool = message.name or called.get(message.tool_call_id) or "tool"
-    return result_said(str(message.text), tool, short_id(message.tool_call_id), chat)
+    return result_said(words, tool, short_id(message.tool_call_id), chat)

@@ -34,14 +34,16 @@ def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any) -> De
     if tools is None:
         tools = ()
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise InvalidRequestError(f"the tools of {agent!r} must be in a list, not {type(tools).__name__}")
+        raise InvalidRequestError(f"the tools of {agent!r} must be in a list, as in [search], not {tools!r:.80}")
     described = [_described(agent, tool) for tool in tools]
     names = [each["function"]["name"] for each in described]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise InvalidRequestError(f"{agent!r} has several tools named {twice[0]!r}: nobody could tell which is called")
     if choice not in ("auto", "none", *(["required", *names] if names else [])):
-        there = f"one of {', '.join(names)}" if names else "it has none"
-        raise InvalidRequestError(f"tool_choice={choice!r} of {agent!r} cannot be kept: its tools are {there}")
+        there = f"its tools are {', '.join(names)}: name one" if names else "it has no tools: give it some"
+        raise InvalidRequestError(
+            f"tool_choice={choice!r} of {agent!r} cannot be kept, for {there}, or leave tool_choice out"
+        )
     return () if choice == "none" else tuple(described)
 
 
@@ -68,7 +70,7 @@ def required_tools(tools: Described, choice: Any) -> tuple[Described, tuple[str,
     if choice in ("any", "required", True) and names:
         return tools, names
     if choice not in names:
-        there = ", ".join(map(repr, names)) or "no tools"
+        there = ", ".join(map(repr, names)) or "it has no tools: give it some"
         raise InvalidRequestError(f"tool_choice={choice!r} is none of the tools that are there: {there}")
     return tools, (choice,)
 
@@ -77,7 +79,10 @@ def _described(agent: str, tool: Tool) -> Mapping[str, Any]:
     try:
         found = convert_to_openai_tool(tool)
     except Exception as error:  # whatever a tool's own code, or pydantic, raises
-        raise InvalidRequestError(f"{tool!r}, a tool of {agent!r}, cannot be described: {error}") from error
+        raise InvalidRequestError(
+            f"{tool!r}, a tool of {agent!r}, cannot be described: give a function with a docstring, a pydantic model, "
+            f"a LangChain tool or its description ({' '.join(str(error).split()):.200})"
+        ) from error
     function = found.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(

@@ -18,17 +18,22 @@ _PIECES = ("tool_call_chunk", "invalid_tool_call", "input_json_delta")
 
 
 def words_in(message: BaseMessage) -> str:
-    """What a message says.
+    """What a message says; of a tool's result also that something was left out, which is nobody's to take back.
 
     Raises:
-        InvalidRequestError: It holds anything but text, thoughts and calls: says what.
+        InvalidRequestError: Any other message holds anything but text, thoughts and calls: says what.
     """
     known = {"text", *THOUGHT_BLOCKS, *((*CALL_BLOCKS, *_PIECES) if isinstance(message, AIMessage) else ())}
-    for block in message.content if isinstance(message.content, list) else ():
-        if isinstance(block, dict) and (kind := str(block.get("type"))) not in known:
-            raise InvalidRequestError(
-                f"message {message.id!r} holds more than text, {kind!r}: only text can be encoded"
-            )
+    blocks = message.content if isinstance(message.content, list) else ()
+    others = [kind for each in blocks if isinstance(each, dict) and (kind := str(each.get("type"))) not in known]
+    if isinstance(message, ToolMessage):
+        return "\n".join([*filter(None, [str(message.text)]), *(f"[{kind} left out: no text]" for kind in others)])
+    if others:
+        whose = f"{message.name!r}" if message.name else {"human": "the user", "ai": "the model"}.get(message.type)
+        again = f", or remove it from its thread by RemoveMessage({message.id!r})" if message.id else ""
+        raise InvalidRequestError(
+            f"a message of {whose or message.type} holds more than text, {others[0]!r}: leave that out{again}"
+        )
     return str(message.text)
 
 
@@ -116,7 +121,7 @@ def turn_said(
     if isinstance(message, SystemMessage) or role_of(message) in ("system", "developer"):
         return instructions(words, chat, later=later)
     if isinstance(message, ToolMessage):
-        return result_turn(message, called or {}, chat)
+        return result_turn(message, words, called or {}, chat)
     if not isinstance(message, AIMessage):
         return question(words, chat, message.name)
     return _answer(message, words, chat, opening or {}, is_part=told and chat.merges is not None)

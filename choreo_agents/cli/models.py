@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.terminal.loading import DTYPES, USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
 from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing, waiting
@@ -69,7 +69,7 @@ def check(
         try:
             chosen = {name: _variable(value) for name, value in named_values("--chat", chat).items()}
             with waiting(console, f"reading the small files of [b]{escape(model)}[/b] ..."):
-                found = check_model(model, device=loading.device, dtype=loading.torch_dtype, chat=chosen)
+                found = check_model(model, device=loading.device, dtype=loading.dtype, chat=chosen)
             fits = found.memory.measured and found.memory.holds_weights
             loaded = load(console, model, loading) if measure and fits else None
         except Exception as error:
@@ -265,7 +265,7 @@ def random(
         ShapeName, typer.Option(metavar="MODEL", help=f"Whose shape it has: {', '.join(get_args(ShapeName))}.")
     ] = "smollm2-135m",
     seed: Annotated[int, typer.Option(max=2**32 - 1, help="Of the weights.")] = 0,
-    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the weights.")] = "fp32",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="Of the weights: float32, bfloat16, ...")] = "float32",
 ) -> None:
     """Write a Llama of random weights: it says nothing sensible, and costs what a real one of its shape costs.
 
@@ -276,11 +276,9 @@ def random(
     """
     console = Console(highlight=False)
     with importing(console):
-        import torch
-
         from choreo_agents.models.random_llama import SHAPES, save_random_llama
 
     with errors_as_lines(console):
         with console.status("drawing weights ..."):
-            save_random_llama(SHAPES[like], folder, seed=seed, dtype=getattr(torch, DTYPES[dtype]))
+            save_random_llama(SHAPES[like], folder, seed=seed, dtype=dtype)
         console.print(f"wrote a random Llama of the shape of {like} to {escape(str(folder))}")

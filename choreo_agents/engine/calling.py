@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from choreo_agents.engine.request_builder import require_urgency
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tokenizing import tokens_to_come
 from choreo_agents.engine.turns import LoopTurns
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import CutAnswerWarning, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
@@ -130,7 +131,21 @@ class Caller:
             handles: list[MessageHandle] = yield Until(answers)
             if any(map(thinks, calls)):
                 handles = yield from self._answered(calls, handles, scope, started)
+        self._warn_of_cuts(calls, handles)
         return handles
+
+    def _warn_of_cuts(self, calls: Calls, handles: Sequence[MessageHandle]) -> None:
+        """Say where answers were cut at a length that nobody has said: each place in a program is told once."""
+        each = [call for call in calls for _ in range(_answers(call))]
+        for call, handle in zip(each, handles, strict=True):
+            usual = isinstance(call, Decode) and not call.sampling.is_bounded and call.played is None
+            if usual and self.tenant.find(handle).finish_reason == "length":
+                warnings.warn(
+                    "an answer was cut, since nobody has said how long it may be: set max_tokens, where 2,048 are the "
+                    "default, or less where the context or KV memory ends",
+                    CutAnswerWarning,
+                    stacklevel=2,
+                )
 
     def _answered(
         self, calls: Calls, handles: list[MessageHandle], scope: Scope | None, started: float
@@ -165,6 +180,7 @@ class Caller:
             handles = [answer.result()]
             if thinks(call):
                 handles = yield from self._answered([call], handles, scope, started)
+        self._warn_of_cuts([call], handles)
         yield handles[0]
 
     def _tokenized(self, calls: Calls) -> Generator[Until, list[Any], Any]:

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from torch import Tensor
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel
@@ -23,6 +24,7 @@ Places = Sequence[int | None] | int | None
 """Offsets, or a new offset, as the fields of `Prefill`."""
 
 
+@refuses_unknown()
 @dataclass(frozen=True)
 class Thinking:
     """Lets a model think before it answers: it closes its thoughts itself, or is made to.
@@ -80,6 +82,7 @@ class Thinking:
         return cls(thoughts.end, opening, before, lead, cls.budget if budget is None else budget)
 
 
+@refuses_unknown()
 @dataclass(frozen=True)
 class Guided:
     """A guide of your own to what a decode may say."""
@@ -144,6 +147,7 @@ class DecodeOptions(CallOptions, total=False):
     played: PlayedCall | None
 
 
+@refuses_unknown()
 @dataclass(frozen=True)
 class Prefill:
     """Encode given tokens as a message (Prompt Choreography, section 2.3).
@@ -180,6 +184,7 @@ class Prefill:
     """Whether a `str` is somebody's words, in which nothing is a control token, and no frame."""
 
 
+@refuses_unknown()
 @dataclass(frozen=True)
 class Decode:
     """Generate a message that starts with `header` (Prompt Choreography, section 2.3).

@@ -9,6 +9,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.attention.backends import AttentionBackend, BackendName
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.branches import Branches
@@ -73,13 +74,14 @@ class Engine:
         return f"Engine({self.model.name})"
 
     @classmethod
+    @refuses_unknown()
     def load(
         cls,
         model: str | Path | LoadedModel = "embedded",
         *,
         method: MethodName = "choreo",
         device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         prepacked: bool | None = None,
         generation_config: GenerationConfigUse | None = None,
         memory: Memory | None = None,
@@ -116,7 +118,7 @@ class Engine:
         """
         compute_after_fork()
         chosen = {"method": method, "memory": memory or Memory(), "scheduling": scheduling or Scheduling()}
-        settings = Settings.model_validate(chosen | {"backend": backend, "seed": seed, "sink": sink})
+        settings = Settings(**chosen, backend=backend, seed=seed, sink=sink)
         options = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
         loaded = _loaded(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter)

@@ -9,7 +9,7 @@ from choreo_agents.engine.stock.memory_map import LeasedMemory, MemoryMap, lease
 from choreo_agents.engine.stock.stats import EngineStats
 from choreo_agents.engine.taking_stock import memory_map_of, stats_of
 from choreo_agents.engine.tenant import Tenant
-from choreo_agents.errors import EngineClosedError
+from choreo_agents.errors import EngineClosedError, InvalidRequestError
 
 
 class EngineOwner:
@@ -34,6 +34,8 @@ class EngineOwner:
             InvalidRequestError: The rate is not above 0.
             EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
         """
+        if not isinstance(salt, str):
+            raise InvalidRequestError(f"a salt must be a text, not {salt!r}")
         # Folders are made and looked into without the lock.
         made = None if salt in self._open else Tenant(self.core, salt)
         with self.core.lock:

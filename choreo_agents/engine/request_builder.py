@@ -110,17 +110,25 @@ class RequestBuilder:
         if isinstance(call, Prefill):
             return [
                 ReadCall(
-                    call, self._filled(call, call.content, "content", "nothing to prefill: the content is empty"), ()
+                    call,
+                    self._filled(
+                        call,
+                        call.content,
+                        "content",
+                        "nothing to prefill: the content is empty",
+                    ),
+                    (),
                 )
             ]
         tokens = self._filled(
             call,
             call.header,
             "header",
-            "the header is empty: the first token is sampled from what its last token encodes",
+            "the header is empty: the first token is sampled from what its last token encodes. Give "
+            "engine.chat.header(None), or other text",
         )
         if not isinstance(call.sampling, Sampling):
-            raise InvalidRequestError(f"sampling must be a Sampling, not {call.sampling!r}")
+            raise InvalidRequestError(f"sampling must be a Sampling, as in Sampling(seed=1), not {call.sampling!r}")
         # Before anything is derived from it: names, seeds and samplers know one sampling only.
         call = replace(call, sampling=call.sampling.with_defaults(self._core.model.sampling_defaults))
         self._tokens(call.sampling.forced or (), "sampling.forced")
@@ -147,6 +155,7 @@ class RequestBuilder:
             placement = place([len(parent.tokens) for parent in parents], offsets, call.new_offset)
             adapter = self._core.adapters.lora_key(call.adapter, self._naming.tenant)
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
+        read = self._shortened(read, lineage)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
         sources = _sources(self, call.source if isinstance(call, Prefill) else None)
         said = Label(call.author, call.confidential, *sources, is_thought=bool(read.thoughts))
@@ -280,8 +289,8 @@ class RequestBuilder:
                 return self._encoded(content)
             except (TypeError, UnicodeError) as error:
                 raise InvalidRequestError(f"the {what} cannot be tokenized: {error}") from error
-        if isinstance(content, bytes | bytearray | Mapping):
-            raise InvalidRequestError(f"the {what} must be text or token ids, not {type(content).__name__}")
+        if isinstance(content, bytes | bytearray | Mapping) or not isinstance(content, Iterable):
+            raise InvalidRequestError(f"the {what} must be text or token ids, not {content!r:.80}")
         size = self._core.model.adapter.vocabulary_size
         return tuple(_token(item, size) for item in _listed(content, what))
 
@@ -294,6 +303,18 @@ class RequestBuilder:
         """The token of a closing that tells that the message is over, if there is any."""
         said = self._core.model.said_of(closing)
         return frozenset(() if call.in_parts else closing[max(0, said - 1) : said])
+
+    def _shortened(self, read: ReadCall, lineage: Lineage) -> ReadCall:
+        """A call whose answer fits behind its view, if nobody has said how long it may be."""
+        if isinstance(read.call, Prefill) or read.call.sampling.is_bounded:
+            return read
+        core, sampling = self._core, read.call.sampling
+        over = core.method.reach(lineage, read.longest) - core.model.adapter.max_positions
+        over = max(over, core.method.room(lineage, read.longest) - core.total_tokens)
+        shorter = sampling.within(sampling.max_tokens - over)
+        if shorter is sampling or over >= sampling.max_tokens:
+            return read
+        return self.read(replace(read.call, sampling=shorter))[read.sample]
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
         lower = "lower max_tokens or the budget of its thoughts" if thinks else "lower max_tokens"
@@ -355,6 +376,7 @@ def canonical(sampling: Sampling) -> str:
     """What it says, in JSON. Without fields of later releases that it does not use: calls keep the seeds they had."""
     unused = set() if sampling.choices else {"choices", "lead"}
     unused |= set() if sampling.guide is not None else {"guide"}
+    unused |= set() if sampling.is_bounded else {"max_tokens"}  # as long as there was room for
     unused |= {name for name in ("presence_penalty", "frequency_penalty") if not getattr(sampling, name)}
     return sampling.model_dump_json(exclude=unused)
 

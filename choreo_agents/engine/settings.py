@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
+from choreo_agents.arguments import Options
 from choreo_agents.attention.backends import AttentionBackend, BackendName, require_backend
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, SchedulingPolicy
 from choreo_agents.runtime.timetable import Timetable
@@ -16,10 +17,8 @@ MethodName = Literal["choreo", "baseline", "naive"]
 """From the cache, or from re-encoded text with or without a prefix cache."""
 
 
-class Memory(BaseModel):
+class Memory(Options):
     """Where an engine keeps KV, and how much of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kv_budget_bytes: int | None = Field(None, ge=1)
     """Upper bound of the KV memory that steps read; None: a share of what is free once the weights are there, half of a
@@ -38,10 +37,10 @@ class Memory(BaseModel):
     """Upper bound of one model's and tenant's files in that folder; the longest unused are removed."""
 
 
-class Scheduling(BaseModel):
+class Scheduling(Options):
     """What a step of an engine holds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     step_tokens: int = Field(512, ge=1)
     """Tokens encoded in one forward pass at most; longer prefills are cut into chunks."""
@@ -74,10 +73,11 @@ class Scheduling(BaseModel):
         return policy
 
 
-class Settings(BaseModel):
+class Settings(Options):
     """See `Engine.load`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    told_as = "Engine.load"
 
     method: MethodName
     memory: Memory

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from pydantic import ValidationError
 
+from choreo_agents.arguments import refuses_unknown, require_known
 from choreo_agents.chat import Described, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
@@ -89,6 +89,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         PMLError: With an engine: the prompt's schema is longer than the model's context, or an argument than its slot.
     """
 
+    @refuses_unknown()
     def __init__(
         self,
         name: str,
@@ -116,6 +117,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
         public: str | None = None,
         positions: Positions | None = None,
     ) -> None:
+        for what, said in {"name": name, "persona": persona or name, "header": header or name}.items():
+            if not isinstance(said, str) or not said:
+                raise InvalidRequestError(f"the {what} of an agent must be a text with something in it, not {said!r}")
         if positions not in (None, *get_args(Positions)):
             raise InvalidRequestError(f"positions must be 'sequential' or 'parallel', not {positions!r}")
         self.name: str = name
@@ -188,12 +192,13 @@ class Agent(Runnable[Any, dict[str, Any]]):
         undeclared = {EVERYONE} if EVERYONE in self.rules else None
         return ReaderRules(rules, undeclared, self.public, self.positions or "sequential", guard=guard)
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""
-        return run_coroutine(self.ainvoke(input, config))
+        return run_coroutine(self.ainvoke(input, config, **options))
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""
+        require_known(f"invoke of {self!r}", options, ())
         config = ensure_config(config)
         agent, engine = serving(self, config)
         said = await AgentTurn(agent, engine, input, config).speak()
@@ -267,7 +272,7 @@ def _required_sampling(name: str, sampling: Any) -> Sampling:
     if isinstance(sampling, Mapping):
         try:
             sampling = Sampling(**sampling)
-        except ValidationError as error:
+        except InvalidRequestError as error:
             raise InvalidRequestError(f"the sampling of {name!r} cannot be: {error}") from error
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(f"the sampling of {name!r} must be a Sampling, not {type(sampling).__name__}")

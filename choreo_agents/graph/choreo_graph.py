@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START
 from langgraph.graph.state import CompiledStateGraph
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
@@ -74,6 +75,7 @@ class ChoreoGraph(MergingGraph):
         **options: As for `StateGraph`.
     """
 
+    @refuses_unknown(StateGraph)
     def __init__(
         self,
         state_schema: type[Any] = ChoreoState,
@@ -88,6 +90,8 @@ class ChoreoGraph(MergingGraph):
         if positions not in get_args(Positions):
             raise VisibilityError(f"positions must be 'sequential' or 'parallel', not {positions!r}")
         self.system = system
+        if not isinstance(policy, Policy | None):
+            raise InvalidRequestError(f"policy must be a Policy, as in Policy(on_violation='warn'), not {policy!r:.80}")
         self.policy = policy or Policy()
         self.positions = positions
         self.personas: dict[str, str] = {}
@@ -111,6 +115,7 @@ class ChoreoGraph(MergingGraph):
         """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
         self.lineage: LineageChoice = None
 
+    @refuses_unknown(StateGraph.add_node)
     def add_node(
         self: Self,
         node: Any,
@@ -134,6 +139,14 @@ class ChoreoGraph(MergingGraph):
                 or `writes` is of no function, or is not `()`.
         """
         agent, policy = unwrapped(node if action is None else action)
+        if isinstance(agent, str):
+            raise InvalidRequestError(
+                f"node {node!r} runs nothing: add_node(Agent({node!r})), or give what runs behind it"
+            )
+        if isinstance(agent, type) and issubclass(agent, Agent):
+            raise InvalidRequestError(
+                f"{agent.__name__} is a class, and a node is one of its agents: {agent.__name__}(name)"
+            )
         node, action = (agent, None) if action is None else (node, agent)
         options = {"retry_policy": policy} | options if policy is not None else options
         if not isinstance(agent, Agent) and any(True for _ in found(agent, Agent)):
@@ -165,6 +178,7 @@ class ChoreoGraph(MergingGraph):
                 self._visibility.declare(source, node if isinstance(node, str) else agent.name, rule)
         return self
 
+    @refuses_unknown()
     def add_edge(
         self: Self,
         start_key: str | list[str],
@@ -345,6 +359,7 @@ class ChoreoGraph(MergingGraph):
     def __repr__(self) -> str:
         return f"ChoreoGraph({', '.join(self.nodes)})"
 
+    @refuses_unknown(StateGraph.compile)
     def compile(
         self,
         checkpointer: Any = None,
@@ -370,6 +385,10 @@ class ChoreoGraph(MergingGraph):
             InvalidRequestError: An agent has no engine, or names none; or these are several tenants' or one model's.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
+        if tenant is not None and not callable(tenant):
+            raise InvalidRequestError(
+                f"tenant must be a function of a run's config that returns a salt, not {tenant!r}"
+            )
         _require_names(self)
         require_channels(self)
         require_ways(self, self._visibility.explicit())

@@ -19,10 +19,11 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.types import Command, Send
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine, twin_of
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
+from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
 from choreo_agents.graph.engines import with_twins
 from choreo_agents.graph.langgraph_internals import place_in_superstep, stops_of, superstep_of
 from choreo_agents.graph.nesting import author_of
@@ -147,6 +148,7 @@ class CompareOptions(TypedDict, total=False):
     """Told how many runs of how many are over."""
 
 
+@refuses_unknown(CompareOptions)
 def compare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: Unpack[CompareOptions]) -> Comparison:
     """Run a graph on inputs under several methods, and say what each encodes, how long it takes, and what it answers.
 
@@ -169,15 +171,22 @@ def compare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: Unpack[C
     return run_coroutine(acompare(app, inputs, **options))
 
 
+@refuses_unknown(CompareOptions)
 async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: Unpack[CompareOptions]) -> Comparison:
     """See `compare`."""
+    require_compiled(app)
     methods, strategies = options.get("methods", METHODS), options.get("strategies", ())
     repeats = options.get("repeats", 3)
     if not inputs or isinstance(inputs, str | Mapping):
-        raise InvalidRequestError("give the inputs to compare on as a list: of states, or of a user's words")
+        raise InvalidRequestError(
+            f"give the inputs to compare on as a list, of states or of a user's words: not {inputs!r:.80}"
+        )
     each_once = len({*methods, *strategies}) == len(methods) + len(strategies) >= 2
     if "choreo" not in methods or not {*methods} <= {*METHODS} or not each_once or repeats < 1:
-        raise InvalidRequestError(f"compare takes choreo and others of {', '.join(METHODS)}, or strategies")
+        raise InvalidRequestError(
+            f"compare takes 'choreo' and others of {', '.join(METHODS)}, or strategies, each once; repeats from 1 on: "
+            f"not methods={methods!r}, strategies={strategies!r}, repeats={repeats!r}"
+        )
     if cast(Any, app.builder).resolver is not None:
         raise InvalidRequestError("a graph that serves several tenants is not compared: compile it without tenant=...")
     ways: dict[str, tuple[CompiledChoreoGraph, MethodName]] = {method: (app, method) for method in methods}

@@ -7,10 +7,14 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, Protocol, cast
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.graph import Graph
+from langgraph.graph.state import CompiledStateGraph
 
+from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Declared, Policy, audit_entries
 from choreo_agents.graph.compiling.charting import agents_of
@@ -35,6 +39,8 @@ from choreo_agents.graph.state import entries_in
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import RunTenant, TenantThreads
 from choreo_agents.graph.view.reader_rules import with_chart
+
+_OPTIONS = (*parameters_of(CompiledStateGraph.stream), "checkpoint_during")
 
 
 class _Built(Drawable, Protocol):
@@ -64,6 +70,7 @@ class CompiledChoreoGraph(TenantThreads):
         return self._labelled(await super().aget_graph(config, xray=xray))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        _require_options(self, input, options)
         filtering, run, engines, tenant = self._opened(config)
         saved = filtering.compares(input)
         given = filtering.admitted(input, None if saved is None else self.get_state(saved, tenant=tenant))
@@ -75,6 +82,7 @@ class CompiledChoreoGraph(TenantThreads):
         return kept(recorded.stream(parts, given, ended), engines, run)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        _require_options(self, input, options)
         filtering, run, engines, tenant = self._opened(config)
         saved, recorded = filtering.compares(input), recorded_run(self, called_with(self, run), engines, options)
         parts = (
@@ -208,6 +216,23 @@ class CompiledChoreoGraph(TenantThreads):
 
     def __repr__(self) -> str:
         return f"CompiledChoreoGraph({', '.join(self.builder.nodes)})"
+
+
+def require_compiled(app: Any) -> None:
+    """Raise `InvalidRequestError` unless it is a compiled graph of ours."""
+    if not isinstance(app, CompiledChoreoGraph):
+        raise InvalidRequestError(
+            f"{app!r:.80} is no compiled graph: give what ChoreoGraph.compile(engine=...) returns"
+        )
+
+
+def _require_options(graph: CompiledChoreoGraph, given: Any, options: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequestError` if a run is given what LangGraph passes over in silence, or no state."""
+    require_known("a run of a graph", options, {*_OPTIONS} - {"self"})
+    if isinstance(given, str | BaseMessage) or (isinstance(given, list) and given):
+        raise InvalidRequestError(f'a run takes a state, {{"messages": ...}}, not {str(given)[:80]!r}')
+    if isinstance(given, Mapping) and given and given.keys().isdisjoint(graph.builder.channels):
+        require_known("the state of the graph", given, graph.builder.channels)
 
 
 def _moved(run: RunnableConfig, supersteps: Any, standing: Any) -> Any:

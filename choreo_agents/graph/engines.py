@@ -27,6 +27,8 @@ class EngineUser(Protocol):
 
 def own_or_named(engine: Engine | str | None) -> tuple[Engine | None, str | None]:
     """The engine that an agent brings, or the name of its graph's."""
+    if not isinstance(engine, Engine | str | None):
+        raise InvalidRequestError(f"engine must be an Engine, as of Engine.load(), or one's name: not {engine!r:.80}")
     return (None, engine) if isinstance(engine, str) else (engine, None)
 
 
@@ -46,7 +48,9 @@ class Engines:
         if not isinstance(given, Engine | Mapping | None) or not all(
             isinstance(name, str) and isinstance(engine, Engine) for name, engine in self._named.items()
         ):
-            raise InvalidRequestError(f"engine must be an Engine, or a dict of Engines by name, not {given!r}")
+            raise InvalidRequestError(
+                f"engine must be an Engine, as of Engine.load(), or a dict of Engines by name: not {given!r:.80}"
+            )
         models: dict[str, str] = {}
         for name, engine in self._named.items():
             other = models.setdefault(engine.model.adapter.fingerprint, name)

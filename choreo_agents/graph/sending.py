@@ -7,6 +7,7 @@ from typing import Any
 
 from langgraph.types import Send
 
+from choreo_agents.arguments import nearest, require_known
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
 from choreo_agents.graph.by_model import handles_of
 from choreo_agents.graph.state import HandleEntry
@@ -46,6 +47,8 @@ def send(
     """
     if "handles" in update:
         raise InvalidRequestError("say which messages to send by shared= and reencoded=, not by handles=")
+    if slips := [name for name in update if name not in state and nearest(name, ("shared", "reencoded"))]:
+        require_known("send", slips, ("shared", "reencoded"))
     entries: list[HandleEntry] = list(state.get("handles") or [])
     # A branch that was sent nothing speaks after all that was said, too, also where that was removed since.
     after = 1 + max((entry["superstep"] for entry in entries), default=-1)
@@ -55,6 +58,8 @@ def send(
     at = said_at(entries, calls_of(state.get("messages") or []))
     chosen: dict[str, HandleEntry] = {}
     for mode, items in ((SHARED, shared), (REENCODED, reencoded)):
+        if isinstance(items, str | Mapping):
+            raise InvalidRequestError(f"{mode.name} must be a list of messages, not {items!r:.80} alone")
         for item in items:
             entry = _entry(item, entries)
             if entry["message_id"] in chosen:

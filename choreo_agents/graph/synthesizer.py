@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
@@ -30,6 +31,7 @@ class Synthesizer(Agent):
             the branches: each once, however often it is merged.
     """
 
+    @refuses_unknown(Agent)
     def __init__(
         self,
         name: str,

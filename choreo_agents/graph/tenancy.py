@@ -177,6 +177,11 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         called = called_with(self, config)
         tenant = tenant or self.tenant_of(called)
         saver, thread, around = saver_of(self, called), thread_of(called), tenant_in(called)
+        if saver is not None and thread is None and not is_nested(called):
+            raise InvalidRequestError(
+                "the graph has a checkpointer, and the config has no thread_id: "
+                'give {"configurable": {"thread_id": "..."}}, or compile without a checkpointer'
+            )
         # The graph around has seen to what it keeps itself; and without a thread a node's own keeps nothing.
         is_seen_to = around is not None and (around.saver is saver or thread is None)
         if tenant is None or saver is None or is_seen_to:

@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Send
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.sending import Selected, send, sent_instruction, sent_speaker, told
@@ -31,6 +32,7 @@ class Worker(Agent):
         **options: As for `Agent`.
     """
 
+    @refuses_unknown(Agent)
     def __init__(
         self,
         name: str,
@@ -40,7 +42,7 @@ class Worker(Agent):
         speaker: str | None = None,
         **options: Any,
     ) -> None:
-        if n < 1:
+        if not isinstance(n, int) or n < 1:
             raise InvalidRequestError(f"a worker says at least one message at a time, not {n!r}")
 
         super().__init__(name, prompt=prompt, **options)
@@ -58,6 +60,7 @@ class Worker(Agent):
     def speaker(self, state: Any) -> str:
         return sent_speaker(state) or self._speaker
 
+    @refuses_unknown()
     def send(
         self,
         state: Mapping[str, Any],
@@ -84,6 +87,11 @@ class Worker(Agent):
                 f"an instance of {self.name!r} takes its instruction with the state, which must be a TypedDict's, "
                 f"not {type(state).__name__}"
             )
+        for what, said in (("instruction", instruction), ("speaker", speaker)):
+            if not isinstance(said, str | None):
+                raise InvalidRequestError(
+                    f"the {what} of an instance of {self.name!r} must be a text, not {said!r:.80}"
+                )
         # Those of an instance that came before must not be handed on.
         channels = told(instruction, speaker)
         target = node or self.name

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.attention.backends import (
     AttentionBackend,
     BackendName,
@@ -43,7 +44,7 @@ from choreo_agents.models.support import (
     require_movable,
     require_supported,
 )
-from choreo_agents.models.weights.dtypes import require_served
+from choreo_agents.models.weights.dtypes import dtype_named
 from choreo_agents.models.weights.prepacked import prepack
 from choreo_agents.models.weights.quantized import require_loadable
 from choreo_agents.sampling import Sampler, SamplerCall, Sampling, checkpoint_sampling
@@ -124,10 +125,13 @@ class LoadedModel:
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
         return frozenset(text for number, text in self.controls.items() if not added[number].special)
 
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.name}, {self.adapter.geometry.dtype} on {self.adapter.device})"
+
     @property
     def speaks_embedded(self) -> bool:
-        """Whether its words are those of the embedded language: the model that ships, or one that replaces it."""
-        return bool(self.tokenizer.get_vocab() == vocabulary())
+        """Whether it has the words of the embedded language: the model that ships, or one in its place."""
+        return bool(vocabulary().items() <= self.tokenizer.get_vocab().items())
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -220,7 +224,9 @@ def usable_device(device: str | torch.device) -> torch.device:
         found = torch.ones(1, device=torch.device(usual_device() if device == AUTO else device))
         assert found.item() == 1.0, "it does not keep what is written there"
     except Exception as error:  # backends that are not there raise what they like
-        raise InvalidRequestError(f"device {str(device)!r} cannot be used: {first_line(error)}") from error
+        raise InvalidRequestError(
+            f'device {str(device)!r} cannot be used: give "cpu", "cuda", "cuda:1" or "auto" ({first_line(error)})'
+        ) from error
     return found.device
 
 
@@ -230,11 +236,12 @@ def context_of(name: str) -> int | None:
     return max_positions(Checkpoint.read(name, source).config.get_text_config()) if source.is_dir() else None
 
 
+@refuses_unknown()
 def load_model(
     name: str | Path,
     *,
     device: str | torch.device = AUTO,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     prepacked: bool = True,
     generation_config: GenerationConfigUse = "auto",
     backend: BackendName | AttentionBackend = "auto",
@@ -245,7 +252,8 @@ def load_model(
     Args:
         name: `"embedded"`, a folder in Hugging Face's layout, or a hub name. Weights are read from safetensors only.
         device: Where the model runs; `"auto"`: the GPU if there is one.
-        dtype: Of weights and KV; by default the checkpoint's own, or fp32 on a CPU that has no kernels for it.
+        dtype: Of weights and KV, as torch or Hugging Face names it: `torch.bfloat16`, `"bfloat16"`, `"bf16"`; by
+            default, or `"auto"`, the checkpoint's own, or fp32 on a CPU that has no kernels for it.
         prepacked: Lay large linear weights out for the CPU, where that takes no more memory than there is: about twice
             as fast. Pages of a file stay beside them; weights that have been converted do not.
         generation_config: `"auto"`: what the checkpoint's `generation_config.json` says about sampling is what calls do
@@ -262,11 +270,14 @@ def load_model(
         ModelNotFoundError: There is no such model, or the hub that may have it cannot be reached.
         OSError: Its files are damaged.
     """
+    if not isinstance(name, str | Path):
+        raise InvalidRequestError(f'a model is "embedded", a folder or a hub name, or was loaded before: not {name!r}')
+    if chat is not None and not isinstance(chat, Mapping):
+        raise InvalidRequestError(f'chat must be variables by name, as in {{"enable_thinking": True}}, not {chat!r}')
     require_backend(backend)
+    dtype = dtype_named(dtype)
     if generation_config not in get_args(GenerationConfigUse):
         raise InvalidRequestError(f'generation_config must be "auto" or "off", not {generation_config!r}')
-    if dtype is not None:
-        require_served(dtype)
     source = WEIGHTS if str(name) == EMBEDDED else located(name)
     # It is small enough to be faster on a CPU, and says the same on every machine.
     device = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)

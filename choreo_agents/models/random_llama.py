@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from choreo_agents.models.embedded import TOKENIZER_FILES, WEIGHTS
+from choreo_agents.models.weights.dtypes import dtype_named
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ SHAPES = {
 
 
 def save_random_llama(
-    shape: LlamaShape, folder: Path, *, seed: int = 0, positions: int = 8192, dtype: torch.dtype = torch.float32
+    shape: LlamaShape, folder: Path, *, seed: int = 0, positions: int = 8192, dtype: torch.dtype | str = torch.float32
 ) -> None:
-    """Write a random Llama with the embedded model's tokenizer, its vocabulary padded to the shape's.
+    """Write a random Llama with the embedded model's tokenizer, and invented words beside its own.
 
     Args:
         shape: What it costs.
@@ -66,10 +68,24 @@ def save_random_llama(
         pad_token_id=0,
     )
     usual = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(dtype_named(dtype) or torch.float32)
     try:
         LlamaForCausalLM(config).save_pretrained(folder)
     finally:
         torch.set_default_dtype(usual)
     for name in TOKENIZER_FILES:
         shutil.copy(WEIGHTS / name, folder / name)
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    words = told["model"]["vocab"]
+    words |= {_word(token): token for token in range(len(words), shape.vocabulary)}
+    path.write_text(json.dumps(told))
+
+
+def _word(number: int) -> str:
+    """A word behind a space, another for each number: what a random model says can be seen, and read out."""
+    said = ""
+    while number:
+        number, syllable = divmod(number, 100)
+        said += "bcdfghjklmnprstvwxyz"[syllable // 5] + "aeiou"[syllable % 5]
+    return f"\u0120{said}x"

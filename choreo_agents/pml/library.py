@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.pml.answering import Answering
@@ -49,6 +50,7 @@ class SchemaLibrary(Answering):
         disk_bytes: Of files.
     """
 
+    @refuses_unknown()
     def __init__(
         self,
         engine: Engine,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.pml.building import Content, Writer, build
 from choreo_agents.pml.markup.parser import parse_prompt, parse_schema
 from choreo_agents.pml.markup.problems import Problems
@@ -23,6 +24,15 @@ class Schema:
     """
 
     tree: SchemaTree
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tree, SchemaTree):
+            raise InvalidRequestError(
+                f"{self.tree!r:.60} was not read: Schema.from_text(...) or Schema.from_file(...) reads it"
+            )
+
+    def __repr__(self) -> str:
+        return f"Schema({self.tree.name})"
 
     @classmethod
     def from_file(cls, path: str | Path) -> Schema:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from choreo_agents.arguments import Options
 from choreo_agents.sampling.guiding.grammar import Grammar
 
 MOST_LOGPROBS = 64
 MOST_ANSWERS = 4096
 
 
-class Sampling(BaseModel):
+class Sampling(Options):
     """How one decode chooses its tokens. Frozen; every request has its own random numbers.
 
     Temperature, top-p, top-k, min-p and repetition penalty that are not given are what the model's checkpoint says
     (`LoadedModel.sampling_defaults`, of its `generation_config.json`), and only then the defaults below: with
     `temperature=0.0` the likeliest token is taken whatever the model.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=0.0, ge=0.0)
     """0 takes the likeliest token; 1 samples from the model's distribution. By default the checkpoint's, or 0."""
@@ -40,8 +39,9 @@ class Sampling(BaseModel):
     vLLM only what this decode has sampled counts: view and header do not."""
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     """The same, once for each time that they were sampled."""
-    max_tokens: int = Field(default=256, ge=1)
-    """Tokens to sample at most; header and closing tokens are not counted."""
+    max_tokens: int = Field(default=2048, ge=1)
+    """Tokens to sample at most; header and closing tokens are not counted. By default 2,048, or what the rest of the
+    context, or KV memory, has room for: an answer that this cuts is told once, by a `CutAnswerWarning`."""
     seed: int | None = None
     """Same seed, same tokens, whoever shares the batch. None: derived from the engine's seed and the call."""
     stop_tokens: tuple[int, ...] | None = None
@@ -83,6 +83,19 @@ class Sampling(BaseModel):
                 f"lead {self.lead!r} leads to no answer: give the allowed ones as choices, or leave it out"
             )
         return self
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether somebody has said how many tokens it samples at most."""
+        return "max_tokens" in self.model_fields_set or self.forced is not None
+
+    def within(self, room: int) -> Sampling:
+        """The same, with no more tokens than there is room for, where nobody has said how many."""
+        if self.is_bounded or self.max_tokens <= room:
+            return self
+        shorter = self.model_copy(update={"max_tokens": max(1, room)})
+        shorter.model_fields_set.remove("max_tokens")  # it is still nobody's word
+        return shorter
 
     def with_defaults(self, defaults: Sampling) -> Sampling:
         """The same, with what `defaults` sets in the place of what was never set."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,18 +21,15 @@ if TYPE_CHECKING:
 
 _SMALL_MODEL = 20_000_000
 """Parameters."""
-DtypeName = Literal["auto", "bf16", "fp16", "fp32"]
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""What torch calls those that options name."""
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
 ]
 DtypeOption = Annotated[
-    DtypeName,
+    str,
     typer.Option(
         "--dtype",
         metavar="DTYPE",
-        help="Of weights and KV: bf16, fp16, fp32, or auto, the checkpoint's own where the CPU has kernels.",
+        help="Of weights and KV: bfloat16, float16, float32; auto: the checkpoint's own where the CPU has kernels.",
     ),
 ]
 PrepackedOption = Annotated[
@@ -47,21 +44,21 @@ class Loading:
     """What the options say."""
 
     device: str = "auto"
-    dtype: DtypeName = "auto"
+    dtype: str = "auto"
     prepacked: bool = True
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
         """None: the checkpoint's own."""
-        import torch
+        from choreo_agents.models.weights.dtypes import dtype_named
 
-        return None if self.dtype == "auto" else getattr(torch, DTYPES[self.dtype])
+        return dtype_named(self.dtype)
 
     def model(self, name: Any) -> LoadedModel:
         """The model of that name."""
         from choreo_agents.models import load_model
 
-        return load_model(name, device=self.device, dtype=self.torch_dtype, prepacked=self.prepacked)
+        return load_model(name, device=self.device, dtype=self.dtype, prepacked=self.prepacked)
 
 
 USUAL = Loading()

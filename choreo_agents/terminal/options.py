@@ -36,12 +36,14 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
         if not isinstance(error, ChoreoError | OSError | ValueError):
             raise
         said = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
+        # Of settings, which are options by the same names.
+        cause = error.__cause__ if str(error).startswith(("Sampling(", "TuneSettings(")) else error
+        if isinstance(cause, ValidationError):
+            first = cause.errors()[0]
             name = "-".join(str(part) for part in first["loc"]).replace("_", "-")
             said = f"--{name} {first['input']!r}: {first['msg']}"
         console.print("[red bold]error:[/] ", end="")
-        console.print(said, markup=False, highlight=False, soft_wrap=isinstance(error, ValidationError))
+        console.print(said, markup=False, highlight=False, soft_wrap=isinstance(cause, ValidationError))
         raise typer.Exit(code) from None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import TypeIs
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ScriptError
 from choreo_agents.models import LoadedModel
@@ -81,9 +82,14 @@ class Script:
             said them all, or what it should say is not among the answers that it may give.
     """
 
+    @refuses_unknown()
     def __init__(
         self, lines: Mapping[str, Lines] | None = None, *, default: Line | None = None, context: int = _CONTEXT
     ) -> None:
+        if not isinstance(lines, Mapping | None):
+            raise ScriptError(
+                f"a script has lines by agent, as in {{'writer': ...}}, or a default=...: not {lines!r:.80}"
+            )
         self._lines = dict(lines or {})
         for agent, told in self._lines.items():
             if not (_is_line(told) or (isinstance(told, Sequence) and all(map(_is_line, told)))):
@@ -99,6 +105,7 @@ class Script:
         self.model: LoadedModel = scripted_model(self._sampler, context)
         """What `Engine.load` takes."""
 
+    @refuses_unknown(_load)
     def load(
         self,
         model: object = None,
@@ -115,6 +122,9 @@ class Script:
         So it can stand in the place of `Engine.load` where what is tested loads an engine itself.
         """
         return _load(self.model, **settings)
+
+    def __repr__(self) -> str:
+        return f"Script({', '.join(map(str, self._lines)) or 'default'}, {len(self._calls)} calls)"
 
     @property
     def calls(self) -> tuple[ScriptedCall, ...]:
@@ -144,7 +154,10 @@ class Script:
             thought, words = _thought_before(self._words(whose, asked))
             thoughts = [*ScriptedTokenizer().spell(thought)]
             # A grammar may not know the space that stands before a first word.
-            written = [[*ScriptedTokenizer().spell(space + words if words else "")] for space in (" ", "")]
+            # And the tags of a call that has to be made stand on lines of their own.
+            led = words.replace("<tool_call>{", "<tool_call>\n{").replace("}</tool_call>", "}\n</tool_call>")
+            spaced = (space + said if said else "" for said in (words, led) for space in (" ", ""))
+            written = [[*ScriptedTokenizer().spell(said)] for said in spaced]
             tokens = next((tokens for tokens in written if follows(call, tokens, thoughts)), None)
             if tokens is None:
                 raise _not_allowed(whose, words, call.sampling)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
+
+from choreo_agents.arguments import Options
 
 
-class TuneSettings(BaseModel):
+class TuneSettings(Options):
     """How an adapter and a cache mapper are trained. Frozen.
 
     The defaults are those of Prompt Choreography (section 3.2, footnote 7), where it says any.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = Field(default=64, ge=0, description="Of the adapter; 0: none is trained.")
     alpha: float = Field(default=32.0, gt=0, description="The adapter adds alpha / rank times its product.")

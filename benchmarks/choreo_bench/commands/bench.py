@@ -21,7 +21,7 @@ TimedModelOption = Annotated[
 ]
 OnlyOption = Annotated[list[str] | None, typer.Option("--only", help="Those whose name has this in it; repeatable.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="One run each, of short lengths: to see that it runs.")]
-DrawnDtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option("--dtype", help="Of the weights that are drawn.")]
+DrawnDtypeOption = Annotated[str, typer.Option("--dtype", help="Of the weights that are drawn: bf16, fp32, ...")]
 LengthsOption = Annotated[str | None, typer.Option("--lengths", help="In tokens; several with commas.")]
 
 
@@ -57,7 +57,7 @@ def engine(
         import torch
 
         from choreo_agents.models.random_llama import SHAPES, save_random_llama
-        from choreo_agents.terminal.loading import DTYPES
+        from choreo_agents.models.weights.dtypes import dtype_named
         from choreo_bench.experiments.bench_engine.measure import measure_all, scenarios_named
         from choreo_bench.experiments.bench_engine.report import as_report, figure
 
@@ -68,7 +68,7 @@ def engine(
             save_random_llama(SHAPES[like], path, positions=1 << 15)
             found = measure_all(
                 path,
-                getattr(torch, DTYPES[dtype]),
+                dtype_named(dtype) or torch.bfloat16,
                 chosen,
                 repeats=repeats,
                 on_progress=lambda scenario, rival: status.update(f"{scenario}: {rival} ..."),

@@ -70,6 +70,8 @@ def read_recording(path: str | Path) -> Recording:
     Raises:
         InvalidRequestError: It is no recording, damaged, or of another version.
     """
+    if not isinstance(path, str | Path) or not Path(path).is_file():
+        raise InvalidRequestError(f"there is no recording {str(path)!r}: engine.record(path) writes one")
     path = Path(path)
     written = path.read_bytes().split(b"\n")
     unfinished = written.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from choreo_agents.tracing.tables import table_html
 
@@ -100,6 +101,11 @@ class EngineStats:
         """Mean requests that were submitted and unfinished: what `rows_per_decode_step` could be at most."""
         return self.decode_unfinished / self.decode_steps if self.decode_steps else 0.0
 
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<24} {value}" for name, value in self._told())
+
     def _repr_html_(self) -> str:
-        told = ((name.replace("_", " "), value) for name, value in asdict(self).items() if value not in (0, ""))
-        return table_html("what the engine has done, and holds", ("", ""), told)
+        return table_html("what the engine has done, and holds", ("", ""), self._told())
+
+    def _told(self) -> list[tuple[str, Any]]:
+        return [(name.replace("_", " "), value) for name, value in asdict(self).items() if value not in (0, "")]

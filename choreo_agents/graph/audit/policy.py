@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from choreo_agents.arguments import Options
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.audit.report import PrivateContext
 from choreo_agents.graph.visibility import Channel
@@ -14,13 +15,11 @@ from choreo_agents.graph.visibility import Channel
 OnViolation = Literal["raise", "reencode", "warn"]
 
 
-class Policy(BaseModel):
+class Policy(Options):
     """Who may be influenced by which private context, and through which channel.
 
     Without one a graph promises what it declares `private`, and the audit reports the rest.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     confidential: dict[str, frozenset[str]] = Field(default_factory=dict)
     """Private contexts (`alice.system`, a node whose messages are confidential, a confidential module: `travel/plan`),

@@ -11,10 +11,11 @@ from typing import Any, cast
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine
 from choreo_agents.engine.recording import Recording, RecordingHeader, RunStarted, key_of, read_recording
 from choreo_agents.errors import ReplayError
-from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
+from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
 from choreo_agents.graph.recording.listening import Listening, heard_by
 from choreo_agents.graph.recording.packing import Packing
 from choreo_agents.graph.replaying.answers import RunAnswers
@@ -30,6 +31,7 @@ _EVERYWHERE = "*"
 """In the place of nodes to stop at: all of them."""
 
 
+@refuses_unknown()
 def replay(
     app: CompiledChoreoGraph,
     path: str | Path,
@@ -61,6 +63,7 @@ def replay(
     return run_coroutine(areplay(app, path, nodes=nodes, config=config, context=context, progress=progress))
 
 
+@refuses_unknown()
 async def areplay(
     app: CompiledChoreoGraph,
     path: str | Path,
@@ -74,6 +77,7 @@ async def areplay(
     return await afork(app, path, set={}, nodes=nodes, config=config, context=context, progress=progress)
 
 
+@refuses_unknown()
 def fork(
     app: CompiledChoreoGraph,
     path: str | Path,
@@ -103,6 +107,7 @@ def fork(
     return run_coroutine(afork(app, path, set=set, nodes=nodes, config=config, context=context, progress=progress))
 
 
+@refuses_unknown()
 async def afork(
     app: CompiledChoreoGraph,
     path: str | Path,
@@ -114,6 +119,7 @@ async def afork(
     progress: Progress = lambda done, of: None,
 ) -> ReplayReport:
     """See `fork`."""
+    require_compiled(app)
     changes, recording = changes_of(set), read_recording(path)
     builder: Any = app.builder
     runs = [run for run in recording.runs if not run.inside and not {*run.nodes}.isdisjoint(builder.nodes)]

@@ -301,12 +301,13 @@ class AgentTurn:
         """Positions of the context behind a view that the agent's own turn does not need, but for its thoughts."""
         engine, chat = self.engine, self.engine.chat
         own = [header_of(self.agent, self.state, chat), FramedText.frame(chat.turn_end)]
-        needed = view.end + sampling.longest
+        needed = view.end
         if (thinking := thinking_of(self.agent, self.state, chat, 1)) is not None:
             own += [FramedText.frame(thinking.before + thinking.end), thinking.after]
             needed += BLANK_LINES
         needed += sum(len(engine.model.encode(text)) for text in own)
-        return engine.model.adapter.max_positions - needed
+        rest = engine.model.adapter.max_positions - needed
+        return rest - sampling.within(rest // 2).longest
 
 
 def _message(

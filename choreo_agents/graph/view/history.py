@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.words.told import required_arguments
@@ -14,6 +15,7 @@ Summary = Callable[..., str | Awaitable[str | None] | None]
 """Of the messages that an agent no longer sees: text that it is told in their place; None: nothing."""
 
 
+@refuses_unknown()
 @dataclass(frozen=True)
 class Keep:
     """What an agent sees of its view: the latest messages, its own among them, and instructions in any case.

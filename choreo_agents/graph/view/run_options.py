@@ -8,6 +8,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 
 Replay = Mapping[tuple[str, int, int, int], tuple[int, ...] | None]
@@ -21,6 +22,7 @@ _PLACE = "choreo"
 _PLAIN = ("seed", "replay", "watch", "trace_confidential", "again")
 
 
+@refuses_unknown()
 @dataclass(frozen=True)
 class RunOptions:
     """Options of one run, as `config["configurable"]["choreo"]`. JSON cannot carry it: no client of a service can.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.visibility.modes import PRIVATE, REENCODED, SHARED, Channel, Mode, VisibilityMode, mode_of
 from choreo_agents.graph.visibility.sources import EVERYONE, START_SOURCE
@@ -17,6 +18,7 @@ Positions = Literal["sequential", "parallel"]
 starting after the longest of them."""
 
 
+@refuses_unknown()
 @dataclass(frozen=True, init=False)
 class Rule:
     """How one reader sees one source.

@@ -20,6 +20,7 @@ from choreo_agents.models.loader import AUTO, EMBEDDED, usable_device
 from choreo_agents.models.located import located
 from choreo_agents.models.spelling import spelling_of
 from choreo_agents.models.support import require_supported
+from choreo_agents.models.weights.dtypes import dtype_named
 from choreo_agents.models.weights.quantized import require_loadable
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def check_model(
     name: str | Path,
     *,
     device: str | torch.device = AUTO,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     chat: Mapping[str, Any] | None = None,
 ) -> ModelCheck:
     """Tell all that can be told of a model without its weights.
@@ -89,6 +90,7 @@ def check_model(
         ModelNotFoundError: There is no such model. InvalidRequestError: An option cannot be one.
         OSError: Its files are damaged.
     """
+    dtype = dtype_named(dtype)
     source = WEIGHTS if str(name) == EMBEDDED else located(name, weights=False)
     where = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
     checkpoint = Checkpoint.read(str(name), source)

@@ -6,7 +6,9 @@ import torch
 
 from choreo_agents.errors import UnsupportedModelError
 
-SERVED = (torch.float32, torch.bfloat16, torch.float16)
+SHORT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Those that are served, as options name them."""
+SERVED = tuple(SHORT.values())
 
 
 def has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
@@ -28,7 +30,22 @@ def usual_dtype(own: torch.dtype, device: torch.device) -> torch.dtype:
     return own if has_kernels(own, device) else torch.float32
 
 
-def require_served(dtype: torch.dtype) -> None:
+def dtype_named(said: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype that is meant: `torch.bfloat16`, `"torch.bfloat16"`, `"bfloat16"` or `"bf16"`; None for `"auto"`.
+
+    Raises:
+        UnsupportedModelError: It is none, or no engine serves it.
+    """
+    if said is None or said == "auto":
+        return None
+    name = str(said).removeprefix("torch.")
+    found = SHORT.get(name) or getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or found not in SERVED:
+        require_served(said)
+    return found
+
+
+def require_served(dtype: torch.dtype | str) -> None:
     """Raise `UnsupportedModelError` for a dtype that no engine serves."""
     if dtype not in SERVED:
-        raise UnsupportedModelError(f"dtype {dtype} is not supported: use float32, bfloat16 or float16")
+        raise UnsupportedModelError(f'dtype {dtype!r} is not supported: use float32, bfloat16 or float16, or "auto"')

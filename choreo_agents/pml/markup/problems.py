@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
+from choreo_agents import arguments
 from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.pml.markup.syntax import SourcePlace
 
@@ -31,7 +31,6 @@ def problem(place: SourcePlace, message: str, expected: str = "") -> PMLProblem:
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """What was probably meant by an unknown name: the nearest of those that are known, or all of them."""
     names = sorted(set(known) - {""})
-    close = get_close_matches(name, names, 1, cutoff=0.5)
-    if close:
-        return repr(close[0])
+    if (close := arguments.nearest(name, names)) is not None:
+        return repr(close)
     return " or ".join(map(repr, names)) if 0 < len(names) <= 5 else otherwise

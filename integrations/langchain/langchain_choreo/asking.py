@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from langchain_core.messages import BaseMessage
 
 from choreo_agents import MessageHandle, Sampling
+from choreo_agents.arguments import require_known
 from choreo_agents.chat import ChatRequest, answer_format, described_tools, required_tools
-from choreo_agents.errors import InvalidRequestError
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -20,6 +20,10 @@ _OTHERS = (
     "model", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs", "timeout", "strict", "stream",
     "place", "merges",
 )  # fmt: skip
+
+
+BOUND = (*SAMPLING, *CALL, *_OTHERS, "stop", "config", "ls_structured_output_format")
+"""What may be bound."""
 
 
 class Settings(Protocol):
@@ -50,8 +54,7 @@ def request_of(
     Raises:
         InvalidRequestError: It cannot be asked so.
     """
-    if unknown := [name for name in said if name not in (*SAMPLING, *CALL, *_OTHERS)]:
-        raise InvalidRequestError(f"ChatChoreo has no {unknown[0]!r}: leave it out of the call, or of bind()")
+    require_known("a call of ChatChoreo", said, (*SAMPLING, *CALL, *_OTHERS))
 
     def found(name: str) -> Any:
         return said[name] if said.get(name) is not None else getattr(model, name)

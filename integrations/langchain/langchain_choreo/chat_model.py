@@ -24,9 +24,10 @@ from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import ConfigDict, Field, model_validator
 
 from choreo_agents import Engine, FramedText
+from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.chat import ChatCall, Reuse, astreamed, context_of, count_tokens, required_tools, streamed
 from choreo_agents.errors import InvalidRequestError
-from langchain_choreo.asking import CALL, SAMPLING, request_of
+from langchain_choreo.asking import BOUND, CALL, SAMPLING, request_of
 from langchain_choreo.engines import KeptEngines
 from langchain_choreo.merging import ChatBinding, Merging
 from langchain_choreo.place import CallPlace, Tenant
@@ -95,6 +96,15 @@ class ChatChoreo(Merging, BaseChatModel):
     """Whether `invoke` streams to callbacks."""
     engines: KeptEngines = Field(default_factory=KeptEngines, exclude=True, repr=False)
     """Those that were loaded: copies of this chat model share them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            inside = {each: f'load_options={{"{each}": ...}}' for each in parameters_of(Engine.load)}
+            # LangChain gives the last two to models of all kinds: here nobody asks for a key, and nothing is lost.
+            require_known(cls.__name__, given, {*cls.model_fields, "api_key", "max_retries"}, inside)
+        return given
 
     @model_validator(mode="after")
     def _has_a_model(self) -> ChatChoreo:
@@ -275,6 +285,7 @@ class ChatChoreo(Merging, BaseChatModel):
 
     def bind(self, **kwargs: Any) -> ChatBinding:  # type: ignore[override]
         """The model with arguments of its calls, which it merges with, too."""
+        require_known("ChatChoreo.bind", kwargs, BOUND)
         return ChatBinding(bound=self, kwargs=kwargs, config={})
 
     def scope(self, config: RunnableConfig | None = None) -> AbstractContextManager[object]:

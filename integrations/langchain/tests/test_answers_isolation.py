@@ -246,7 +246,9 @@ def test_attack_what_a_route_of_an_agents_node_asks_is_not_the_agents(confidenti
 def answered_between(engine: Engine, confidential: bool, **readers: Agent) -> Any:
     """A stock graph: ann, a function that asks, readers side by side or, if they are told so, one by one."""
     chat = ChatChoreo(engine=engine, max_tokens=3, seed=0)
-    graph = StateGraph(ChoreoState).add_node("ann", Agent("ann", engine=engine, confidential=confidential))
+    graph = StateGraph(ChoreoState).add_node(
+        "ann", Agent("ann", engine=engine, confidential=confidential, sampling=SPEAKING)
+    )
     graph.add_node("echo", lambda state: {"messages": [chat.invoke(state["messages"])]})
     for name, reader in readers.items():
         graph.add_node(name, reader)

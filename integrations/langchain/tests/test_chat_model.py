@@ -245,7 +245,7 @@ def test_stock_runnables_hold_it(chat: ChatChoreo) -> None:
 
 
 def test_what_a_call_cannot_ask_is_refused(chat: ChatChoreo, engine: Engine) -> None:
-    with pytest.raises(InvalidRequestError, match="no 'frequency'"):
+    with pytest.raises(InvalidRequestError, match="no argument 'frequency'"):
         chat.invoke("Why?", frequency=1)
     with pytest.raises(InvalidRequestError, match="none of the tools"):
         chat.bind_tools([get_weather], tool_choice="find")

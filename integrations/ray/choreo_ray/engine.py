@@ -10,6 +10,7 @@ import torch
 from ray.util.placement_group import PlacementGroup
 
 from choreo_agents import Engine, EngineStats, Memory, Scheduling
+from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
@@ -29,6 +30,7 @@ class RayEngine(Engine):
     _actors: Actors | None = None
 
     @classmethod
+    @refuses_unknown(FrontOptions)
     def load(  # type: ignore[override]
         cls,
         model: str | Path = "embedded",
@@ -44,7 +46,7 @@ class RayEngine(Engine):
         namespace: str = NAMESPACE,
         start_s: float = START_S,
         device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         prepacked: bool | None = None,
         generation_config: GenerationConfigUse | None = None,
         memory: Memory | None = None,

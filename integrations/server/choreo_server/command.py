@@ -155,8 +155,8 @@ def serve(
         str, typer.Option(help="cpu, cuda, ...; auto: the GPU if there is one.", rich_help_panel=_ENGINE)
     ] = "auto",
     dtype: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32"],
-        typer.Option(help="Of weights and KV; auto: the checkpoint's own.", rich_help_panel=_ENGINE),
+        str,
+        typer.Option(help="Of weights and KV: bfloat16, ...; auto: the checkpoint's own.", rich_help_panel=_ENGINE),
     ] = "auto",
     threads: Annotated[
         int | None,

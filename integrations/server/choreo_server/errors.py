@@ -76,8 +76,9 @@ def refused(error: Exception) -> RefusedError:
         return error
     if isinstance(error, HandleError):
         return RefusedError(404, UNKNOWN_HANDLE, "handle_not_found", "choreo.parents")
-    if isinstance(error, ValidationError):
-        return _of_fields(error)
+    cause = error.__cause__ if str(error).startswith("Sampling(") else error  # of settings, which are fields
+    if isinstance(cause, ValidationError):
+        return _of_fields(cause)
     for kind, status, code in _TYPED:
         if isinstance(error, kind):
             return RefusedError(status, _TOO_LONG * (kind is ContextOverflowError) + str(error), code)

@@ -16,8 +16,6 @@ from choreo_agents import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_server.app import ServerApp
 
-_DTYPES = {"auto": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 def log_to_stderr(level: str) -> None:
     """Write what the server and its engine log from a level on."""
@@ -40,7 +38,7 @@ def require_free(host: str, port: int) -> None:
 
 def load_engine(model: str, engines: int, threads: int | None, dtype: str, options: dict[str, Any]) -> Engine:
     """Load a model in this process, or in several actors of Ray's."""
-    options["dtype"] = _DTYPES[dtype]
+    options["dtype"] = dtype
     if engines == 1:
         if threads is not None:
             torch.set_num_threads(threads)

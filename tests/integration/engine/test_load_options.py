@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import MakeEngine
 from safetensors.torch import load_file, save_file
 from support.tiny import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from choreo_agents import Decode, Engine, Memory, Sampling
-from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
+from choreo_agents.errors import CutAnswerWarning, InvalidRequestError, UnsupportedModelError
 from choreo_agents.kv import free_memory
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.geometry import KVGeometry
@@ -31,6 +33,7 @@ from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.random_llama import LlamaShape, save_random_llama
 from choreo_agents.models.weights import dtypes
+from choreo_agents.testing import Script
 
 BFLOAT16 = torch.bfloat16
 LARGE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 32}
@@ -403,3 +406,32 @@ def test_loading_and_decoding_take_little_more_memory_than_the_weights(tmp_path:
     # A processor that is slow in bf16 has these weights converted, too: then no page of the file is one of theirs.
     assert float(taken) <= (1.1 if kept == "True" else 1.7) and (dtype == "own" or kept == "False")
     shutil.rmtree(tmp_path / "model")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "torch.bfloat16", "bfloat16", "bf16"])
+def test_a_dtype_is_named_as_torch_and_hugging_face_name_it(tiny_path: Path, dtype: Any) -> None:
+    with Engine.load(tiny_path, dtype=dtype, device="cpu") as engine:
+        assert engine.model.adapter.geometry.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("auto", "auto"), (torch.device("cpu"), None), ("cpu:0", "float32")])
+def test_devices_are_named_so_too_and_auto_is_the_default(tiny_path: Path, device: Any, dtype: Any) -> None:
+    with Engine.load(tiny_path, device=device, dtype=dtype) as engine:
+        assert engine.model.adapter.geometry.dtype == torch.float32
+
+
+def test_an_answer_that_nobody_has_bounded_ends_at_2048_tokens_or_where_the_room_ends(
+    make_engine: MakeEngine,
+) -> None:
+    words = Script(default="word " * 3000)
+    with pytest.warns(CutAnswerWarning, match="set max_tokens"):
+        long = make_engine(words.model, kv_budget_bytes=1 << 24)
+        assert len(long.logprobs(long.decode("<|assistant|>", sampling=Sampling(logprobs=0)))) == 2048
+    context, pool = make_engine(Script(default="word " * 3000, context=100).model), 64 * 128
+    small = make_engine(words.model, kv_budget_bytes=pool)
+    with pytest.warns(CutAnswerWarning):
+        assert context.decode("<|assistant|>").length == 100
+        assert 48 < small.decode("<|assistant|>").length <= 64  # in blocks of 16
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        context.decode("<|assistant|>", sampling=Sampling(max_tokens=5))

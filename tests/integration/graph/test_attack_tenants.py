@@ -409,7 +409,7 @@ def test_attack_a_thread_without_a_name_is_none(make_engine: MakeEngine, thread:
     """LangGraph keeps some of them under two names, and none of these says whose it is."""
     app = team().compile(InMemorySaver(), engine=make_engine(), tenant=of_the_service)
     for use in (lambda: app.invoke(QUESTION, config(thread)), lambda: app.get_state(config(thread))):
-        with pytest.raises(InvalidRequestError, match="name the thread"):
+        with pytest.raises(InvalidRequestError, match="thread_id"):
             as_tenant("acme", use)
 
 

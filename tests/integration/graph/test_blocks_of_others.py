@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from support.graphs import words_seen
 
-from choreo_agents import START, Agent, ChoreoGraph, Engine
+from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
 from choreo_agents.chat.history import short_id
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance import digest_of
@@ -107,10 +109,25 @@ def test_another_call_in_a_block_is_another_message() -> None:
         ),
         (HumanMessage([{"type": "image", "source": {"type": "base64", "data": "x"}}]), "image"),
         (HumanMessage([{"type": "audio", "data": "x"}]), "audio"),
-        (ToolMessage([{"type": "image", "url": "x"}], tool_call_id="1"), "image"),
         (HumanMessage([USES[0]]), "tool_use"),
     ],
 )
 def test_what_is_no_text_is_refused_by_name(engine: Engine, message: Any, kind: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"holds more than text, '{kind}'"):
+    with pytest.raises(InvalidRequestError, match=f"of the user holds more than text, '{kind}'.*RemoveMessage"):
         seen(engine, message)
+
+
+def test_of_a_result_what_is_no_text_is_left_out_and_the_model_is_told(engine: Engine) -> None:
+    result = ToolMessage([{"type": "text", "text": "Box 12."}, {"type": "image", "url": "x"}], tool_call_id="toolu_01")
+    asked = AIMessage("", tool_calls=[{"name": "find", "args": {"thing": "bells"}, "id": "toolu_01"}])
+    assert "Box 12.\n[image left out: no text]" in seen(engine, HumanMessage("Where?"), asked, result)
+
+
+def test_a_thread_goes_on_once_what_was_refused_is_removed(engine: Engine) -> None:
+    graph = ChoreoGraph().add_node(Agent("ann", sampling=Sampling(max_tokens=4))).add_edge(START, "ann")
+    app, thread = graph.compile(InMemorySaver(), engine=engine), {"configurable": {"thread_id": "t"}}
+    with pytest.raises(InvalidRequestError, match="RemoveMessage") as refusal:
+        app.invoke({"messages": [HumanMessage([{"type": "image", "url": "x"}])]}, thread)
+    [number] = re.findall(r"RemoveMessage\('(.*)'\)", str(refusal.value))
+    app.update_state(thread, {"messages": [RemoveMessage(number)]})
+    assert app.invoke({"messages": "Who has 3 red kites?"}, thread)["messages"][-1].text

@@ -251,8 +251,8 @@ def test_calls_of_plain_nodes_own_their_results_too() -> None:
 def test_what_cannot_be_kept_is_refused_when_an_agent_is_made() -> None:
     for options, said in (
         ({"tools": [find], "choices": ["yes", "no"]}, "choices"),
-        ({"tools": [], "tool_choice": "required"}, "it has none"),
-        ({"tools": [find], "tool_choice": "other"}, "its tools are one of find"),
+        ({"tools": [], "tool_choice": "required"}, "it has no tools: give it some"),
+        ({"tools": [find], "tool_choice": "other"}, "its tools are find: name one"),
         ({"tools": [find, find]}, "several tools named 'find'"),
         ({"tools": find}, "in a list"),
         ({"tools": [7]}, "cannot be described"),

@@ -76,7 +76,7 @@ def test_each_agent_says_its_lines_and_its_calls_tell_what_it_saw(make_engine: M
         HeardMessage("__start__", "What does Bob have?"),
     )
     assert captain.text == f"Agents agree.\nWhat does Bob have?\nscout: {ODD}"
-    assert captain.sampling.max_tokens == 256 and not script.unsaid
+    assert captain.sampling.max_tokens == 2048 and not script.unsaid
 
 
 def test_a_private_edge_leaves_nothing_to_see(make_engine: MakeEngine) -> None:
@@ -250,7 +250,7 @@ def test_what_can_never_work_is_refused_as_with_any_model(make_engine: MakeEngin
     other, foreign = make_engine(Script(default="Yes.").model), make_engine(embedded)
     root = engine.prefill("<s>Root.")
     with pytest.raises(ContextLengthError, match="the model's context ends at 40"):
-        engine.decode("<|assistant|>", [root])
+        engine.decode("<|assistant|>", [root], sampling=Sampling(max_tokens=40))
     with pytest.raises(InvalidRequestError, match="the header is empty"):
         engine.decode("")
     with pytest.raises(UnknownHandleError):
@@ -264,7 +264,7 @@ def test_what_can_never_work_is_refused_as_with_any_model(make_engine: MakeEngin
         Script(default="Yes.").model, kv_budget_bytes=64 * engine.model.adapter.geometry.bytes_per_token
     )
     with pytest.raises(KVBudgetError, match="has 64 in all"):
-        small.decode("<|assistant|>")
+        small.decode("<|assistant|>", sampling=Sampling(max_tokens=64))
     with pytest.raises(RequestTimeoutError):
         other.decode("<|assistant|>", timeout_s=0)
 
@@ -471,3 +471,16 @@ def test_a_line_serves_whoever_thinks_and_for_however_long(line: str, thinking: 
         assert whole.startswith("".join(found)) and bool(found) is bool(whole)
         assert found == [whole] or thinking is not True or not whole
         engine.check()
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "find"])
+def test_a_call_is_written_in_one_way_whether_or_not_it_has_to_be_made(choice: str) -> None:
+    def find(thing: str) -> str:
+        """Find a thing."""
+        return thing
+
+    call = '<tool_call>{"name": "find", "arguments": {"thing": "kites"}}</tool_call>'
+    graph = ChoreoGraph().add_node(Agent("ann", tools=[find], tool_choice=choice)).add_edge(START, "ann")
+    with Script({"ann": call}).load() as engine:
+        [made] = graph.compile(engine=engine).invoke({"messages": "Find kites."})["messages"][-1].tool_calls
+    assert (made["name"], made["args"]) == ("find", {"thing": "kites"})

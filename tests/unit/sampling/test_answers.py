@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.sampling import AnswerGuide, AnswerPaths, Sampling, TokenSampler
 
 END = 9
@@ -192,5 +192,5 @@ def test_forced_tokens_need_no_guide() -> None:
 
 @pytest.mark.parametrize("wrong", [{"choices": ("",)}, {"choices": "yes"}, {"lead": "I vote for"}])
 def test_wrong_choices_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidRequestError):
         Sampling(**wrong)

@@ -11,6 +11,7 @@ from torch import is_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.sampling import (
     AnswerGuide,
     AnswerPaths,
@@ -433,7 +434,7 @@ def test_log_probabilities_are_those_of_the_softmax(words: int) -> None:
     ids=str,
 )
 def test_a_setting_out_of_range_is_refused_by_name(wrong: dict) -> None:
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
+    with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
         Sampling(**wrong)
 
 
