@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableLambda
-from langgraph.graph import END, START
+from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.arguments import refuses_unknown

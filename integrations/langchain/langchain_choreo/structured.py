@@ -11,7 +11,7 @@ from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser,
 from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
-from langchain_core.utils.pydantic import is_basemodel_subclass
+from langchain_core.utils.pydantic import TBaseModel, is_basemodel_subclass
 
 from choreo_agents.chat import closed, schema_of_type
 
@@ -52,7 +52,7 @@ class _Answer(_Called, JsonOutputParser):
     pass
 
 
-class _AnswerOfModel(_Called, PydanticOutputParser):  # type: ignore[type-arg]
+class _AnswerOfModel(_Called, PydanticOutputParser[TBaseModel]):
     pass
 
 
