@@ -72,7 +72,9 @@ class ChatCall:
         self.message: AIMessage | None = None
         """What was said, once it is, ..."""
         self.handle: MessageHandle | None = None
-        """... and its encoding."""
+        """... its encoding, ..."""
+        self.queued_s: float | None = None
+        """... and how many seconds it waited until a step could hold it."""
 
     @property
     def is_long(self) -> bool:
@@ -192,6 +194,7 @@ class ChatCall:
         yield from self._speaking.rest()
         self.engine.threads.hold([item])
         self.handle, self.message = item, self._replied(item)
+        self.queued_s = self.engine.usage(item).queued_s
         yield from self._chunks.last(self.message)
 
     def _replied(self, handle: MessageHandle) -> AIMessage:

@@ -132,6 +132,6 @@ def test_its_commands_run(tmp_path: Path) -> None:
     commands = [shlex.split(line.replace("./my-model", str(model)), comments=True) for line in lines]
     assert len(commands) == 4
     for choreo, *words in commands:
-        few = {"eval": ["--n", "1"]}.get(words[0], [])
+        few = {"eval": ["--n", "1"], "run": ["--reports", "2", "--max-tokens", "8"]}.get(words[0], [])
         result = CliRunner().invoke(app, [*words, *few], env={"COLUMNS": "200"})
         assert choreo == "choreo" and result.exit_code == 0, result.output

@@ -126,5 +126,5 @@ class Pace:
             self._waits.first.add(now_s - self._began_s)
         elif not is_last:
             self._waits.next.add(now_s - before_s)
-        if is_last and call.handle is not None and (queued_s := call.engine.usage(call.handle).queued_s) is not None:
-            self._waits.queued.add(queued_s)
+        if is_last and call.queued_s is not None:
+            self._waits.queued.add(call.queued_s)

@@ -168,7 +168,7 @@ def test_names_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
     out = run("run", "prisoners-dilemma", "--method", "reencoded", "--alice", "cooperate", "--seed", "3")
-    assert "prisoners dilemma on embedded, reencoded" in out and "bob.plan" in out and "Bob cooperates" in out
+    assert "prisoners dilemma on embedded, method reencoded" in out and "bob.plan" in out and "Bob cooperates" in out
     assert "prisoners_dilemma has no method 'all'" in run("run", "prisoners-dilemma", "--method", "all", code=1)
     table, plot = tmp_path / "dilemma.md", tmp_path / "dilemma.png"
     out = run("eval", "dilemma", "--n", "2", "--report", str(table), "--plot", str(plot))

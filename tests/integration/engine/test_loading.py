@@ -21,6 +21,7 @@ from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.cli import app
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.support import ProbePrompt, plain_logits, probe_tokens, require_movable
 
 
@@ -36,8 +37,7 @@ def test_the_embedded_model_is_small_and_loads_at_once() -> None:
     with Engine.load("embedded") as engine:
         assert time.perf_counter() - started < 10, "two seconds on an idle machine"
         assert engine.model.adapter.parameters <= 6_000_000
-    folder = Path(load_model.__code__.co_filename).parent / "embedded" / "weights"
-    assert (folder / "model.safetensors").stat().st_size <= 12_000_000
+    assert (WEIGHTS / "model.safetensors").stat().st_size <= 12_000_000
 
 
 def test_the_embedded_model_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from support.installed import own_commands
 from typer.testing import CliRunner
 
@@ -34,6 +33,6 @@ def test_what_is_said_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
     for words in ([], ["--device", "cuda:1", "--dtype", "fp16", "--no-prepacked"]):
         assert CliRunner().invoke(app, ["inspect", "memory", *words]).exit_code == 1
     assert asked == [
-        {"device": "auto", "dtype": None, "prepacked": True},
-        {"device": "cuda:1", "dtype": torch.float16, "prepacked": False},
+        {"device": "auto", "dtype": "auto", "prepacked": True},
+        {"device": "cuda:1", "dtype": "fp16", "prepacked": False},
     ]
