@@ -37,7 +37,7 @@ from choreo_agents.graph.compiling.unseen import note_unseen
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import LineageChoice, require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
-from choreo_agents.graph.langgraph_internals import MergingGraph, relabelled
+from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
 from choreo_agents.graph.recording.around import around
@@ -61,7 +61,7 @@ from choreo_agents.synthesis.strategies import Strategy, require_strategy
 Self = TypeVar("Self", bound="ChoreoGraph")
 
 
-class ChoreoGraph(MergingGraph):
+class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
     """A LangGraph `StateGraph` for agents that hand each other KV-cache handles.
 
     Args:

@@ -12,7 +12,7 @@ from langgraph.graph.message import add_messages
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from choreo_agents.graph.langgraph_internals import growing, merge_messages
+from choreo_agents.graph.langgraph_internals import growing
 from choreo_agents.kv.handle import base_model
 
 _SAME = ("digest", "author", "persona", "confidential")
@@ -159,4 +159,4 @@ class ChoreoState(TypedDict, total=False):
     """What choreographed nodes read and write. Extend it with channels of your own."""
 
     handles: Handles
-    messages: Annotated[list[AnyMessage], growing(add_messages, merge_messages)]
+    messages: Annotated[list[AnyMessage], add_messages]

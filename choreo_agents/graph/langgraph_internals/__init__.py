@@ -5,10 +5,8 @@ A new LangGraph that breaks us breaks this folder.
 
 from choreo_agents.graph.langgraph_internals.declared import (
     AroundNode,
-    MergingGraph,
     growing,
     is_cached,
-    merge_messages,
     merges_by,
     relabelled,
     stops_of,
@@ -47,7 +45,6 @@ from choreo_agents.graph.langgraph_internals.running import (
 __all__ = [
     "SENDS",
     "AroundNode",
-    "MergingGraph",
     "adelete_thread",
     "asaved_metadata",
     "at_thread",
@@ -59,7 +56,6 @@ __all__ = [
     "hidden_in",
     "is_cached",
     "is_nested",
-    "merge_messages",
     "merges_by",
     "nodes_behind",
     "overwritten",

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import reduce
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from langchain_core.messages import RemoveMessage, convert_to_messages
 from langgraph._internal._runnable import RunnableCallable
 from langgraph._internal._serde import build_serde_allowlist
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
-from langgraph.graph.message import _messages_delta_reducer, add_messages
 
 _GROWS_FROM = (1, 2, 20)
 """Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
-_NAMES_IDS: Callable[[Any, Any], Any] = _messages_delta_reducer
-"""Where it finds this one, LangGraph gives ids to whatever becomes a message before it writes it, so that they are the
-same at each reading; elsewhere to no words, and to no pairs of a role and words."""
 _LEAST, _SHARE = 20, 8
 """Updates of a channel after which a checkpoint has all of it: so many at least, or an eighth of its length."""
 T = TypeVar("T")
@@ -48,41 +42,6 @@ class _GrowingChannel(DeltaChannel[Any]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class _GrowingMessages(_GrowingChannel):
-    """Merges as `add_messages` does, and has `_NAMES_IDS` as its reducer."""
-
-    __slots__ = ()
-
-    def update(self, values: Sequence[Any]) -> bool:
-        """See `DeltaChannel.update`."""
-        return bool(self._merged("update", values))
-
-    def replay_writes(self, writes: Sequence[Any]) -> None:
-        """See `DeltaChannel.replay_writes`."""
-        self._merged("replay_writes", writes)
-
-    def _merged(self, how: str, given: Sequence[Any]) -> Any:
-        merging: DeltaChannel[Any] = DeltaChannel(merge_messages, self.typ)
-        merging.value = self.value
-        found = getattr(merging, how)(given)
-        self.value = merging.value
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        # What LangGraph asks of the schemas of one graph: those of its nodes, and its input, may be `MessagesState`.
-        return isinstance(other, _GrowingMessages) or merges_by(other, add_messages)
-
-    __hash__ = None
-
-
-def merge_messages(messages: Any, updates: Sequence[Any]) -> Any:
-    """Messages with several updates, each as `add_messages` takes it, the same as one after the other."""
-    said = [message for each in updates for message in (each if isinstance(each, list) else [each])]
-    if len(updates) > 1 and not any(isinstance(each, RemoveMessage) for each in convert_to_messages(said)):
-        return add_messages(messages, said)
-    return reduce(add_messages, updates, messages)  # what is removed must be there by then
-
-
 def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any]) -> Any:
     """What says of a channel of a state how its updates are merged, so that a checkpoint has what is new in it alone.
 
@@ -94,24 +53,12 @@ def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence
     """
     if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
         return merge
-    return _GrowingMessages(_NAMES_IDS) if merge_all is merge_messages else _GrowingChannel(merge_all)
+    return _GrowingChannel(merge_all)
 
 
 def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:
     """Whether a channel merges updates by one of these functions."""
     return any(getattr(channel, name, None) in merging for name in ("operator", "reducer"))
-
-
-class MergingGraph(StateGraph[Any, Any, Any, Any]):
-    """A graph one of whose schemas may have growing messages, and another those of LangGraph: its state decides."""
-
-    def _add_schema(self, schema: type[Any], /, allow_managed: bool = True) -> None:
-        held = self.channels.get("messages")
-        if merges_by(held, add_messages):  # it compares what it holds with what comes, and knows no growing ones
-            self.channels["messages"] = _GrowingMessages(_NAMES_IDS)
-        super()._add_schema(schema, allow_managed)
-        if held is not None:
-            self.channels["messages"] = held
 
 
 def is_cached(builder: StateGraph[Any, Any, Any, Any], node: str) -> bool:

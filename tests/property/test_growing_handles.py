@@ -1,19 +1,12 @@
-"""Entries and messages are the same however LangGraph puts their updates together again."""
-
-import copy
-from functools import reduce
-from typing import Any
+"""Entries are the same however LangGraph puts their updates together again."""
 
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessageChunk, HumanMessage, RemoveMessage
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import StateGraph
-from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Overwrite
 
-from choreo_agents.graph.langgraph_internals import merge_messages
 from choreo_agents.graph.state import ChoreoState, HandleEntry, merge_entries, merge_updates
 
 
@@ -80,28 +73,3 @@ def test_a_channel_holds_the_same_whatever_of_it_was_kept(said: list[list[Handle
         read = live.from_checkpoint(snapshot)
         read.replay_writes([("task", "handles", write) for superstep in supersteps[start:] for write in superstep])
         assert read.get() == live.get()
-
-
-ids = st.sampled_from("123")
-words = st.sampled_from(["yes", "no"])
-said = st.one_of(
-    st.tuples(words, ids).map(lambda each: HumanMessage(each[0], id=each[1])),
-    st.tuples(words, ids).map(lambda each: AIMessageChunk(each[0], id=each[1])),
-    st.fixed_dictionaries({"role": st.just("user"), "content": words, "id": ids}),
-    st.one_of(ids, st.just(REMOVE_ALL_MESSAGES)).map(lambda each: RemoveMessage(id=each)),
-    st.fixed_dictionaries({"role": st.just("remove"), "content": st.just(""), "id": ids}),
-)
-
-
-def outcome(merge: Any, *given: Any) -> Any:
-    try:
-        return merge(*copy.deepcopy(given))
-    except ValueError as error:
-        return str(error)
-
-
-@given(st.lists(st.one_of(said, st.lists(said, max_size=3)), max_size=6), st.integers(0, 6))
-def test_messages_are_merged_in_batches_as_one_by_one(updates: list[Any], cut: int) -> None:
-    whole = outcome(lambda each: reduce(add_messages, each, []), updates)
-    assert outcome(merge_messages, [], updates) == whole
-    assert outcome(lambda each: merge_messages(merge_messages([], each[:cut]), each[cut:]), updates) == whole
