@@ -101,6 +101,8 @@ def run_case(
         if inputs is not None and isinstance(options, RecordOptions):
             no_compare = no_compare or options.reports != REPORTS
             options = DebateOptions(agents=options.agents, rounds=options.rounds)
+        if html is not None and not html.parent.is_dir():
+            raise ValueError(f"--html {html}: there is no folder {str(html.parent)!r}")
         if inputs is not None and (no_compare or repeats or html):
             raise ValueError("--reports, --repeats, --no-compare and --html are for our own problems, not for --inputs")
         if temperature is None:

@@ -98,8 +98,9 @@ class Comparison:
         )
 
     def ratio(self, way: str, figure: Figure) -> float:
-        """Return how many times as much as choreo a method took."""
-        return float(getattr(self.cost(way), figure) / getattr(self.cost("choreo"), figure))
+        """Return how many times as much as choreo a method took; infinity, if choreo took none."""
+        own = getattr(self.cost("choreo"), figure)
+        return float(getattr(self.cost(way), figure) / own if own else "inf")
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row for each figure: what each method took, and the others' over choreo's."""

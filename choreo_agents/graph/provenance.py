@@ -483,6 +483,8 @@ def handed_on(
     standing = cache(lambda: {**_standing(config, fresh=fresh), **by_id(said)})
 
     def noted(given: Any) -> Any:
+        if given is None:
+            return None
         with suppress(NotImplementedError, ValueError):  # a function may be sent anything
             [message] = convert_to_messages([given])
             if (found := as_it_stands(message, standing().get(str(message.id)))) is not None:
@@ -490,7 +492,7 @@ def handed_on(
         return given if other is None else other(given)
 
     def messages(written: Any) -> Any:
-        return type(written)(map(noted, written)) if isinstance(written, list | tuple) else written and noted(written)
+        return type(written)(map(noted, written)) if isinstance(written, list | tuple) else noted(written)
 
     return _forwarded(sends, partial(rewritten, changes={"messages": messages}))
 

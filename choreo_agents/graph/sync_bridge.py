@@ -42,11 +42,13 @@ def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
     """Await work that is not left half-way, as a run that is never half begun; and whether the caller was cancelled
-    meanwhile."""
+    meanwhile, which an error of the work does not hide."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
+    if cancelled is not None and not task.cancelled() and task.exception() is not None:
+        raise cancelled
     return task.result(), cancelled

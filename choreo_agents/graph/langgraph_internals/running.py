@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -139,7 +140,7 @@ async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
     around = task_path_of(config).rpartition("|")[0]
     at = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": around, "checkpoint_id": info.checkpoint_id}
     where = RunnableConfig(configurable=at)
-    saved = await _awaited(saver.aget_tuple(where), saver.get_tuple, where)
+    saved = await _awaited(saver.aget_tuple, saver.get_tuple, where)
     return list((saved.pending_writes if saved else None) or [])
 
 
@@ -185,7 +186,7 @@ async def asaved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | No
     if saver is None or thread is None:
         return None
     at = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
-    saved = await _awaited(saver.aget_tuple(at), saver.get_tuple, at)
+    saved = await _awaited(saver.aget_tuple, saver.get_tuple, at)
     return None if saved is None else dict(saved.metadata or {})
 
 
@@ -205,15 +206,15 @@ def delete_thread(saver: Any, thread: str) -> None:
 
 async def adelete_thread(saver: Any, thread: str) -> None:
     """The same."""
-    await _awaited(saver.adelete_thread(thread), delete_thread, saver, thread)
+    await _awaited(saver.adelete_thread, partial(delete_thread, saver), thread)
 
 
-async def _awaited(answer: Awaitable[Any], otherwise: Callable[..., Any], *args: Any) -> Any:
-    """What a saver answers; if it is sync only, what is called otherwise does."""
+async def _awaited(asked: Callable[[Any], Awaitable[Any]], otherwise: Callable[[Any], Any], about: Any) -> Any:
+    """Return what a saver answers; if it is sync only, what it says when it is called otherwise, on a thread."""
     try:
-        return await answer
+        return await asked(about)
     except NotImplementedError:
-        return await asyncio.to_thread(otherwise, *args)
+        return await asyncio.to_thread(otherwise, about)
 
 
 def with_hidden(config: RunnableConfig | None, name: str, value: Any) -> RunnableConfig:
