@@ -45,7 +45,7 @@ class StreamOptions(Fields):
     """How an answer is streamed."""
 
     include_usage: bool | None = None
-    """a stream ends with what the answer cost; an answer that is none has it in any case"""
+    """whether a stream ends with its usage; answers that are not streamed always have it"""
     include_obfuscation: Annotated[Any, Harmless("nothing is padded")] = None
 
 
@@ -71,11 +71,11 @@ class ChatBody(Fields):
     stream_options: StreamOptions | None = None
     """how"""
     n: int | None = Field(None, ge=1)
-    """answers"""
+    """how many answers, 16 at most"""
     logprobs: bool | None = None
     """log-probabilities of what is said"""
     top_logprobs: int | None = None
-    """with `logprobs`: those of so many of the likeliest tokens, too"""
+    """with `logprobs`: also those of this many of the likeliest tokens"""
     stop: str | list[str] | None = None
     """texts that end the answer, and are no part of it"""
     max_tokens: int | None = None
@@ -85,7 +85,7 @@ class ChatBody(Fields):
     seed: int | None = None
     """the same seed says the same"""
     temperature: float | None = None
-    """how tokens are chosen: left open, as the checkpoint says, or the likeliest"""
+    """how tokens are chosen; by default as the checkpoint's `generation_config.json` says, else greedily"""
     top_p: float | None = None
     """likewise"""
     top_k: int | None = None
@@ -184,7 +184,7 @@ class ChatBody(Fields):
         return {
             "tools": tools,
             "required": required,
-            "sampling": Sampling.model_validate(sampling),
+            "sampling": Sampling(**sampling),
             "thinking": False if effort == "none" else own.thinking,
             "effort": None if effort == "none" else effort,
             "counts_thoughts": True,

@@ -52,8 +52,8 @@ def serve(
             dir_okay=False,
             callback=_configure,
             is_eager=True,
-            help='A TOML file of these options by name, as in [b]model = "llama"[/b] and [b]kv-budget = 4[/b]; what is '
-            "typed comes first.",
+            help='A TOML file of these options by name, as in [b]model = "llama"[/b] and [b]kv-budget = 4[/b]; the '
+            "command line overrides it.",
             show_default=False,
         ),
     ] = None,

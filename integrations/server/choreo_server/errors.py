@@ -88,7 +88,7 @@ def refused(error: Exception) -> RefusedError:
 def _misled(request: Request, error: HTTPException) -> RefusedError:
     """What somebody is told who asks for what is nowhere, or as nobody does."""
     there = {
-        route.path: f"{'POST' if 'POST' in (route.methods or ()) else 'GET'} {route.path}"
+        (path := route.path.replace(":path", "")): f"{'POST' if 'POST' in (route.methods or ()) else 'GET'} {path}"
         for route in request.app.routes
         if isinstance(route, Route)
     }

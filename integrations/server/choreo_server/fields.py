@@ -46,7 +46,7 @@ class Fields(BaseModel):
     def _has_no_others(self) -> Self:
         for name in self.model_extra or ():
             near = get_close_matches(name[:64], honoured := self.honoured(), 1)
-            says = f"the nearest is {honoured[near[0]]}" if near else f"there are {', '.join(honoured)}"
+            says = f"the nearest is {honoured[near[0]]}" if near else f"there are {', '.join(honoured.values())}"
             raise PydanticCustomError(
                 "unknown", "there is no such field: leave it out; {says}", {"says": says, "field": name[:64]}
             )
@@ -62,7 +62,7 @@ class Fields(BaseModel):
             if isinstance(field.default, Fields)
             for below in field.default.honoured()
         }
-        return inner | {name: name for name in own}
+        return {name: name for name in own} | {name: where for name, where in inner.items() if name not in own}
 
 
 def marks(field: Any) -> list[Harmless | Instead]:

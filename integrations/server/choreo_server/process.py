@@ -20,6 +20,7 @@ from choreo_server.app import ServerApp
 def log_to_stderr(level: str) -> None:
     """Write what the server and its engine log from a level on."""
     config = deepcopy(LOGGING_CONFIG)
+    config["formatters"]["default"]["fmt"] = "%(asctime)s %(levelprefix)s %(message)s"
     ours = {"handlers": ["default"], "level": level.upper()}
     config["loggers"] |= dict.fromkeys(("choreo_agents", "choreo_ray", "choreo_server"), ours)
     dictConfig(config)
