@@ -95,14 +95,13 @@ class CompiledSchema:
         return (piece for piece in self.pieces.values() if piece.cached)
 
 
-def compile_schema(schema: Schema, model: LoadedModel, *, placeholder: int | None = None) -> CompiledSchema:
+def compile_schema(schema: Schema, model: LoadedModel) -> CompiledSchema:
     """Tokenize a schema for a model, and give each piece its position (Prompt Cache, section 3.3).
 
     Args:
         schema: What to compile.
-        model: Whose tokenizer and chat template are used.
-        placeholder: The token that slots are encoded with, such as a learned one; by default the tokenizer's unknown
-            token, or, where there is none, that which pads or ends.
+        model: Whose tokenizer and chat template are used. Slots are encoded with the tokenizer's unknown token, or,
+            where there is none, that which pads or ends.
 
     Raises:
         PMLError: The schema is longer than the model's context, or the scaffold of a parameter than its length.
@@ -112,7 +111,7 @@ def compile_schema(schema: Schema, model: LoadedModel, *, placeholder: int | Non
     if limit is not None and layout.length > limit:
         raise PMLError([too_long(schema.tree.place, f"schema {schema.name!r}", layout.length, limit)])
     _require_room(layout)
-    fill = placeholder_of(model) if placeholder is None else placeholder
+    fill = placeholder_of(model)
     scaffolds = _scaffolds(schema, layout)
     pieces = _Pieces(fill)
     pieces.add(layout, (), None)
