@@ -2,7 +2,7 @@
 
 from choreo_agents.pml.assembling import Assembly, FreshText, PlacedPiece, compile_prompt
 from choreo_agents.pml.building import Slot, assistant, module, module_of, slot, system, union, user
-from choreo_agents.pml.compiler import CompiledSchema, PieceKey, SchemaPiece, SlotUse, compile_schema
+from choreo_agents.pml.compiler import CompiledSchema, PieceKey, SchemaPiece, compile_schema
 from choreo_agents.pml.library import EncodedModule, SchemaLibrary
 from choreo_agents.pml.prompt import Prompt
 from choreo_agents.pml.schema import Schema
@@ -21,7 +21,6 @@ __all__ = [
     "SchemaLibrary",
     "SchemaPiece",
     "Slot",
-    "SlotUse",
     "assistant",
     "compile_prompt",
     "compile_schema",

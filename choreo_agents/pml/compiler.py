@@ -19,7 +19,6 @@ from types import MappingProxyType
 
 from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.models import LoadedModel
-from choreo_agents.pml.flow import written_by
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan, lay_out
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import Path, SourcePlace
@@ -30,17 +29,6 @@ PieceKey = str
 members follow: `plan/miami#0 [hotel plan/miami]`."""
 Scaffold = tuple[Path, ...]
 """Modules that are encoded together, in the order of their positions."""
-
-
-@dataclass(frozen=True)
-class SlotUse:
-    """What a piece holds the place of."""
-
-    name: str
-    length: int
-    """Tokens that an argument may have at most, `lead` included."""
-    lead: str
-    """Is encoded before the argument, as one text with it: a blank, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,7 @@ class SchemaPiece:
     """The position of its first token, in every prompt; also its offset in the views of pieces that attend to it."""
     parents: tuple[PieceKey, ...]
     """What it attends to, in the order of positions."""
-    slot: SlotUse | None
+    slot: SlotSpan | None
     """What argument it holds the place of, if it is a slot."""
     cached: bool
     """False: it is not to be encoded beforehand; no cached piece attends to it."""
@@ -106,7 +94,7 @@ def compile_schema(schema: Schema, model: LoadedModel) -> CompiledSchema:
     Raises:
         PMLError: The schema is longer than the model's context, or the scaffold of a parameter than its length.
     """
-    layout = lay_out(written_by(model.chat, schema.tree), model.encode)
+    layout = lay_out(schema.tree, model.chat, model.encode)
     limit = model.adapter.max_positions
     if limit is not None and layout.length > limit:
         raise PMLError([too_long(schema.tree.place, f"schema {schema.name!r}", layout.length, limit)])
@@ -229,7 +217,7 @@ class _Pieces:
         key = f"{'/'.join(module.path)}#{number}"
         if scaffold is not None:
             key += self._suffix
-        slot = SlotUse(span.name, span.length, span.lead) if isinstance(span, SlotSpan) else None
+        slot = span if isinstance(span, SlotSpan) else None
         tokens = span.tokens if slot is None else (*span.tokens, *(self.fill,) * (span.length - len(span.tokens)))
         confidential = module.confidential or (bool(self._confidential) and not self._confidential.isdisjoint(parents))
         if confidential:
