@@ -9,7 +9,7 @@ from typing import Literal, TypeGuard
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel
-from choreo_agents.pml.compiler import CompiledSchema, PieceKey, Scaffold, too_long
+from choreo_agents.pml.compiler import CompiledSchema, PieceKey, Scaffold, check_length
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import Argument, ChatTurn, Import, Path, PromptTree, Role, Text
@@ -38,10 +38,6 @@ class FreshText:
     """Whose argument or text it is; () for the schema's and the prompt's own."""
     confidential: bool
     """Whether that module is confidential."""
-
-    @property
-    def end(self) -> int:
-        return self.offset + len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -140,9 +136,7 @@ class _Assembling:
 
     def done(self) -> Assembly:
         end = max((end for _, end in self.taken), default=0)
-        limit = self.model.adapter.max_positions
-        if limit is not None and end > limit:
-            self.problems.found.append(too_long(self.prompt.tree.place, "the prompt", end, limit))
+        check_length(self.problems, self.model, self.prompt.tree.place, "the prompt", end)
         self.problems.require_none()
         return Assembly(
             self.prompt,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -157,13 +157,10 @@ def assistant(*parts: Part) -> TurnPart:
 
 def build(name: str, content: Content | Writer, scaffolds: Iterable[Iterable[str]] = ()) -> SchemaTree:
     """The tree of a schema; raises a `PMLError` with all that is wrong in it."""
-    slots: Mapping[str, Slot] = {}
-    place, parts = _HERE, _parts(content) if not callable(content) else ()
-    if callable(content):
-        place = _place(content)
-        slots, parts = _called(content)
+    place = _place(content) if callable(content) else _HERE
+    slots, parts = _called(content) if callable(content) else ({}, _parts(content))
     problems = Problems()
-    nodes = _Builder(problems).nodes(parts, slots, place, 1)
+    nodes = _Builder(problems, slots, place).whole(parts, 1)
     sets = tuple(tuple(names) for names in scaffolds)
     tree = SchemaTree(name, nodes, place, sets, None)
     if not name:
@@ -192,70 +189,64 @@ def _parts(content: Content) -> tuple[Part, ...]:
     return (content,) if isinstance(content, str) else tuple(content)
 
 
+@dataclass(frozen=True)
 class _Builder:
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
+    """Makes the nodes of a module, or of the schema."""
 
-    def nodes(
-        self, parts: Iterable[Part], slots: Mapping[str, Slot], place: SourcePlace, depth: int
-    ) -> tuple[SchemaNode, ...]:
-        """The nodes of a module; of a schema; each of its slots must be there once."""
+    problems: Problems
+    slots: Mapping[str, Slot]
+    place: SourcePlace
+    used: set[str] = field(default_factory=set)
+
+    def whole(self, parts: Iterable[Part], depth: int) -> tuple[SchemaNode, ...]:
+        """All nodes, in which each of the slots must be."""
+        nodes = self.nodes(parts, depth)
+        for name in (name for name in self.slots if name not in self.used):
+            self.problems.add(self.place, f"parameter {name!r} stands in no text", f"{{{name}}} in an f-string")
+        return nodes
+
+    def nodes(self, parts: Iterable[Part], depth: int) -> tuple[SchemaNode, ...]:
+        """Those of these parts."""
         nodes: list[SchemaNode] = []
-        used: list[str] = []
-        self._add(nodes, parts, slots, place, used, depth)
-        for name in slots.keys() - set(used):
-            self.problems.add(place, f"parameter {name!r} stands in no text", f"{{{name}}} in an f-string")
-        return tuple(nodes)
-
-    def _add(
-        self,
-        nodes: list[SchemaNode],
-        parts: Iterable[Part],
-        slots: Mapping[str, Slot],
-        place: SourcePlace,
-        used: list[str],
-        depth: int,
-    ) -> None:
         if depth >= MOST_NESTED:
-            self.problems.add(place, f"more than {MOST_NESTED} elements are nested", f"at most {MOST_NESTED}")
-            return
+            self.problems.add(self.place, f"more than {MOST_NESTED} elements are nested", f"at most {MOST_NESTED}")
+            return ()
         for part in parts:
             if isinstance(part, str):
-                self._text(nodes, part, slots, place, used)
+                self._text(nodes, part)
             elif isinstance(part, ModulePart):
                 nodes.append(self._module(part, depth))
             elif isinstance(part, UnionPart):
                 members = tuple(self._module(member, depth + 1) for member in part.members)
-                nodes.append(Union(members, members[0].place if members else place, part.scaffold))
+                nodes.append(Union(members, members[0].place if members else self.place, part.scaffold))
             elif isinstance(part, TurnPart):
-                inner: list[SchemaNode] = []
-                self._add(inner, part.parts, slots, place, used, depth + 1)
-                nodes.append(ChatTurn(part.role, tuple(inner), place))
+                nodes.append(ChatTurn(part.role, self.nodes(part.parts, depth + 1), self.place))
             else:
-                self.problems.add(place, f"{part!r} is no part of a schema", "text, a module, a union or a turn")
+                self.problems.add(self.place, f"{part!r} is no part of a schema", "text, a module, a union or a turn")
+        return tuple(nodes)
 
     def _module(self, part: ModulePart, depth: int) -> Module:
         if not part.name:
             self.problems.add(part.place, "the module has an empty name", "a name")
-        children = self.nodes(part.parts, part.slots, part.place, depth + 1)
+        children = _Builder(self.problems, part.slots, part.place).whole(part.parts, depth + 1)
         return Module(part.name, children, part.place, part.cache, part.confidential)
 
-    def _text(
-        self, nodes: list[SchemaNode], text: str, slots: Mapping[str, Slot], place: SourcePlace, used: list[str]
-    ) -> None:
+    def _text(self, nodes: list[SchemaNode], text: str) -> None:
         for number, piece in enumerate(_MARK.split(text)):
             if number % 2 == 0:
-                bad = forbidden_character(piece)
-                if bad is not None:
-                    self.problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
-                append_text(nodes, piece, place)
-            elif piece not in slots:
-                self.problems.add(place, f"the text has parameter {piece!r} of another module", "one of its own")
+                self._check_characters(piece)
+                append_text(nodes, piece, self.place)
+            elif piece not in self.slots:
+                self.problems.add(self.place, f"the text has parameter {piece!r} of another module", "one of its own")
             else:
-                used.append(piece)
-                size, scaffold = slots[piece].length, slots[piece].scaffold
-                if (bad := forbidden_character(scaffold)) is not None:
-                    self.problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
+                self.used.add(piece)
+                size, scaffold = self.slots[piece].length, self.slots[piece].scaffold
+                self._check_characters(scaffold)
                 if not 1 <= size <= 999_999_999:
-                    self.problems.add(place, f"parameter {piece!r} has length {size}", "from 1 to 999999999")
-                nodes.append(Parameter(piece, size, lead_of(nodes), place, scaffold))
+                    self.problems.add(self.place, f"parameter {piece!r} has length {size}", "from 1 to 999999999")
+                nodes.append(Parameter(piece, size, lead_of(nodes), self.place, scaffold))
+
+    def _check_characters(self, text: str) -> None:
+        bad = forbidden_character(text)
+        if bad is not None:
+            self.problems.add(self.place, f"the character {bad.group()!r} is not allowed in XML", "text without it")

@@ -11,7 +11,7 @@ from choreo_agents.pml.assembling import compile_prompt
 from choreo_agents.pml.compiler import CompiledSchema, compile_schema
 from choreo_agents.pml.markup.parser import parse_document
 from choreo_agents.pml.markup.problems import Problems, nearest
-from choreo_agents.pml.markup.sources import Folder, read_document
+from choreo_agents.pml.markup.sources import read_document
 from choreo_agents.pml.markup.syntax import PromptTree, SchemaTree
 from choreo_agents.pml.prompt import resolve
 from choreo_agents.pml.schema import Schema
@@ -34,7 +34,7 @@ def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tupl
     for path in paths:
         own = Problems()
         text = read_document(path, own)
-        tree = None if own.found else parse_document(text, str(path), Folder(path.parent), own)
+        tree = None if own.found else parse_document(text, str(path), path.parent, own)
         if isinstance(tree, SchemaTree):
             if tree.name in schemas:
                 own.add(tree.place, f"another of these files is schema {tree.name!r}", "a name that is used once")

@@ -17,9 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.models import LoadedModel
-from choreo_agents.pml.flow import written_by
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan, lay_out
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import Path, SourcePlace
@@ -30,17 +28,6 @@ PieceKey = str
 members follow: `plan/miami#0 [hotel plan/miami]`."""
 Scaffold = tuple[Path, ...]
 """Modules that are encoded together, in the order of their positions."""
-
-
-@dataclass(frozen=True)
-class SlotUse:
-    """What a piece holds the place of."""
-
-    name: str
-    length: int
-    """Tokens that an argument may have at most, `lead` included."""
-    lead: str
-    """Is encoded before the argument, as one text with it: a blank, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ class SchemaPiece:
     """The position of its first token, in every prompt; also its offset in the views of pieces that attend to it."""
     parents: tuple[PieceKey, ...]
     """What it attends to, in the order of positions."""
-    slot: SlotUse | None
+    slot: SlotSpan | None
     """What argument it holds the place of, if it is a slot."""
     cached: bool
     """False: it is not to be encoded beforehand; no cached piece attends to it."""
@@ -64,10 +51,6 @@ class SchemaPiece:
     """Whether its module, one that this is in, or anything that it attends to is confidential."""
     scaffold: Scaffold | None = None
     """The scaffold that this is a variant for; None: the plain piece."""
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -80,46 +63,37 @@ class CompiledSchema:
     layout: ModuleSpan
     scaffolds: tuple[Scaffold, ...]
     """The largest first."""
-    placeholder: int
-    """The token that slots are filled with."""
     keys: Mapping[tuple[Path, Scaffold | None], tuple[PieceKey, ...]]
     """A module's own pieces, in the order of their positions; of a scaffold's first member, the plain ones."""
-
-    @property
-    def length(self) -> int:
-        """Positions that the whole schema takes."""
-        return self.layout.length
 
     def cached_pieces(self) -> Iterator[SchemaPiece]:
         """All that can be encoded beforehand, parents first."""
         return (piece for piece in self.pieces.values() if piece.cached)
 
 
-def compile_schema(schema: Schema, model: LoadedModel, *, placeholder: int | None = None) -> CompiledSchema:
+def compile_schema(schema: Schema, model: LoadedModel) -> CompiledSchema:
     """Tokenize a schema for a model, and give each piece its position (Prompt Cache, section 3.3).
 
     Args:
         schema: What to compile.
-        model: Whose tokenizer and chat template are used.
-        placeholder: The token that slots are encoded with, such as a learned one; by default the tokenizer's unknown
-            token, or, where there is none, that which pads or ends.
+        model: Whose tokenizer and chat template are used. Slots are encoded with the tokenizer's unknown token, or,
+            where there is none, that which pads or ends.
 
     Raises:
         PMLError: The schema is longer than the model's context, or the scaffold of a parameter than its length.
     """
-    layout = lay_out(written_by(model.chat, schema.tree), model.encode)
-    limit = model.adapter.max_positions
-    if limit is not None and layout.length > limit:
-        raise PMLError([too_long(schema.tree.place, f"schema {schema.name!r}", layout.length, limit)])
-    _require_room(layout)
-    fill = placeholder_of(model) if placeholder is None else placeholder
+    layout = lay_out(schema.tree, model.chat, model.encode)
+    problems = Problems()
+    check_length(problems, model, schema.tree.place, f"schema {schema.name!r}", layout.length)
+    _check_room(problems, layout)
+    problems.require_none()
     scaffolds = _scaffolds(schema, layout)
-    pieces = _Pieces(fill)
+    pieces = _Pieces(placeholder_of(model))
     pieces.add(layout, (), None)
     modules = {module.path: module for module in layout.modules()}
     for scaffold in scaffolds:
         pieces.add_together(scaffold, modules)
-    return CompiledSchema(schema, MappingProxyType(pieces.made), layout, scaffolds, fill, MappingProxyType(pieces.own))
+    return CompiledSchema(schema, MappingProxyType(pieces.made), layout, scaffolds, MappingProxyType(pieces.own))
 
 
 def placeholder_of(model: LoadedModel) -> int:
@@ -129,19 +103,20 @@ def placeholder_of(model: LoadedModel) -> int:
     return next((int(token) for token in known if token is not None), 0)
 
 
-def too_long(place: SourcePlace, what: str, length: int, limit: int) -> PMLProblem:
-    message = f"{what} takes {length} positions, the model's context has {limit}"
-    return PMLProblem(place.file, place.line, place.column, message, f"at most {limit} tokens")
+def check_length(problems: Problems, model: LoadedModel, place: SourcePlace, what: str, length: int) -> None:
+    """Add it to the problems if something is longer than the model's context."""
+    limit = model.adapter.max_positions
+    if limit is not None and length > limit:
+        message = f"{what} takes {length} positions, the model's context has {limit}"
+        problems.add(place, message, f"at most {limit} tokens")
 
 
-def _require_room(layout: ModuleSpan) -> None:
-    """Raise `PMLError` with all scaffolds of parameters that are longer than these."""
-    problems = Problems()
+def _check_room(problems: Problems, layout: ModuleSpan) -> None:
+    """Add all scaffolds of parameters that are longer than these."""
     for slot in (span for module in layout.modules() for span in module.own() if isinstance(span, SlotSpan)):
         if len(slot.tokens) > slot.length:
             message = f"the scaffold of parameter {slot.name!r} has {len(slot.tokens)} tokens"
             problems.add(slot.place, message, f"at most its length, {slot.length}: raise that, or shorten the scaffold")
-    problems.require_none()
 
 
 def _scaffolds(schema: Schema, layout: ModuleSpan) -> tuple[Scaffold, ...]:
@@ -230,7 +205,7 @@ class _Pieces:
         key = f"{'/'.join(module.path)}#{number}"
         if scaffold is not None:
             key += self._suffix
-        slot = SlotUse(span.name, span.length, span.lead) if isinstance(span, SlotSpan) else None
+        slot = span if isinstance(span, SlotSpan) else None
         tokens = span.tokens if slot is None else (*span.tokens, *(self.fill,) * (span.length - len(span.tokens)))
         confidential = module.confidential or (bool(self._confidential) and not self._confidential.isdisjoint(parents))
         if confidential:

@@ -1,4 +1,4 @@
-"""Positions of a schema's texts, slots, modules and unions (Prompt Cache, section 3.3).
+"""Positions of a schema's texts, slots, modules and unions, as a model's chat template writes them (Prompt Cache, 3.3).
 
 Everything starts where what is written before it ends. Members of a union share a start, and the longest of them says
 where the union ends. A parameter takes as many positions as its length says, whatever the argument. So a module has one
@@ -14,24 +14,33 @@ gaps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from choreo_agents.models import FramedText
-from choreo_agents.pml.flow import ArgumentSlot, Choice, Section, Words
-from choreo_agents.pml.markup.syntax import Path, SourcePlace
+from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.pml.markup.syntax import (
+    ChatTurn,
+    Module,
+    Parameter,
+    Path,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Text,
+    Union,
+)
 
 Encode = Callable[[FramedText], list[int]]
 
 
 @dataclass(frozen=True)
 class TextSpan:
-    """Tokens that stand together."""
+    """Tokens that stand together: the schema's words, and the template's frames."""
 
     start: int
     text: str
     tokens: tuple[int, ...]
     ends: bool = False
-    """Whether it closes a user's turn (see `Words`)."""
+    """Whether it closes a user's turn, where users and model must take turns: then nothing is joined to it."""
 
     @property
     def length(self) -> int:
@@ -50,6 +59,7 @@ class SlotSpan:
     length: int
     name: str
     lead: str
+    """Is encoded before an argument, as one text with it: a blank, or nothing."""
     place: SourcePlace
     tokens: tuple[int, ...]
     """Of the text that holds its place; none: nothing in particular does."""
@@ -109,39 +119,119 @@ class UnionSpan:
 Span = TextSpan | SlotSpan | ModuleSpan | UnionSpan
 
 
-def lay_out(section: Section, encode: Encode, start: int = 0) -> ModuleSpan:
-    """Give everything in a section its positions, the first of which is `start`."""
-    children: list[Span] = []
-    open_ends: list[int] = []
-    at = start
-    for item in section.items:
-        span = _span(item, encode, at)
-        if span.length or isinstance(span, ModuleSpan | UnionSpan):
-            children.append(span)
-        elif isinstance(span, TextSpan) and span.ends:
-            open_ends.append(at)
-        at = span.end
-    return ModuleSpan(
-        section.path,
-        start,
-        at - start,
-        tuple(children),
-        section.place,
-        section.cached,
-        section.confidential,
-        tuple(open_ends),
-    )
+def lay_out(tree: SchemaTree, chat: ChatFormat, encode: Encode) -> ModuleSpan:
+    """Give everything in a schema its positions, behind what a template writes at the start of every conversation.
+
+    A blank that the template puts before a turn's words belongs to the first of them, wherever that stands: modules
+    get it if they come first. Such is the way tokenizers read.
+    """
+    writing = _Writing(chat, encode, (), tree.place, 0, cached=True, confidential=False)
+    writing.write(FramedText.frame(chat.bos))
+    return writing.done(tree.children)
 
 
-def _span(item: Words | ArgumentSlot | Section | Choice, encode: Encode, at: int) -> Span:
-    match item:
-        case Words():
-            return TextSpan(at, item.text.text, tuple(encode(item.text)), item.ends)
-        case ArgumentSlot():
-            tokens = encode(FramedText.words(item.lead + item.scaffold)) if item.scaffold else ()
-            return SlotSpan(at, item.length, item.name, item.lead, item.place, tuple(tokens))
-        case Choice():
-            members = tuple(lay_out(member, encode, at) for member in item.members)
-            return UnionSpan(at, max((member.length for member in members), default=0), members, item.scaffold)
-        case Section():
-            return lay_out(item, encode, at)
+@dataclass
+class _Writing:
+    """Writes the schema, or a module of it, from a position on."""
+
+    chat: ChatFormat
+    encode: Encode
+    path: Path
+    place: SourcePlace
+    start: int
+    cached: bool
+    confidential: bool
+    owed: str = ""
+    """The blank that the next words start with, unless they bring whitespace of their own."""
+    spans: list[Span] = field(default_factory=list)
+    open_ends: list[int] = field(default_factory=list)
+    words: FramedText | None = None
+    """What stands last, and may go on, ..."""
+    closing: FramedText | None = None
+    """... unless this closes the user's turn that it ends, if only nothing."""
+
+    @property
+    def at(self) -> int:
+        """The position of what comes next, once what stands last has its own."""
+        return self.spans[-1].end if self.spans else self.start
+
+    def done(self, children: tuple[SchemaNode, ...]) -> ModuleSpan:
+        self.add(children)
+        self._settle()
+        spans, ends = tuple(self.spans), tuple(self.open_ends)
+        length = self.at - self.start
+        return ModuleSpan(self.path, self.start, length, spans, self.place, self.cached, self.confidential, ends)
+
+    def add(self, children: tuple[SchemaNode, ...]) -> None:
+        for child in children:
+            match child:
+                case Text():
+                    self.write(FramedText.words(child.text))
+                    continue
+                case ChatTurn():
+                    self._turn(child)
+                    continue
+            self._settle()
+            match child:
+                case Parameter():
+                    lead = child.lead or self.owed
+                    held = self.encode(FramedText.words(lead + child.scaffold)) if child.scaffold else ()
+                    self.spans.append(SlotSpan(self.at, child.length, child.name, lead, child.place, tuple(held)))
+                case Module():
+                    self.spans.append(self._inner(child))
+                case Union():
+                    members = tuple(self._inner(member) for member in child.members)
+                    length = max((member.length for member in members), default=0)
+                    self.spans.append(UnionSpan(self.at, length, members, child.scaffold))
+            self.owed = ""
+
+    def write(self, text: FramedText) -> None:
+        """Append words to those that stand right before."""
+        if text:
+            text = text if text.text[0].isspace() else FramedText.frame(self.owed) + text
+            self.owed = ""
+            if self.closing is not None:
+                self._settle()
+            self.words = text if self.words is None else self.words + text
+
+    def _turn(self, turn: ChatTurn) -> None:
+        # Where instructions stand in the first user's turn, a turn of them is a user's.
+        system = self.chat.user if self.chat.leads else self.chat.system
+        form = {"system": system, "user": self.chat.user, "assistant": self.chat.assistant}[turn.role]
+        is_users, opening = self.chat.merges is not None and form is self.chat.user, form.plain
+        if is_users and self.closing is not None:
+            # Right behind another turn of a user's, which is opened again.
+            self.closing, opening = None, str(self.chat.merges)
+        bare = opening.rstrip(" ")
+        self.write(FramedText.frame(bare))
+        self.owed = opening[len(bare) :]
+        self.add(turn.children)
+        self.owed, after = "", FramedText.frame(form.after)
+        if not is_users:
+            self.write(after)
+            return
+        if self.closing is not None:
+            self._settle()
+        self.closing = after
+
+    def _settle(self) -> None:
+        """Give what stands last its positions."""
+        for text, ends in ((self.words, False), (self.closing, True)):
+            tokens = () if text is None else tuple(self.encode(text))
+            if text is not None and tokens:
+                self.spans.append(TextSpan(self.at, text.text, tokens, ends))
+            elif text is not None and ends:
+                self.open_ends.append(self.at)
+        self.words = self.closing = None
+
+    def _inner(self, module: Module) -> ModuleSpan:
+        return _Writing(
+            self.chat,
+            self.encode,
+            (*self.path, module.name),
+            module.place,
+            self.at,
+            self.cached and module.cache,
+            self.confidential or module.confidential,
+            self.owed,
+        ).done(module.children)

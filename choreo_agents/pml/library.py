@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from choreo_agents.arguments import refuses_unknown
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, StreamedToken
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.pml.answering import Answering
-from choreo_agents.pml.assembling import Assembly, compile_prompt
-from choreo_agents.pml.compiler import CompiledSchema, compile_schema
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.pml.assembling import compile_prompt
+from choreo_agents.pml.compiler import CompiledSchema, PieceKey, compile_schema
 from choreo_agents.pml.prompt import Prompt
 from choreo_agents.pml.schema import Schema
-from choreo_agents.pml.shelf import Budgets, OnReady, Shelf
-from choreo_agents.pml.slots import Place, Recipe
-from choreo_agents.pml.views import PromptView, begin_view, encode_fresh, release_all
+from choreo_agents.pml.shelf import Place, Shelf, written
+from choreo_agents.pml.views import PromptView, encoded_view
+from choreo_agents.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -34,42 +34,35 @@ class EncodedModule:
     pinned: bool
 
 
-class SchemaLibrary(Answering):
+class SchemaLibrary:
     """Encoded modules of schemas, for prompts on one engine. May be used from any thread and event loop.
 
-    Modules live on the device, on the host, in a folder, or nowhere until they are next imported; what is imported is
-    brought to the device, and of what does not fit a budget the longest unused leaves. Leases of the library are of no
-    `engine.scope()`. It belongs to the tenant of the engine that it is given; so do its files.
+    Modules live in the engine's memories, in a folder, or nowhere until they are next imported; what is imported is
+    brought to the device. Leases of the library are of no `engine.scope()`. It belongs to the tenant of the engine that
+    it is given; so do its files.
 
     Args:
         engine: Encodes and answers.
         folder: Outlives the engine: each model has a folder in it, named by its fingerprint, and each tenant one in
             that. Processes may share it. None: modules are encoded by every process.
-        device_bytes: Of modules in the KV memory; None: all of it, which they share with other messages.
-        host_bytes: Of modules in the engine's host memory; None: all of it.
         disk_bytes: Of files.
     """
 
     @refuses_unknown()
-    def __init__(
-        self,
-        engine: Engine,
-        folder: str | Path | None = None,
-        *,
-        device_bytes: int | None = None,
-        host_bytes: int | None = None,
-        disk_bytes: int = 1 << 34,
-    ) -> None:
-        _require_bytes(device_bytes=device_bytes, host_bytes=host_bytes, disk_bytes=disk_bytes)
-        super().__init__(engine)
+    def __init__(self, engine: Engine, folder: str | Path | None = None, *, disk_bytes: int = 1 << 34) -> None:
+        if isinstance(disk_bytes, bool) or not isinstance(disk_bytes, int) or disk_bytes < 0:
+            raise InvalidRequestError(f"disk_bytes must be a number of bytes, not {disk_bytes!r}")
+        self.engine = engine
+        """That encodes and answers."""
         store = None if folder is None else engine.kv.store(folder, disk_bytes)
-        self._shelf = Shelf(engine, store, Budgets(device_bytes, host_bytes))
-        self._compiled: dict[str, CompiledSchema] = {}
+        # A twin that re-encodes text has nothing to keep.
+        self._kept = engine.kv.kept_in(store) if store is not None and engine.method == "choreo" else None
+        self._known: dict[str, tuple[CompiledSchema, Shelf]] = {}
 
     @property
     def schemas(self) -> tuple[str, ...]:
         """The names of registered schemas."""
-        return tuple(self._compiled)
+        return tuple(self._known)
 
     def compiled(self, schema: str) -> CompiledSchema:
         """A schema's pieces and positions for the engine's model.
@@ -77,77 +70,68 @@ class SchemaLibrary(Answering):
         Raises:
             InvalidRequestError: There is no such schema.
         """
-        if schema not in self._compiled:
-            known = ", ".join(map(repr, self._compiled)) or "none"
-            raise InvalidRequestError(f"schema {schema!r} is not registered, but {known}: call register() first")
-        return self._compiled[schema]
+        return self._find(schema)[0]
 
-    def register(
-        self,
-        schema: Schema,
-        *,
-        encode: Literal["eager", "lazy"] = "lazy",
-        placeholder: int | None = None,
-        on_ready: OnReady = lambda _: None,
-    ) -> CompiledSchema:
+    def register(self, schema: Schema, *, encode: Literal["eager", "lazy"] = "lazy") -> CompiledSchema:
         """Know a schema; one of that name that was known before is replaced, and what both have in common kept.
 
         Args:
             schema: What prompts import from.
             encode: `"eager"`: encode every module now that is neither in memory nor in a file, and write it; `"lazy"`:
                 when a prompt imports it.
-            placeholder: The token that parameters are encoded with (see `compile_schema`).
-            on_ready: Is told how many more of the schema's `cached_tokens` are ready.
 
         Raises:
             PMLError: The schema is longer than the model's context.
             OSError: What was encoded cannot be written.
         """
-        compiled = compile_schema(schema, self._engine.model, placeholder=placeholder)
-        before = self._compiled.get(schema.name)
-        gone = set() if before is None else {_key(before, piece.key) for piece in before.cached_pieces()}
-        recipes = {recipe.key: recipe for recipe in _recipes(compiled)}
-        self._shelf.add(recipes.values())
-        self._shelf.remove(gone - recipes.keys())
-        self._compiled[schema.name] = compiled
+        compiled = compile_schema(schema, self.engine.model)
+        _, shelf = self._known.get(schema.name) or (compiled, Shelf(self.engine, self._kept))
+        shelf.know(schema.name, compiled.cached_pieces())
+        self._known[schema.name] = compiled, shelf
         if encode == "eager":
-            missing = [key for key in recipes if self._shelf.place(key)[0] == "nowhere"]
-            on_ready(sum(len(recipe.tokens) for key, recipe in recipes.items() if key not in missing))
-            with self._shelf.brought(missing, on_ready, patient=True):
+            missing = [piece.key for piece in compiled.cached_pieces() if shelf.place(piece.key)[0] == "nowhere"]
+            with shelf.brought(missing, patient=True):
                 pass
         return compiled
 
     def forget(self, schema: str) -> None:
         """Give a schema up, with all that is encoded of it; its files stay."""
-        self._shelf.remove(_named(self.compiled(schema), None))
-        del self._compiled[schema]
+        _, shelf = self._find(schema)
+        del self._known[schema]
+        shelf.know(schema, ())
 
-    def load(self, schema: str, modules: Iterable[str] | None = None, on_ready: OnReady = lambda _: None) -> None:
+    def load(self, schema: str, modules: Iterable[str] | None = None) -> None:
         """Bring modules to the device, from files if there are any.
 
         Args:
             schema: Whose.
             modules: Their names, with `/` between inner ones'; None: all, the schema's own text too.
-            on_ready: Is told of progress in tokens.
         """
-        with self._shelf.brought(_named(self.compiled(schema), modules), on_ready, patient=True) as handles:
-            self._engine.kv.restore(list(handles.values()))
+        compiled, shelf = self._find(schema)
+        with shelf.brought(_named(compiled, modules), patient=True) as handles:
+            self.engine.kv.restore(list(handles.values()))
 
     def evict(self, schema: str, modules: Iterable[str] | None = None, *, files: bool = False) -> None:
         """Give modules up on the device and the host; with `files`, on disk, too. Pinned ones stay."""
-        self._shelf.evict(_named(self.compiled(schema), modules), files=files)
+        compiled, shelf = self._find(schema)
+        shelf.evict(_named(compiled, modules), files=files)
 
     def pin(self, schema: str) -> None:
         """Bring all of a schema to the device, and keep it there."""
-        self._shelf.pin(_named(self.compiled(schema), None))
+        self._find(schema)[1].pin()
 
     def unpin(self, schema: str) -> None:
         """Undo `pin`."""
-        self._shelf.unpin(_named(self.compiled(schema), None))
+        self._find(schema)[1].unpin()
 
     def modules(self, schema: str) -> list[EncodedModule]:
         """Where everything of a schema is."""
-        return _encoded(self.compiled(schema), self._shelf, self._engine.model.adapter.geometry.bytes_per_token)
+        compiled, shelf = self._find(schema)
+        token_bytes = self.engine.model.adapter.geometry.bytes_per_token
+        return [
+            EncodedModule(piece.key, piece.module, n := len(piece.tokens), n * token_bytes, *shelf.place(piece.key))
+            for piece in compiled.cached_pieces()
+        ]
 
     def prompt(self, schema: str, pml: str) -> Prompt:
         """Read a prompt of a registered schema.
@@ -157,21 +141,36 @@ class SchemaLibrary(Answering):
         """
         return self.compiled(schema).schema.prompt(pml)
 
-    def _assembled(self, prompts: Sequence[Prompt], *, lazy: bool) -> list[PromptView]:
-        compiled = [self.compiled(prompt.schema.name) for prompt in prompts]
-        assemblies = [compile_prompt(*each, self._engine.model) for each in zip(compiled, prompts, strict=True)]
-        wanted = [_key(each, placed.key) for each in assemblies for placed in each.cached]
-        views: list[PromptView] = []
-        try:
-            with self._shelf.brought(wanted) as handles:
-                for each in assemblies:
-                    own = {placed.key: handles[_key(each, placed.key)] for placed in each.cached}
-                    views.append(begin_view(self._engine, each, own))
-            encode_fresh(self._engine, views, assemblies, lazy=lazy)
-        except BaseException:
-            release_all(views)
-            raise
-        return views
+    def assemble(self, prompt: Prompt) -> PromptView:
+        """Bring what a prompt imports to the device, and encode the rest of it.
+
+        What prompts have in common is in the views of all, and in memory once.
+
+        Raises:
+            PMLError: Arguments longer than their slots, or a prompt longer than the model's context.
+            InvalidRequestError: Its schema is not registered, or another one of that name is.
+            CapacityError: Pinned messages leave no room now.
+        """
+        return self._assembled(prompt, lazy=False)
+
+    def generate(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> MessageHandle:
+        """Answer a prompt of a registered schema as the assistant: a leased handle. Raises what `assemble` raises.
+
+        Args:
+            prompt: The prompt.
+            sampling: How tokens are chosen.
+            options: As of `engine.decode`; `author` names the speaker.
+        """
+        with self._assembled(prompt, lazy=True) as view:
+            said: MessageHandle = self.engine.decode(**vars(view.call(sampling, **options)))
+            return said
+
+    def stream(
+        self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
+    ) -> Iterator[StreamedToken | MessageHandle]:
+        """Answer a prompt, yielding each token as it comes and the handle last."""
+        with self._assembled(prompt, lazy=True) as view:
+            yield from self.engine.stream(**vars(view.call(sampling, **options)))
 
     def flush(self) -> None:
         """Wait until all files are written.
@@ -179,12 +178,15 @@ class SchemaLibrary(Answering):
         Raises:
             OSError: Something could not be.
         """
-        self._shelf.flush()
+        if self._kept is not None:
+            written(self._kept)
 
     def close(self) -> None:
         """Write what is to be written, and give everything up but files; the engine stays open."""
-        self._shelf.close()
-        self._compiled.clear()
+        if self._kept is not None:
+            self._kept.close()
+        for schema in self.schemas:
+            self.forget(schema)
 
     def __enter__(self) -> SchemaLibrary:
         return self
@@ -192,47 +194,26 @@ class SchemaLibrary(Answering):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _find(self, schema: str) -> tuple[CompiledSchema, Shelf]:
+        if schema not in self._known:
+            known = ", ".join(map(repr, self._known)) or "none"
+            raise InvalidRequestError(f"schema {schema!r} is not registered, but {known}: call register() first")
+        return self._known[schema]
 
-def _require_bytes(**budgets: int | None) -> None:
-    for name, budget in budgets.items():
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-            raise InvalidRequestError(f"{name} must be a number of bytes, not {budget!r}")
-
-
-def _encoded(compiled: CompiledSchema, shelf: Shelf, token_bytes: int) -> list[EncodedModule]:
-    found: list[EncodedModule] = []
-    for piece in compiled.cached_pieces():
-        place, pinned = shelf.place(_key(compiled, piece.key))
-        tokens = len(piece.tokens)
-        found.append(EncodedModule(piece.key, piece.module, tokens, tokens * token_bytes, place, pinned))
-    return found
+    def _assembled(self, prompt: Prompt, *, lazy: bool) -> PromptView:
+        """See `assemble`; if `lazy`, what is not imported is encoded in the step of the answer that reads it."""
+        compiled, shelf = self._find(prompt.schema.name)
+        assembly = compile_prompt(compiled, prompt, self.engine.model)
+        with shelf.brought(placed.key for placed in assembly.cached) as handles:
+            return encoded_view(self.engine, assembly, handles, lazy=lazy)
 
 
-def _named(compiled: CompiledSchema, modules: Iterable[str] | None) -> list[str]:
+def _named(compiled: CompiledSchema, modules: Iterable[str] | None) -> list[PieceKey]:
     """The keys of modules and all that is in them."""
-    if modules is None:
-        return [_key(compiled, piece.key) for piece in compiled.cached_pieces()]
-    paths = [tuple(name.split("/")) for name in modules]
-    known = {piece.module for piece in compiled.pieces.values()}
+    paths = [()] if modules is None else [tuple(name.split("/")) for name in modules]
+    known = {piece.module for piece in compiled.pieces.values()} | {()}
     for path in paths:
         if not any(each[: len(path)] == path for each in known):
             raise InvalidRequestError(f"schema {compiled.schema.name!r} has no module {'/'.join(path)!r}")
-    return [
-        _key(compiled, piece.key)
-        for piece in compiled.cached_pieces()
-        if any(piece.module[: len(path)] == path for path in paths)
-    ]
-
-
-def _key(owner: CompiledSchema | Assembly, piece: str) -> str:
-    """What the shelf calls a piece."""
-    name = owner.schema.name if isinstance(owner, CompiledSchema) else owner.prompt.schema.name
-    return f"{name}:{piece}"
-
-
-def _recipes(compiled: CompiledSchema) -> Iterator[Recipe]:
-    """What is to be encoded once, parents first."""
-    for piece in compiled.cached_pieces():
-        author = "/".join([compiled.schema.name, *piece.module])
-        parents = tuple(_key(compiled, parent) for parent in piece.parents)
-        yield Recipe(_key(compiled, piece.key), piece.tokens, piece.start, parents, author, piece.confidential)
+    inside = (p for p in compiled.cached_pieces() if any(p.module[: len(path)] == path for path in paths))
+    return [piece.key for piece in inside]

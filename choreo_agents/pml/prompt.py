@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -33,12 +33,6 @@ class Prompt:
         """The paths of the modules that it imports, in the order in which they are written."""
         return tuple(path for path in self.arguments if path)
 
-    @property
-    def confidential(self) -> bool:
-        """Whether anything that it imports is confidential."""
-        used = set(self.arguments)
-        return any(module.confidential for path, module in modules_of(self.schema) if path in used)
-
 
 def resolve(schema: SchemaTree, tree: PromptTree, problems: Problems) -> Prompt:
     """Find what a prompt names in its schema; what is not there, or not allowed, becomes a problem."""
@@ -66,7 +60,7 @@ class _Resolver:
         self.used[path] = MappingProxyType({each.name: each for each in tree.arguments})
         modules = {module.name: module for module in scope.modules}
         taken: dict[int, str] = {}
-        for child in imports_in(tree):
+        for child in (child for child in tree.children if isinstance(child, Import)):
             module = modules.get(child.name)
             if module is None:
                 self._unknown(child, path, what, modules)
@@ -95,8 +89,3 @@ class _Resolver:
         else:
             expected = nearest(child.name, modules, "a module of the schema")
             self.problems.add(child.place, f"{what} has no module {child.name!r}", expected)
-
-
-def imports_in(tree: PromptTree | Import) -> Iterator[Import]:
-    """What is imported directly inside."""
-    return (child for child in tree.children if isinstance(child, Import))

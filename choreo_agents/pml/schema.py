@@ -10,7 +10,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.pml.building import Content, Writer, build
 from choreo_agents.pml.markup.parser import parse_prompt, parse_schema
 from choreo_agents.pml.markup.problems import Problems
-from choreo_agents.pml.markup.sources import Folder, read_document
+from choreo_agents.pml.markup.sources import read_document
 from choreo_agents.pml.markup.syntax import SchemaTree
 from choreo_agents.pml.markup.writer import write_schema
 from choreo_agents.pml.prompt import Prompt, resolve
@@ -42,13 +42,7 @@ class Schema:
             PMLError: With all that is wrong in it. OSError: There is no such file.
         """
         path = Path(path)
-        problems = Problems()
-        text = read_document(path, problems)
-        problems.require_none()
-        tree = parse_schema(text, str(path), Folder(path.parent), problems)
-        problems.require_none()
-        assert tree is not None
-        return cls(tree)
+        return cls.from_text(_read(path), source=str(path), folder=path.parent)
 
     @classmethod
     def from_text(cls, text: str, *, source: str = "<schema>", folder: str | Path | None = None) -> Schema:
@@ -63,7 +57,7 @@ class Schema:
             PMLError: With all that is wrong in it.
         """
         problems = Problems()
-        tree = parse_schema(text, source, None if folder is None else Folder(Path(folder)), problems)
+        tree = parse_schema(text, source, None if folder is None else Path(folder), problems)
         problems.require_none()
         assert tree is not None
         return cls(tree)
@@ -109,8 +103,11 @@ class Schema:
 
     def prompt_file(self, path: str | Path) -> Prompt:
         """Read a prompt from a file; raises as `prompt` does, and `OSError`."""
-        path = Path(path)
-        problems = Problems()
-        text = read_document(path, problems)
-        problems.require_none()
-        return self.prompt(text, source=str(path))
+        return self.prompt(_read(Path(path)), source=str(path))
+
+
+def _read(path: Path) -> str:
+    problems = Problems()
+    text = read_document(path, problems)
+    problems.require_none()
+    return text

@@ -1,4 +1,4 @@
-"""Encoded texts, each in whichever memory has room for it, and brought to the device when they are read.
+"""The encoded pieces of a schema: leased, and so in whichever of the engine's memories has room for them, or in files.
 
 device    the engine's KV memory
 host      the engine's host memory, if it was given any: what left the device
@@ -9,293 +9,265 @@ nowhere   encoded when it is next read
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.errors import CapacityError, ChoreoError, InvalidRequestError
+from choreo_agents.engine.keeping.kept import KeptKV
+from choreo_agents.engine.transfer.leases import Leases
+from choreo_agents.errors import CapacityError, ChoreoError, HandleError, InvalidRequestError
+from choreo_agents.kv.entry import TierName
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.store import KVStore
-from choreo_agents.kv.store.eviction import LongestUnused
-from choreo_agents.pml.slots import Place, Recipe, RecipeSlot, batches, levels, needed
+from choreo_agents.kv.store import KVKey
+from choreo_agents.pml.compiler import PieceKey, SchemaPiece
 
-OnReady = Callable[[int], None]
-"""Told how many more tokens are ready to be read."""
+Place = Literal["device", "host", "disk", "nowhere"]
 _TOGETHER = 4096
 """Tokens that are encoded as one batch, about."""
 
 
-@dataclass(frozen=True)
-class Budgets:
-    """Bytes that a shelf's texts may take; None: as many as the engine has."""
+@dataclass(eq=False)
+class _Slot:
+    """A piece, and what became of it."""
 
-    device: int | None = None
-    host: int | None = None
+    call: Prefill
+    """What encodes it, once its parents are there."""
+    key: KVKey
+    """Its name, known before it is encoded."""
+    parents: list[_Slot]
+    depth: int
+    leases: Leases | None = None
+    """The shelf's lease, of no scope."""
+    pinned: bool = False
+    gone: bool = False
+    """Whether the shelf does not know it any more."""
+    reading: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it is read from its file."""
 
 
 class Shelf:
-    """Pins encoded texts while they are needed, and keeps the others within budgets. May be used from any thread.
+    """Leases the pieces of a schema, so that the engine keeps them. May be used from any thread.
 
     Its leases are of no scope; what it hands out is leased once more, for whoever asks.
 
     Args:
-        engine: Encodes texts, and has them on the device and the host.
-        store: Has them on disk; None: every process encodes them again.
-        budgets: Of device and host.
+        engine: Encodes pieces, and has them on the device and the host.
+        kept: Has them on disk; None: every process encodes them again.
     """
 
-    def __init__(self, engine: Engine, store: KVStore | None, budgets: Budgets) -> None:
-        self._engine = engine
-        # A twin that re-encodes text has nothing to keep.
-        self._store = store if engine.method == "choreo" else None
-        self._kept = None if self._store is None else engine.kv.kept_in(self._store)
-        self._budgets = budgets
-        self._token_bytes = engine.model.adapter.geometry.bytes_per_token
-        self._together = min(_TOGETHER, engine.stats().kv_budget_bytes // self._token_bytes // 4)
+    def __init__(self, engine: Engine, kept: KeptKV | None = None) -> None:
+        self._engine, self._kept = engine, kept
+        stats, geometry = engine.stats(), engine.model.adapter.geometry
+        self._together = min(_TOGETHER, stats.kv_budget_bytes // geometry.bytes_per_token // 4)
         self._lock = threading.RLock()
-        self._slots: dict[str, RecipeSlot] = {}
-        self._order: LongestUnused[RecipeSlot] = LongestUnused()
-        """All of them, and those that calls still need: pinned by each of these, and while they are to stay."""
-        self._reads = ThreadPoolExecutor(2, "choreo-library-read")
+        self._slots: Mapping[PieceKey, _Slot] = {}
 
-    def add(self, recipes: Iterable[Recipe]) -> None:
-        """Know texts, parents first; nothing is encoded. What is known under a key, and differs, is replaced."""
-        with self._lock:
-            for recipe in recipes:
-                parents = tuple(self._slots[parent] for parent in recipe.parents)
-                known = self._slots.get(recipe.key)
-                if known is None or known.recipe != recipe or known.parents != parents:
-                    self.remove([recipe.key])
-                    seen = [parent.kv_key.handle for parent in parents]
-                    call = Prefill(recipe.tokens, seen, [parent.recipe.start for parent in parents], recipe.start)
-                    slot = RecipeSlot(recipe, parents, self._engine.kv.key(call))
-                    self._slots[recipe.key] = slot
-                    self._order.add(slot, slot.tokens * self._token_bytes)
+    def know(self, schema: str, pieces: Iterable[SchemaPiece]) -> None:
+        """Have these pieces, parents first, instead of those before; nothing is encoded, and files stay.
 
-    def remove(self, keys: Iterable[str]) -> None:
-        """Forget texts; their files stay."""
+        Args:
+            schema: Its name, by which lineage and audits call its modules.
+            pieces: What was known, and does not differ, stays as it is.
+        """
         with self._lock:
-            for slot in (self._slots.pop(key, None) for key in keys):
-                if slot is not None:
-                    slot.removed = True
-                    self._unpin(slot)
-                    self._forget_unneeded(slot)
+            slots: dict[PieceKey, _Slot] = {}
+            for piece in pieces:
+                parents = [slots[parent] for parent in piece.parents]
+                call = Prefill(
+                    piece.tokens,
+                    [parent.key.handle for parent in parents],
+                    [parent.call.new_offset for parent in parents],
+                    piece.start,
+                    "/".join([schema, *piece.module]),
+                    "module",
+                    confidential=piece.confidential,
+                )
+                known = self._slots.get(piece.key)
+                if known is None or known.call != call:
+                    depth = 1 + max((parent.depth for parent in parents), default=0)
+                    known = _Slot(call, self._engine.kv.key(call), parents, depth)
+                slots[piece.key] = known
+            before, self._slots = self._slots, slots
+            for slot in set(before.values()).difference(slots.values()):
+                slot.gone = True
+                self._unpin(slot)
+                self._give_up(slot)
 
     @contextmanager
-    def brought(
-        self, keys: Iterable[str], on_ready: OnReady = lambda _: None, *, patient: bool = False
-    ) -> Iterator[dict[str, MessageHandle]]:
-        """Have texts, and what they attend to, ready to be read: from wherever they are, or encoded.
+    def brought(self, keys: Iterable[PieceKey], *, patient: bool = False) -> Iterator[dict[PieceKey, MessageHandle]]:
+        """Have pieces, and what they attend to, ready to be read: from wherever they are, or encoded.
 
         Files are read by threads of their own while what has none is encoded.
 
         Args:
             keys: Whose.
-            on_ready: Is told of progress.
-            patient: Write what was encoded, and keep to the budgets, before encoding more.
+            patient: Write what was encoded before encoding more.
 
         Yields:
-            Handles by key. The shelf's leases of them last as long as the block does: who needs them longer takes one.
+            Handles by key, leased for as long as the block lasts: who needs them longer takes a lease.
         """
-        with self._using(keys) as (asked, slots):
-            self._ready_all(slots, on_ready, patient=patient)
-            yield {key: slot.leased() for key, slot in asked.items()}
-
-    def pin(self, keys: Iterable[str]) -> None:
-        """Keep texts on the device; brings them there."""
-        with self._using(keys) as (asked, slots):
-            self._ready_all(slots)
-            self._engine.kv.restore([slot.leased() for slot in asked.values()])
-            with self._lock:
-                for slot in asked.values():
-                    if not (slot.pinned or slot.removed):
-                        self._engine.kv.pin(slot.leased())
-                        slot.pinned = True
-                        self._order.pin(slot)
-
-    def unpin(self, keys: Iterable[str]) -> None:
-        """Keep them there no longer."""
         with self._lock:
-            for slot in (self._slots[key] for key in keys):
+            asked = {key: self._slots[key] for key in keys}
+        with ExitStack() as held:
+            for level in _levels(asked.values()):
+                missing = [slot for slot in level if not self._hold(slot, held)]
+                filed = [slot for slot in missing if self._filed(slot)]
+                with ThreadPoolExecutor(2, "choreo-library-read") as threads:
+                    read = [threads.submit(self._read, slot, held) for slot in filed]
+                    self._encode([slot for slot in missing if slot not in filed], held, patient=patient)
+                    unread = [slot for slot, done in zip(filed, read, strict=True) if not done.result()]
+                self._encode(unread, held, patient=patient)
+            yield {key: slot.key.handle for key, slot in asked.items()}
+
+    def pin(self) -> None:
+        """Bring everything to the device, and keep it there."""
+        with self.brought(self._slots) as handles:
+            self._engine.kv.restore(list(handles.values()))
+            with self._lock:
+                for slot in (self._slots[key] for key in handles.keys() & self._slots.keys()):
+                    if not slot.pinned:
+                        self._lease(slot)
+                        self._engine.kv.pin(slot.key.handle)
+                        slot.pinned = True
+
+    def unpin(self) -> None:
+        """Keep it there no longer."""
+        with self._lock:
+            for slot in self._slots.values():
                 self._unpin(slot)
 
-    def evict(self, keys: Iterable[str], *, files: bool = False) -> None:
-        """Give texts up on the device and the host; with `files`, on disk, too. What is pinned or needed now stays."""
+    def evict(self, keys: Iterable[PieceKey], *, files: bool = False) -> None:
+        """Give pieces up on the device and the host; with `files`, on disk, too. What is pinned stays."""
         if self._kept is not None:
             self._kept.wait()
         with self._lock:
-            free = [slot for slot in (self._slots[key] for key in keys) if not self._is_needed(slot)]
+            free = [slot for slot in (self._slots[key] for key in keys) if self._tier(slot) is None or not slot.pinned]
             for slot in free:
-                slot.give_up()
+                self._give_up(slot)
             if files and self._kept is not None:
-                self._kept.discard([slot.kv_key.id for slot in free])
+                self._kept.discard([slot.key.id for slot in free])
         if files and self._kept is not None:
             self._kept.wait()
 
-    def place(self, key: str) -> tuple[Place, bool]:
-        """The fastest memory that has a text, and whether it is pinned there."""
+    def place(self, key: PieceKey) -> tuple[Place, bool]:
+        """The fastest memory that has a piece, and whether it is pinned there."""
         with self._lock:
             slot = self._slots[key]
-            return self._place(slot), self._is_pinned(slot)
+            tier = self._tier(slot)
+            if tier is None or tier == "lineage":
+                return "disk" if self._filed(slot) else "nowhere", slot.pinned
+            return tier, slot.pinned
 
-    def flush(self) -> None:
-        """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
-        if self._kept is not None:
-            with suppress(ChoreoError):  # what was lost meanwhile is written another time
-                self._kept.flush()
-        self._make_room()  # what was being written could not leave its memory
-
-    def close(self) -> None:
-        """Write what is to be written, and give everything up; files stay."""
-        if self._kept is not None:
-            self._kept.close()
-        self._reads.shutdown(wait=True)
-        self.remove(list(self._slots))
-
-    @contextmanager
-    def _using(self, keys: Iterable[str]) -> Iterator[tuple[dict[str, RecipeSlot], list[RecipeSlot]]]:
-        """Texts by key, and with all that they attend to, parents first; none is given up within the block."""
+    def _hold(self, slot: _Slot, held: ExitStack) -> bool:
+        """Lease for a call what can be read as it is; what would be computed again is rather read from its file."""
         with self._lock:
-            asked = {key: self._slots[key] for key in keys}
-            slots = needed(asked.values())
-            for slot in slots:
-                self._order.pin(slot)
-                self._order.use(slot)
-        try:
-            yield asked, slots
-        finally:
-            with self._lock:
-                for slot in slots:
-                    self._order.unpin(slot)
-                    if slot.removed:
-                        self._forget_unneeded(slot)
+            tier = self._tier(slot)
+            there = tier is not None and (tier != "lineage" or not self._filed(slot))
+            with suppress(HandleError):  # somebody else has released it
+                if there:
+                    held.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
+                    return True
+            return False
 
-    def _ready_all(
-        self, slots: Sequence[RecipeSlot], on_ready: OnReady = lambda _: None, *, patient: bool = False
-    ) -> None:
-        for level in levels(slots):
-            self._arrive(level, on_ready, patient=patient)
-        self._make_room()
+    def _filed(self, slot: _Slot) -> bool:
+        return self._kept is not None and self._kept.has(slot.key.id)
 
-    def _arrive(self, level: Sequence[RecipeSlot], on_ready: OnReady, *, patient: bool) -> None:
-        """Have texts ready whose parents are.
+    def _read(self, slot: _Slot, held: ExitStack) -> bool:
+        """Take a piece in from its file, once for all calls that wait for it; whether that was good."""
+        assert self._kept is not None and self._kept.store is not None
+        with slot.reading:
+            if self._hold(slot, held):
+                return True
+            found = self._kept.store.load(slot.key)
+            if found is None:
+                return False
+            try:
+                with self._engine.scope():
+                    self._engine.kv.adopt(slot.call, *found)
+                    self._take(slot, held)
+            except InvalidRequestError:
+                self._kept.store.set_aside(slot.key.id, "holds other keys and values")
+                return False
+            except CapacityError:
+                return False  # running calls need all memory: a prefill waits for it
+            return True
 
-        A file is read once for all calls that wait for it. What has none is asked of the engine by each call, which
-        encodes it once for all of them: nobody waits for what only another call needs.
-        """
-        reading, unfiled = dict[RecipeSlot, Future[bool]](), list[RecipeSlot]()
-        try:
-            with self._lock:
-                for slot in level:
-                    if slot.arriving is None and self._ready(slot):
-                        on_ready(slot.tokens)
-                    elif slot.arriving is not None or self._filed(slot):
-                        slot.arriving = reading[slot] = slot.arriving or self._reads.submit(self._read, slot)
-                    else:
-                        unfiled.append(slot)
-            self._encode(unfiled, on_ready, patient=patient)
-            unread = [slot for slot, done in reading.items() if not done.result()]
-            on_ready(sum(slot.tokens for slot in reading if slot not in unread))
-            self._encode(unread, on_ready, patient=patient)
-        finally:
-            wait(reading.values())  # what is read is kept, and given up only by who is done with it
-
-    def _ready(self, slot: RecipeSlot) -> bool:
-        """Whether it can be read as it is. What the engine would have to compute again is rather read from a file."""
-        tier = slot.tier(self._engine)
-        return tier is not None and (tier != "lineage" or not self._filed(slot))
-
-    def _filed(self, slot: RecipeSlot) -> bool:
-        return self._store is not None and self._store.has(slot.kv_key.id)
-
-    def _read(self, slot: RecipeSlot) -> bool:
-        """Take a text in from its file; whether that was good."""
-        try:
-            return self._store is not None and _taken_in(self._engine, self._store, slot, self._keep)
-        finally:
-            with self._lock:
-                slot.arriving = None
-
-    def _encode(self, slots: Sequence[RecipeSlot], on_ready: OnReady, *, patient: bool) -> None:
-        for together in batches(slots, self._together):
+    def _encode(self, slots: Sequence[_Slot], held: ExitStack, *, patient: bool) -> None:
+        """Ask the engine, which encodes once what several calls ask for: nobody waits for what only another needs."""
+        for together in _batches(slots, self._together):
             with self._engine.scope():
-                handles = self._engine.prefill([slot.call() for slot in together])
-                for slot, handle in zip(together, handles, strict=True):
-                    self._keep(slot, handle)
+                handles = self._engine.prefill([slot.call for slot in together])
+                for slot in together:
+                    self._take(slot, held)
             if self._kept is not None:
                 self._kept.keep(handles, lost_too=True)
-            if patient:
-                self.flush()
-            on_ready(sum(slot.tokens for slot in together))
+                if patient:
+                    written(self._kept)
 
-    def _keep(self, slot: RecipeSlot, handle: MessageHandle) -> None:
-        """Lease what has arrived, unless another call has done so."""
+    def _take(self, slot: _Slot, held: ExitStack) -> None:
+        """Lease what has arrived, for a call and for the shelf."""
+        held.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
         with self._lock:
-            if slot.tier(self._engine) is None:
-                slot.keep(self._engine, handle)
+            if not slot.gone:
+                self._lease(slot)
 
-    def _place(self, slot: RecipeSlot) -> Place:
-        tier = slot.tier(self._engine)
-        if tier is not None and tier != "lineage":
-            return tier
-        return "disk" if self._filed(slot) else "nowhere"
+    def _lease(self, slot: _Slot) -> None:
+        if self._tier(slot) is None:
+            slot.leases = self._engine.kv.lease([slot.key.handle], scoped=False)
 
-    def _make_room(self) -> None:
-        """Take what was longest not read off the device, then off the host, until both budgets are kept.
+    def _tier(self, slot: _Slot) -> TierName | None:
+        """The fastest memory of the engine's that has it; None: it is not leased, or was released by others."""
+        found = None if slot.leases is None else self._engine.kv.tiers([slot.key.handle])[0]
+        if found is None:
+            slot.leases, slot.pinned = None, False
+        return found
 
-        What is needed right now stays, however little room that leaves.
-        """
-        with self._lock:
-            for slot in self._over("device", self._budgets.device):
-                self._engine.kv.park([slot.leased()])
-            for slot in self._over("host", self._budgets.host):
-                slot.give_up()
-
-    def _over(self, place: Place, budget: int | None) -> list[RecipeSlot]:
-        """What has to leave a memory."""
-        if budget is None:
-            return []
-        return self._order.leaving(budget, {slot for slot in self._slots.values() if self._place(slot) == place})
-
-    def _is_needed(self, slot: RecipeSlot) -> bool:
-        """Whether a call needs it right now, or it is to stay."""
-        self._is_pinned(slot)
-        return self._order.is_pinned(slot)
-
-    def _is_pinned(self, slot: RecipeSlot) -> bool:
-        """Whether it is to stay; not if somebody else has released it."""
-        if slot.pinned and slot.tier(self._engine) is None:
+    def _unpin(self, slot: _Slot) -> None:
+        if self._tier(slot) is not None and slot.pinned:
             slot.pinned = False
-            self._order.unpin(slot)
-        return slot.pinned
+            with suppress(HandleError):
+                self._engine.kv.unpin(slot.key.handle)
 
-    def _unpin(self, slot: RecipeSlot) -> None:
-        if self._is_pinned(slot):
-            slot.unpin(self._engine)
-            self._order.unpin(slot)
-
-    def _forget_unneeded(self, slot: RecipeSlot) -> None:
-        """It was removed: give it up, unless a call needs it."""
-        if not self._order.is_pinned(slot):
-            slot.give_up()
-            self._order.remove(slot)
+    def _give_up(self, slot: _Slot) -> None:
+        leases, slot.leases = slot.leases, None
+        if leases is not None:
+            leases.release()
 
 
-def _taken_in(
-    engine: Engine, store: KVStore, slot: RecipeSlot, keep: Callable[[RecipeSlot, MessageHandle], None]
-) -> bool:
-    """Read a text from its file; whether that was good."""
-    found = store.load(slot.kv_key)
-    if found is None:
-        return False
-    try:
-        with engine.scope():
-            keep(slot, engine.kv.adopt(slot.call(), *found))
-    except InvalidRequestError:
-        store.set_aside(slot.kv_key.id, "holds other keys and values")
-        return False
-    except CapacityError:
-        return False  # running calls need all memory: a prefill waits for it
-    return True
+def written(kept: KeptKV) -> None:
+    """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
+    with suppress(ChoreoError):  # what was lost meanwhile is written another time
+        kept.flush()
+
+
+def _levels(asked: Iterable[_Slot]) -> Iterator[list[_Slot]]:
+    """These and all that they attend to, each once, parents in a level before."""
+    found, left = dict[_Slot, None](), list(asked)
+    while left:
+        slot = left.pop()
+        if slot not in found:
+            found[slot] = None
+            left += slot.parents
+    for _, level in groupby(sorted(found, key=_depth), key=_depth):
+        yield list(level)
+
+
+def _depth(slot: _Slot) -> int:
+    return slot.depth
+
+
+def _batches(slots: Sequence[_Slot], most: int) -> Iterator[list[_Slot]]:
+    """The same in parts of about so many tokens, or of one piece."""
+    batch, tokens = list[_Slot](), 0
+    for slot in slots:
+        batch.append(slot)
+        tokens += slot.key.length
+        if tokens >= most:
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine import Decode, Engine
 from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.pml.assembling import Assembly, FreshText
+from choreo_agents.models import ChatFormat
+from choreo_agents.pml.assembling import Assembly
+from choreo_agents.sampling import Sampling
 
 
 @dataclass
 class PromptView:
-    """A prompt that is encoded: `engine.decode(header, view.handles, view.offsets, view.end)` answers it.
+    """A prompt that is encoded: `engine.decode([view.call()])` answers it.
 
     Its leases end with the `engine.scope()` that it was made in, with `release`, or with its block:
     `with library.assemble(prompt) as view`.
     """
 
+    chat: ChatFormat
     end: int
     """The position where an answer starts."""
     cached_tokens: int
@@ -26,7 +30,7 @@ class PromptView:
     fresh_tokens: int
     """... and of arguments, of modules that are not cached, and of the prompt's own text."""
     leases: Leases
-    placed: list[tuple[int, MessageHandle]] = field(default_factory=list)
+    placed: list[tuple[int, MessageHandle]]
     """What an answer attends to, with the position where it appears: in the order of positions."""
 
     @property
@@ -39,6 +43,14 @@ class PromptView:
         """Where each of these appears."""
         return [offset for offset, _ in self.placed]
 
+    def call(self, sampling: Sampling | None = None, **options: Any) -> Decode:
+        """What answers it as the assistant; options are those of `engine.decode`: `author` names the speaker."""
+        # A header that opens thoughts is for calls that tell them from the answer: else readers would be given both.
+        opening = self.chat.header(options.get("author"), thinking=options.get("thinking") is not None)
+        usual: dict[str, Any] = {"header": opening, "closing": self.chat.turn_end, "sampling": sampling or Sampling()}
+        seen = {"parents": self.handles, "offsets": self.offsets, "new_offset": self.end}
+        return Decode(**(usual | seen | options))
+
     def release(self) -> None:
         """Give the leases back; once."""
         self.leases.release()
@@ -50,55 +62,29 @@ class PromptView:
         self.release()
 
 
-def begin_view(engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle]) -> PromptView:
-    """A view of a prompt's modules, each leased for it, without the tokens that are yet to be encoded.
+def encoded_view(
+    engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle], *, lazy: bool = False
+) -> PromptView:
+    """The view of a prompt, with what modules do not hold encoded: each text with all before it in sight.
 
     Args:
-        engine: Has the modules.
+        engine: Has the modules, and encodes the rest.
         assembly: The prompt.
         modules: Their handles by piece key.
+        lazy: In the step of the answer that reads it, instead of now.
     """
     placed = [(piece.offset, modules[piece.key]) for piece in assembly.cached]
     leases = engine.kv.lease([handle for _, handle in placed])
-    return PromptView(assembly.end, assembly.cached_tokens, assembly.fresh_tokens, leases, placed)
-
-
-def encode_fresh(
-    engine: Engine, views: Sequence[PromptView], assemblies: Sequence[Assembly], *, lazy: bool = False
-) -> None:
-    """Encode what modules do not hold, the first such text of every prompt together, then the second, ...
-
-    A text attends to all that stands before it in its prompt, as it would in an ordinary one.
-
-    Args:
-        engine: Encodes it.
-        views: Of the prompts, which get it.
-        assemblies: The same prompts.
-        lazy: In the step of the answer that reads it, instead of now.
-    """
-    for wave in range(max((len(assembly.fresh) for assembly in assemblies), default=0)):
-        now = [(view, each.fresh[wave]) for view, each in zip(views, assemblies, strict=True) if wave < len(each.fresh)]
-        handles = engine.prefill([_prefill(view, text, lazy=lazy) for view, text in now])
-        for (view, text), handle in zip(now, handles, strict=True):
-            view.leases.add([handle])
-            view.placed = sorted([*view.placed, (text.offset, handle)], key=lambda each: each[0])
-
-
-def _prefill(view: PromptView, text: FreshText, *, lazy: bool) -> Prefill:
-    before = [(offset, handle) for offset, handle in view.placed if offset < text.offset]
-    return Prefill(
-        text.tokens,
-        [handle for _, handle in before],
-        [offset for offset, _ in before],
-        text.offset,
-        "/".join(text.module) or None,
-        text.role,
-        confidential=text.confidential,
-        lazy=lazy,
-    )
-
-
-def release_all(views: Iterable[PromptView]) -> None:
-    """Give all leases back."""
-    for view in views:
+    view = PromptView(engine.chat, assembly.end, assembly.cached_tokens, assembly.fresh_tokens, leases, placed)
+    try:
+        for text in assembly.fresh:
+            offsets = [offset for offset, _ in view.placed if offset < text.offset]
+            own: Any = {"author": "/".join(text.module) or None, "role": text.role, "confidential": text.confidential}
+            seen = (view.handles[: len(offsets)], offsets, text.offset)
+            handle = engine.prefill(text.tokens, *seen, lazy=lazy, **own)
+            leases.add([handle])
+            view.placed.insert(len(offsets), (text.offset, handle))
+    except BaseException:
         view.release()
+        raise
+    return view

@@ -73,7 +73,7 @@ def test_every_piece_starts_where_the_longest_choice_before_it_ends(schema: Sche
     compiled = compile_schema(schema, model.loaded())
     found = {(piece.module, int(key.rpartition("#")[2])): piece.start for key, piece in compiled.pieces.items()}
     assert found == starts
-    assert compiled.length == length
+    assert compiled.layout.length == length
 
 
 @given(schemas(words))
@@ -82,7 +82,7 @@ def test_a_piece_attends_to_what_its_ancestors_say_before_it(schema: Schema) -> 
     pieces = sorted(compiled.pieces.values(), key=lambda piece: piece.start)
     for piece in pieces:
         above = [each for each in pieces if each.module == piece.module[: len(each.module)] and each is not piece]
-        assert piece.parents == tuple(each.key for each in above if each.end <= piece.start)
+        assert piece.parents == tuple(each.key for each in above if each.start + len(each.tokens) <= piece.start)
 
 
 @given(schemas(words), st.data())
@@ -155,8 +155,8 @@ def test_a_prompt_uses_each_position_once_and_loses_no_text(schema: Schema, data
 
 
 def assert_sound(compiled: CompiledSchema, assembly: Assembly) -> None:
-    spans = [(piece.offset, compiled.pieces[piece.key].end) for piece in assembly.cached]
-    spans += [(text.offset, text.end) for text in assembly.fresh]
+    spans = [(piece.offset, piece.offset + len(compiled.pieces[piece.key].tokens)) for piece in assembly.cached]
+    spans += [(text.offset, text.offset + len(text.tokens)) for text in assembly.fresh]
     used = set(assembly.prompt.arguments)
     filled = {
         piece.key

@@ -166,7 +166,7 @@ Written = tuple[tuple[str, ...], str, int]
 def written(tree: SchemaTree, model: WordModel, chosen: dict[int, int]) -> list[Written]:
     """A schema's texts and slots in a row, when of each union (by `id`) one member is taken.
 
-    Says in another way what `flow` and `layout` say: it writes the whole document first, as one string with marks.
+    Says in another way what `layout` says: it writes the whole document first, as one string with marks.
     """
     out: list[str] = [CHAT.bos]
 

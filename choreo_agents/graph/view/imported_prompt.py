@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +19,7 @@ from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
 from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree, modules_of
-from choreo_agents.pml.shelf import Budgets, Shelf
-from choreo_agents.pml.slots import Recipe
+from choreo_agents.pml.shelf import Shelf
 
 AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
 
@@ -52,15 +51,14 @@ class ImportedPrompt:
     """
 
     def __init__(self, engine: Engine, prompt: Prompt, public: str | None) -> None:
-        self._modules = engine.kv.keeper(_Modules, engine)
+        self._engine = engine
         self._schema = prompt.schema.name
-        number, schema = self._modules.known(prompt.schema)
+        schema, self._shelf = engine.kv.keeper(_Modules, engine).known(prompt.schema)
         self._assembly = compile_prompt(schema, prompt, engine.model)
         self._decode = engine.model.decode
         self._closing = tuple(engine.model.encode(engine.chat.user.after)) if engine.chat.merges is not None else ()
         pieces = {piece.key: piece for piece in schema.cached_pieces()}
         self._pieces = [pieces[placed.key] for placed in self._assembly.cached]
-        self._keys = [_key(number, placed.key) for placed in self._assembly.cached]
         # A schema starts as a conversation does: without words in it, a root would only say so twice.
         self._has_root = public is not None
         root = len(engine.model.encode(engine.chat.root(public))) if self._has_root else 0
@@ -112,7 +110,7 @@ class ImportedPrompt:
         If the awaiting task is cancelled, the leases are given back.
         """
         done: Future[Leases] = Future()
-        working = asyncio.to_thread(lambda: done.set_result(self._modules.lease(self._keys)))
+        working = asyncio.to_thread(lambda: done.set_result(self._leased()))
         try:
             await working
         except asyncio.CancelledError:
@@ -120,6 +118,10 @@ class ImportedPrompt:
             done.add_done_callback(lambda ready: ready.result().release())
             raise
         return done.result()
+
+    def _leased(self) -> Leases:
+        with self._shelf.brought(placed.key for placed in self._assembly.cached) as handles:
+            return self._engine.kv.lease(list(handles.values()))
 
     async def place(self, view: PlacedView, modules: Sequence[MessageHandle], owner: str, ask_for: AskFor) -> None:
         """Append it to a view, and encode what no module holds: each text with what stands before it in sight.
@@ -166,40 +168,21 @@ class _Modules:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._shelf = Shelf(engine, None, Budgets())
-        self._schemas: dict[SchemaTree, tuple[int, CompiledSchema]] = {}
+        self._schemas: dict[SchemaTree, tuple[CompiledSchema, Shelf]] = {}
         self._lock = threading.Lock()
 
-    def known(self, tree: SchemaTree) -> tuple[int, CompiledSchema]:
-        """A schema's number, by which the shelf calls its pieces, and what it is to the model.
+    def known(self, tree: SchemaTree) -> tuple[CompiledSchema, Shelf]:
+        """What a schema is to the model, and what has its modules.
 
         Raises:
             PMLError: It is longer than the model's context.
         """
         with self._lock:
             if tree not in self._schemas:
-                number, schema = len(self._schemas), compile_schema(Schema(tree), self._engine.model)
-                self._shelf.add(_recipes(number, schema))
-                self._schemas[tree] = number, schema
+                schema, shelf = compile_schema(Schema(tree), self._engine.model), Shelf(self._engine)
+                shelf.know(tree.name, schema.cached_pieces())
+                self._schemas[tree] = schema, shelf
             return self._schemas[tree]
-
-    def lease(self, keys: Iterable[str]) -> Leases:
-        """Have pieces ready to be read, each leased once more in the scope of the caller."""
-        wanted = list(keys)
-        with self._shelf.brought(wanted) as handles:
-            return self._engine.kv.lease([handles[key] for key in wanted])
-
-
-def _recipes(number: int, schema: CompiledSchema) -> Iterator[Recipe]:
-    """What is to be encoded once, parents first."""
-    for piece in schema.cached_pieces():
-        parents = tuple(_key(number, parent) for parent in piece.parents)
-        author = name_of(schema.schema.name, piece.module)
-        yield Recipe(_key(number, piece.key), piece.tokens, piece.start, parents, author, piece.confidential)
-
-
-def _key(number: int, piece: str) -> str:
-    return f"{number}:{piece}"
 
 
 def name_of(schema: str, module: Path) -> str:

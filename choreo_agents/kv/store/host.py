@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from choreo_agents.kv.store.eviction import LongestUnused
+from choreo_agents.kv.store.eviction import leaving
 from choreo_agents.kv.tiers import HostKV
 
 Key = TypeVar("Key", bound=Hashable)
@@ -19,8 +19,9 @@ class HostTier(Generic[Key]):
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self._order: LongestUnused[Key] = LongestUnused()
+        self._used_bytes = 0
         self._kept: dict[Key, HostKV] = {}
+        """The longest unused first: what is used leaves, and comes again."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._kept
@@ -32,18 +33,15 @@ class HostTier(Generic[Key]):
     @property
     def free_bytes(self) -> int:
         """That may come before anything has to leave."""
-        return self.budget_bytes - self._order.used_bytes
+        return self.budget_bytes - self._used_bytes
 
     def put(self, key: Key, kv: HostKV) -> list[tuple[Key, HostKV]]:
         """Keep KV; what leaves for it, oldest first: itself if it is larger than the budget."""
-        self._order.add(key, kv.nbytes)
+        assert key not in self._kept
         self._kept[key] = kv
-        left: list[tuple[Key, HostKV]] = []
-        for each in self._order.leaving(self.budget_bytes):
-            leaving = self.take(each)
-            assert leaving is not None
-            left.append((each, leaving))
-        return left
+        self._used_bytes += kv.nbytes
+        over = list(leaving(((each, held.nbytes) for each, held in self._kept.items()), -self.free_bytes))
+        return [(each, held) for each in over if (held := self.take(each)) is not None]
 
     def peek(self, key: Key) -> HostKV | None:
         """KV that stays here."""
@@ -51,9 +49,10 @@ class HostTier(Generic[Key]):
 
     def take(self, key: Key) -> HostKV | None:
         """Hand KV out and forget it."""
-        self._order.remove(key)
-        return self._kept.pop(key, None)
+        kv = self._kept.pop(key, None)
+        self._used_bytes -= 0 if kv is None else kv.nbytes
+        return kv
 
     def check(self) -> None:
         """Assert that the budget is kept and counted."""
-        assert self._order.used_bytes == sum(kv.nbytes for kv in self._kept.values()) <= self.budget_bytes
+        assert self._used_bytes == sum(kv.nbytes for kv in self._kept.values()) <= self.budget_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 
 from choreo_agents.pml.markup.problems import Problems, nearest
 from choreo_agents.pml.markup.syntax import (
@@ -113,39 +112,26 @@ def _check_scaffolds(tree: SchemaTree, problems: Problems) -> None:
         if frozenset(names) in seen:
             problems.add(place, f"the scaffold {said!r} is declared twice", "each set once")
         seen.add(frozenset(names))
-        # Pairs are looked at one by one only where some of them cannot stand together: there may be very many.
-        for number, path in enumerate(paths if known and not _stand_together(paths, chosen) else ()):
-            for other in paths[:number]:
-                if path != other and path[: min(len(path), len(other))] == other[: min(len(path), len(other))]:
-                    message = f"in a scaffold, {'/'.join(path)!r} and {'/'.join(other)!r} are one inside the other"
-                    problems.add(place, message, "modules that do not contain each other")
-                elif any(chosen[path].get(union, member) != member for union, member in chosen[other].items()):
+        there, members = set(paths), dict[tuple[Path, int], Path]()
+        for path in paths if known else ():
+            for above in (path[:count] for count in range(1, len(path)) if path[:count] in there):
+                message = f"in a scaffold, {'/'.join(above)!r} and {'/'.join(path)!r} are one inside the other"
+                problems.add(place, message, "modules that do not contain each other")
+            for union, member in chosen[path].items():
+                other = members.setdefault(union, path)
+                if chosen[other][union] != member:
                     message = f"in a scaffold, {'/'.join(path)!r} and {'/'.join(other)!r} are of members of one union"
                     problems.add(place, message, "modules that a prompt can import together")
-
-
-def _stand_together(paths: Sequence[Path], chosen: Mapping[Path, Mapping[tuple[Path, int], str]]) -> bool:
-    """Whether no module of a scaffold is inside another, and all that are of one union are of one member of it."""
-    there = set(paths)
-    members: dict[tuple[Path, int], str] = {}
-    return not any(
-        any(path[:count] in there for count in range(1, len(path)))
-        or any(members.setdefault(union, member) != member for union, member in chosen[path].items())
-        for path in paths
-    )
 
 
 def _choices(parent: SchemaTree | Module, path: Path) -> dict[Path, dict[tuple[Path, int], str]]:
     """By module, which member of which union it is or stands in."""
     found: dict[Path, dict[tuple[Path, int], str]] = {}
     scope = scope_of(parent)
-    unions: dict[int, list[int]] = {}
-    for number, union in enumerate(scope.unions):
-        for member in union.members:
-            unions.setdefault(id(member), []).append(number)
+    unions = {id(member): (path, number) for number, union in enumerate(scope.unions) for member in union.members}
     for module in scope.modules:
         below = (*path, module.name)
-        own = {(path, number): module.name for number in unions.get(id(module), ())}
+        own = {unions[id(module)]: module.name} if id(module) in unions else {}
         found[below] = own
         found |= {inner: own | choice for inner, choice in _choices(module, below).items()}
     return found

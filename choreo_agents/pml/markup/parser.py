@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from choreo_agents.pml.markup.checks import check_schema
 from choreo_agents.pml.markup.problems import Problems, nearest
 from choreo_agents.pml.markup.reading import RawElement, RawText, read_xml
-from choreo_agents.pml.markup.sources import Folder
+from choreo_agents.pml.markup.sources import read_included
 from choreo_agents.pml.markup.syntax import (
     ROLES,
     Argument,
@@ -21,7 +22,6 @@ from choreo_agents.pml.markup.syntax import (
     Role,
     SchemaNode,
     SchemaTree,
-    SourcePlace,
     Text,
     Union,
 )
@@ -33,13 +33,13 @@ _WHOLE = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|sche
 _LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def parse_schema(text: str, source: str, folder: Folder | None, problems: Problems) -> SchemaTree | None:
+def parse_schema(text: str, source: str, folder: Path | None, problems: Problems) -> SchemaTree | None:
     """The tree of a schema; None if there is not even its element. What is wrong becomes a problem.
 
     Args:
         text: The `<schema>` element.
         source: What places call it.
-        folder: Where `src` finds files; None: nowhere.
+        folder: Below which `src` finds files; None: nowhere.
         problems: Takes what is wrong.
     """
     tree = parse_document(text, source, folder, problems, ("schema",))
@@ -56,14 +56,13 @@ def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> Pro
 def parse_document(
     text: str,
     source: str,
-    folder: Folder | None,
+    folder: Path | None,
     problems: Problems,
     roots: tuple[str, ...] = ("schema", "prompt"),
     around: tuple[str, str] = ("", ""),
 ) -> SchemaTree | PromptTree | None:
     """The tree of whichever of these a document is."""
-    document = read_xml(text, source, problems, around=around)
-    root = document.root
+    root, whole = read_xml(text, source, problems, around=around)
     if root is None:
         return None
     if root.tag not in roots:
@@ -73,7 +72,7 @@ def parse_document(
     if root.tag == "prompt":
         return _PromptParser(problems).prompt(root)
     tree = _SchemaParser(folder, problems).schema(root)
-    check_schema(tree, problems, whole=document.whole)
+    check_schema(tree, problems, whole=whole)
     return tree
 
 
@@ -117,7 +116,7 @@ class _Reader:
 
 
 class _SchemaParser(_Reader):
-    def __init__(self, folder: Folder | None, problems: Problems) -> None:
+    def __init__(self, folder: Path | None, problems: Problems) -> None:
         super().__init__(problems, open_start=False)
         self.folder = folder
 
@@ -217,7 +216,7 @@ class _SchemaParser(_Reader):
         if self.folder is None:
             self.problems.add(place, "a schema that is no file includes none", "a folder, or the text itself")
             return ()
-        text = self.folder.read(raw.attributes["src"], place, self.problems) or ""
+        text = read_included(self.folder, raw.attributes["src"], place, self.problems)
         nodes: list[SchemaNode] = []
         append_text(nodes, self.flow.text(text, verbatim=True), place)
         return tuple(nodes)
@@ -247,7 +246,7 @@ class _PromptParser(_Reader):
         self.enter(raw)
         for child in raw.children:
             if isinstance(child, RawText):
-                self.add_text(nodes, self.text(child), child.place)
+                append_text(nodes, self.text(child), child.place)
             elif child.tag in ROLES:
                 nodes.append(self.turn(child))
             elif child.tag in ("prompt", "schema", *_TAGS):
@@ -265,22 +264,13 @@ class _PromptParser(_Reader):
         nodes: list[PromptNode] = []
         for child in raw.children:
             if isinstance(child, RawText):
-                self.add_text(nodes, self.text(child), child.place)
+                append_text(nodes, self.text(child), child.place)
             else:
                 message = f"there is a <{child.tag}> in a turn of a prompt"
                 self.problems.add(child.place, message, "text: what is imported stands where the schema has it")
         self.leave()
         self.flow.turn()
         return ChatTurn(_role(raw.tag), tuple(node for node in nodes if isinstance(node, Text)), raw.place)
-
-    def add_text(self, nodes: list[PromptNode], text: str, place: SourcePlace) -> None:
-        if not text:
-            return
-        last = nodes[-1] if nodes else None
-        if isinstance(last, Text):
-            nodes[-1] = Text(last.text + text, last.place)
-        else:
-            nodes.append(Text(text, place))
 
 
 def _role(tag: str) -> Role:

@@ -7,6 +7,7 @@ not well-formed gives the elements up to the place where it breaks, besides a pr
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 from xml.sax import SAXParseException
@@ -47,22 +48,15 @@ class RawElement:
     children: list[RawElement | RawText] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Document:
-    """What could be read of a document."""
-
-    root: RawElement | None
-    whole: bool
-    """False: it breaks off where it is not well-formed."""
-
-
 def forbidden_character(text: str) -> re.Match[str] | None:
     """The first character that XML cannot hold."""
     return _NOT_XML.search(text)
 
 
-def read_xml(text: str, source: str, problems: Problems, *, around: tuple[str, str] = ("", "")) -> Document:
-    """Read a document.
+def read_xml(
+    text: str, source: str, problems: Problems, *, around: tuple[str, str] = ("", "")
+) -> tuple[RawElement | None, bool]:
+    """Read a document: its root, and whether it is whole and does not break off where it is not well-formed.
 
     Args:
         text: The document.
@@ -76,7 +70,7 @@ def read_xml(text: str, source: str, problems: Problems, *, around: tuple[str, s
     if bad is not None:
         place = places.at(bad.start() + len(around[0]))
         problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
-        return Document(None, False)
+        return None, False
     parser = DefusedExpatParser(forbid_dtd=True)
     handler = _Handler(places, parser)
     parser.setFeature(feature_external_ges, False)
@@ -95,8 +89,8 @@ def read_xml(text: str, source: str, problems: Problems, *, around: tuple[str, s
         message = f"more than {MOST_NESTED} elements are nested"
         problems.add(handler.here(), message, f"at most {MOST_NESTED}")
     else:
-        return Document(handler.root, True)
-    return Document(handler.root, False)
+        return handler.root, True
+    return handler.root, False
 
 
 _HINTS = {
@@ -126,12 +120,9 @@ class _Places:
 
     def at(self, index: int) -> SourcePlace:
         index = min(max(index, self.prefix), len(self.text))
-        low, high = 0, len(self.starts)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.starts[middle] <= index else (low, middle)
-        start = max(self.starts[low], self.prefix if low == 0 else 0)
-        return SourcePlace(self.source, low + 1, index - start + 1)
+        line = bisect_right(self.starts, index)
+        start = max(self.starts[line - 1], self.prefix if line == 1 else 0)
+        return SourcePlace(self.source, line, index - start + 1)
 
 
 class _Handler(ContentHandler, LexicalHandler):
@@ -191,12 +182,6 @@ class _Handler(ContentHandler, LexicalHandler):
 
     def processingInstruction(self, target: str, data: str) -> None:  # noqa: N802 - SAX names it
         self._flush()
-
-    def startDTD(self, *args: Any) -> None:  # noqa: N802 - SAX names it
-        """Never called: document types are refused."""
-
-    def endDTD(self) -> None:  # noqa: N802 - SAX names it
-        """Never called."""
 
     def _index(self) -> int:
         return self.places.index(self.locator.getLineNumber() or 1, self.locator.getColumnNumber() or 0)

@@ -17,40 +17,30 @@ def read_document(path: Path, problems: Problems) -> str:
     return _decoded(path.read_bytes(), str(path), problems)
 
 
-class Folder:
-    """Where included files may be: below this folder, links followed."""
+def read_included(folder: Path, name: str, place: SourcePlace, problems: Problems) -> str:
+    """The text of a file below a folder, links followed, to the letter but for a line break at its end.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self, name: str, place: SourcePlace, problems: Problems) -> str | None:
-        """The text of a file, to the letter but for a line break at its end.
-
-        None, and a problem, if it may not or cannot be read.
-        """
-        expected = f"a UTF-8 file below {str(self.path)!r}"
-        try:
-            root = self.path.resolve(strict=True)
-            found = (root / name).resolve()
-            if not found.is_relative_to(root):
-                problems.add(place, f"{name!r} is outside the schema's folder", expected)
-                return None
-            if not found.is_file():
-                problems.add(place, f"there is no file {name!r}", expected)
-                return None
-            if found.stat().st_size > MOST_BYTES:
-                problems.add(place, f"{name!r} is too large to include", f"at most {MOST_BYTES} bytes")
-                return None
-            content = found.read_bytes()
-        except (OSError, ValueError, RuntimeError) as error:
-            problems.add(place, f"{name!r} cannot be read: {error}", expected)
-            return None
-        before = len(problems.found)
-        text = _decoded(content, str(found), problems)
-        bad = forbidden_character(text)
-        if bad is not None:
+    Empty, and a problem, if it may not or cannot be read.
+    """
+    expected = f"a UTF-8 file below {str(folder)!r}"
+    try:
+        root = folder.resolve(strict=True)
+        found = (root / name).resolve()
+        if not found.is_relative_to(root):
+            problems.add(place, f"{name!r} is outside the schema's folder", expected)
+        elif not found.is_file():
+            problems.add(place, f"there is no file {name!r}", expected)
+        elif found.stat().st_size > MOST_BYTES:
+            problems.add(place, f"{name!r} is too large to include", f"at most {MOST_BYTES} bytes")
+        else:
+            text = _decoded(found.read_bytes(), str(found), problems)
+            bad = forbidden_character(text)
+            if bad is None:
+                return text.removesuffix("\n")
             problems.add(_at(text, bad.start(), str(found)), f"the character {bad.group()!r} is not allowed in XML")
-        return text.removesuffix("\n") if len(problems.found) == before else None
+    except (OSError, ValueError, RuntimeError) as error:
+        problems.add(place, f"{name!r} cannot be read: {error}", expected)
+    return ""
 
 
 def _decoded(content: bytes, name: str, problems: Problems) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from choreo_agents.pml.markup.syntax import SchemaNode, SourcePlace, Text
 
@@ -101,25 +102,21 @@ class Choosing:
         self._flow._owe(_break(blank))
 
 
-def append_text(nodes: list[SchemaNode], text: str, place: SourcePlace) -> None:
+def append_text(nodes: list[Any], text: str, place: SourcePlace) -> None:
     """Add text to that which stands right before, if any does."""
-    if not text:
-        return
-    if nodes and isinstance(nodes[-1], Text):
-        last = nodes.pop()
-        assert isinstance(last, Text)
-        nodes.append(Text(last.text + text, last.place))
-    else:
+    last = nodes[-1] if nodes else None
+    if text and isinstance(last, Text):
+        nodes[-1] = Text(last.text + text, last.place)
+    elif text:
         nodes.append(Text(text, place))
 
 
 def lead_of(before: list[SchemaNode]) -> str:
     """Take the last blank off the text before a parameter (rule 5)."""
-    if not before or not isinstance(before[-1], Text) or not before[-1].text.endswith(" "):
+    last = before[-1] if before else None
+    if not isinstance(last, Text) or not last.text.endswith(" "):
         return ""
-    last = before.pop()
-    assert isinstance(last, Text)
-    append_text(before, last.text[:-1], last.place)
+    before[-1:] = [Text(last.text[:-1], last.place)] if last.text[:-1] else []
     return " "
 
 

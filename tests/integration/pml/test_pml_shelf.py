@@ -1,4 +1,4 @@
-"""Encoded texts in every memory: brought back bit by bit, within budgets, from files that are never trusted."""
+"""Encoded texts in every memory: brought back bit by bit, and from files that are never trusted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import pytest
 import torch
 from conftest import MakeEngine
 
-from choreo_agents import Engine, Sampling
+from choreo_agents import Engine
 from choreo_agents.engine.keeping.wanted import WantedKV
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.tiers import HostKV
-from choreo_agents.pml.shelf import Budgets, Shelf
-from choreo_agents.pml.slots import Recipe
+from choreo_agents.pml.compiler import SchemaPiece
+from choreo_agents.pml.shelf import Shelf, written
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -33,14 +32,18 @@ def tokens(seed: int, count: int = 32) -> tuple[int, ...]:
     return tuple(rng.randrange(3, 360) for _ in range(count))
 
 
+def text(key: str, words: tuple[int, ...], start: int, *parents: str) -> SchemaPiece:
+    return SchemaPiece(key, (key,), words, start, parents, None, True, False)
+
+
 ROOT, LEFT, RIGHT = (
-    Recipe("root", tokens(0), 0),
-    Recipe("left", tokens(1), 32, ("root",)),
-    Recipe("right", tokens(2), 64, ("root",)),
+    text("root", tokens(0), 0),
+    text("left", tokens(1), 32, "root"),
+    text("right", tokens(2), 64, "root"),
 )
-INNER = Recipe("inner", tokens(3), 100, ("root", "left"))
+INNER = text("inner", tokens(3), 100, "root", "left")
 ALL = [ROOT, LEFT, RIGHT, INNER]
-KEYS = [recipe.key for recipe in ALL]
+KEYS = [piece.key for piece in ALL]
 
 MakeShelf = Callable[..., tuple[Engine, Shelf]]
 
@@ -49,14 +52,22 @@ MakeShelf = Callable[..., tuple[Engine, Shelf]]
 def make_shelf(make_engine: MakeEngine) -> Iterator[MakeShelf]:
     with ExitStack() as stack:
 
-        def make(folder: Path | None = None, budgets: Budgets | None = None, **options: Any) -> tuple[Engine, Shelf]:
+        def make(
+            folder: Path | None = None, pieces: Sequence[SchemaPiece] = ALL, **options: Any
+        ) -> tuple[Engine, Shelf]:
             engine = make_engine(**({"salt": "s"} | options))
-            shelf = Shelf(engine, None if folder is None else engine.kv.store(folder), budgets or Budgets())
-            shelf.add(ALL)
-            stack.callback(shelf.close)
+            kept = None if folder is None else engine.kv.kept_in(engine.kv.store(folder))
+            shelf = Shelf(engine, kept)
+            shelf.know("s", pieces)
+            stack.callback(lambda: kept.close() if kept is not None else None)
             return engine, shelf
 
         yield make
+
+
+def flush(shelf: Shelf) -> None:
+    assert shelf._kept is not None
+    written(shelf._kept)
 
 
 def kv(engine: Engine, shelf: Shelf, key: str) -> HostKV:
@@ -75,9 +86,8 @@ def files(folder: Path, suffix: str = ".safetensors") -> list[Path]:
 def test_texts_are_encoded_once_after_their_parents(make_shelf: MakeShelf) -> None:
     engine, shelf = make_shelf()
     assert {shelf.place(key)[0] for key in KEYS} == {"nowhere"}
-    ready: list[int] = []
-    with shelf.brought(["inner"], ready.append) as handles:
-        assert list(handles) == ["inner"] and sum(ready) == 96
+    with shelf.brought(["inner"]) as handles:
+        assert list(handles) == ["inner"]
         seen = [engine.tokens(handle) for handle in engine.inspect.ancestors(handles["inner"])]
     assert sorted(seen) == sorted([list(ROOT.tokens), list(LEFT.tokens)])
     assert [shelf.place(key)[0] for key in KEYS] == ["device", "device", "nowhere", "device"]
@@ -89,11 +99,11 @@ def test_texts_are_encoded_once_after_their_parents(make_shelf: MakeShelf) -> No
 def test_a_sibling_changes_no_bit_of_a_text(make_shelf: MakeShelf) -> None:
     one_engine, one = make_shelf()
     other_engine, other = make_shelf()
-    other.add([Recipe("right", tokens(77, 40), 64, ("root",))])
+    other.know("s", [ROOT, LEFT, text("right", tokens(77, 40), 64, "root"), INNER])
     with one.brought(KEYS), other.brought(KEYS):
         assert all(same(kv(one_engine, one, key), kv(other_engine, other, key)) for key in ("root", "left", "inner"))
         assert kv(one_engine, one, "right").keys.shape != kv(other_engine, other, "right").keys.shape
-    other.add([Recipe("root", tokens(78), 0), LEFT, RIGHT, INNER])
+    other.know("s", [text("root", tokens(78), 0), LEFT, RIGHT, INNER])
     assert {other.place(key)[0] for key in KEYS} == {"nowhere"}, "what attends to it is another text, too"
     with other.brought(KEYS):
         assert not same(kv(one_engine, one, "inner"), kv(other_engine, other, "inner"))
@@ -103,7 +113,7 @@ def test_a_sibling_changes_no_bit_of_a_text(make_shelf: MakeShelf) -> None:
 def test_files_give_other_engines_the_same_bits(make_shelf: MakeShelf, tmp_path: Path) -> None:
     engine, shelf = make_shelf(tmp_path)
     wanted = {key: kv(engine, shelf, key) for key in KEYS}
-    shelf.flush()
+    flush(shelf)
     assert len(files(tmp_path)) == 4
     again, other = make_shelf(tmp_path)
     assert {other.place(key)[0] for key in KEYS} == {"disk"}
@@ -135,98 +145,41 @@ def test_broken_files_are_set_aside_and_their_texts_encoded_again(
 ) -> None:
     engine, shelf = make_shelf(tmp_path)
     wanted = {key: kv(engine, shelf, key) for key in KEYS}
-    shelf.flush()
+    flush(shelf)
     names = files(tmp_path)
     for path in names[:3]:
         path.write_bytes(damage(path.read_bytes()))
     again, other = make_shelf(tmp_path)
     assert all(same(kv(again, other, key), wanted[key]) for key in KEYS)
     assert again.stats().tokens_encoded == 96 and again.stats().adopted == 1
-    other.flush()
+    flush(other)
     assert len(files(tmp_path, ".broken")) == 3 and files(tmp_path) == names
     third, last = make_shelf(tmp_path)
     assert all(same(kv(third, last, key), wanted[key]) for key in KEYS) and third.stats().adopted == 4
 
 
 def test_the_file_of_another_text_is_not_taken_for_its_own(make_shelf: MakeShelf, tmp_path: Path) -> None:
-    twin = Recipe("twin", tokens(9), 32, ("root",))  # in the place of `left`, as members of a union are
-    engine, shelf = make_shelf(tmp_path)
-    shelf.add([twin])
+    twin = text("twin", tokens(9), 32, "root")  # in the place of `left`, as members of a union are
+    engine, shelf = make_shelf(tmp_path, [*ALL, twin])
     wanted = kv(engine, shelf, "twin")
     with shelf.brought(["left", "twin"]) as handles:
-        shelf.flush()
+        flush(shelf)
         left, own = (next(tmp_path.rglob(f"{handle.id}.safetensors")) for handle in handles.values())
     own.write_bytes(left.read_bytes())
-    again, other = make_shelf(tmp_path)
-    other.add([twin])
+    again, other = make_shelf(tmp_path, [*ALL, twin])
     assert same(kv(again, other, "twin"), wanted)
     assert again.stats().tokens_encoded == 32 and files(tmp_path, ".broken") == [own.with_suffix(".broken")]
 
 
-def test_what_is_written_late_comes_back_for_no_longer_than_that(
-    make_shelf: MakeShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budgets = Budgets(device=64 * TOKEN, host=32 * TOKEN)
-    _, shelf = make_shelf(tmp_path, budgets, host_bytes=1 << 20)
-    gate, read = threading.Event(), WantedKV.read
-
-    def late(wanted: WantedKV) -> tuple[KVKey, HostKV]:
-        assert gate.wait(20)
-        return read(wanted)
-
-    monkeypatch.setattr(WantedKV, "read", late)
-    for key in ("right", "left", "root"):
-        with shelf.brought([key]):
-            pass
-    gate.set()
-    shelf.flush()
-    assert [shelf.place(key)[0] for key in ("root", "left", "right")] == ["device", "device", "host"]
-
-
-def test_budgets_take_the_longest_unused_out_first(make_shelf: MakeShelf, tmp_path: Path) -> None:
-    budgets = Budgets(device=64 * TOKEN, host=32 * TOKEN)
-    engine, shelf = make_shelf(tmp_path, budgets, host_bytes=1 << 20)
-    for key in ("right", "left", "root"):
-        with shelf.brought([key]):
-            pass
-    shelf.flush()
-    assert [shelf.place(key)[0] for key in ("root", "left", "right")] == ["device", "device", "host"]
-    with shelf.brought(["right"]):
-        pass
-    with shelf.brought(["inner"]):
-        needed = {shelf.place(key)[0] for key in ("root", "left", "inner")}
-        assert needed == {"device"}, "more than the budget, while it is needed"
-    shelf.flush()
-    with shelf.brought(["root"]):
-        pass
-    places = [shelf.place(key)[0] for key in KEYS]
-    assert places.count("device") == 2 and places.count("host") <= 1 and "disk" in places
-    with shelf.brought(["left"]) as handles:
-        engine.kv.park([handles["left"]])
-        assert shelf.place("left")[0] == "host"
-    shelf.pin(["left"])
-    for key in ("inner", "right", "root", "inner"):
-        with shelf.brought([key]):
-            pass
-    assert shelf.place("left") == ("device", True)
-    shelf.evict(KEYS)
-    assert shelf.place("left")[0] == "device" and engine.stats().messages == 1
-    shelf.unpin(["left"])
-    shelf.evict(KEYS)
-    assert engine.stats().messages == 0 and engine.stats().kv_bytes == engine.stats().host_bytes == 0
-
-
 def test_a_library_larger_than_the_memory_is_encoded_and_written(make_shelf: MakeShelf, tmp_path: Path) -> None:
-    engine, shelf = make_shelf(tmp_path, kv_budget_bytes=256 * TOKEN)
-    many = [Recipe(f"text {number}", tokens(10 + number, 60), 0) for number in range(12)]
-    shelf.add(many)
-    with shelf.brought([recipe.key for recipe in many], patient=True):
+    many = [text(f"text {number}", tokens(10 + number, 60), 0) for number in range(12)]
+    engine, shelf = make_shelf(tmp_path, many, kv_budget_bytes=256 * TOKEN)
+    with shelf.brought([piece.key for piece in many], patient=True):
         pass
     assert len(files(tmp_path)) == 12 and engine.stats().tokens_encoded == 720
-    again, other = make_shelf(tmp_path, kv_budget_bytes=256 * TOKEN)
-    other.add(many)
-    for recipe in many:
-        with other.brought([recipe.key]):
+    again, other = make_shelf(tmp_path, many, kv_budget_bytes=256 * TOKEN)
+    for piece in many:
+        with other.brought([piece.key]):
             pass
     assert again.stats().tokens_encoded == 0
 
@@ -238,7 +191,7 @@ def test_scopes_of_callers_leave_the_leases_alone(make_shelf: MakeShelf) -> None
     assert engine.kv.tiers([kept])[0] is not None and engine.stats().leases == 4
     with engine.scope(), shelf.brought(["left"]) as handles:
         engine.kv.lease(list(handles.values()))
-        shelf.remove(["left"])
+        shelf.know("s", [ROOT, RIGHT])
         assert engine.kv.tiers([kept])[0] is not None
     assert engine.kv.tiers([kept]) == [None]
 
@@ -265,9 +218,8 @@ def test_calls_from_many_threads_encode_everything_once(make_shelf: MakeShelf, t
     for thread in threads:
         thread.join()
     assert not errors
-    shelf.flush()
+    flush(shelf)
     assert engine.stats().leases <= 4 and len(files(tmp_path)) == 4
-    assert engine.stats().tokens_encoded == 128, "what left was read from its file"
 
 
 def test_nobody_waits_for_what_only_another_needs_nor_fails_with_it(
@@ -309,19 +261,26 @@ def test_a_file_is_read_once_for_all_who_wait_for_it(
 ) -> None:
     _, filling = make_shelf(tmp_path)
     with filling.brought(["root"]):
-        filling.flush()
+        flush(filling)
     engine, shelf = make_shelf(tmp_path)
-    store = shelf._store
+    store = shelf._kept.store if shelf._kept is not None else None
     assert store is not None
     load, reads, waiting = store.load, list[str](), threading.Barrier(3)
+    filed, asked, all_asked = shelf._filed, list[bool](), threading.Event()
+
+    def counted(slot: Any) -> bool:
+        asked.append(filed(slot))
+        if len(asked) == 3:
+            all_asked.set()
+        return asked[-1]
 
     def slowly(key: Any) -> Any:
         reads.append(key.id)
-        while shelf._order._kept[shelf._slots["root"]].pins < 3:
-            time.sleep(0.001)
+        assert all_asked.wait(60)
         return load(key)
 
     monkeypatch.setattr(store, "load", slowly)
+    monkeypatch.setattr(shelf, "_filed", counted)
 
     brought: list[list[int]] = []
 
@@ -342,45 +301,36 @@ def test_a_file_is_read_once_for_all_who_wait_for_it(
 
 
 def test_a_broken_file_of_what_memory_has_lost_is_written_again(make_shelf: MakeShelf, tmp_path: Path) -> None:
-    _, shelf = make_shelf(tmp_path, Budgets(device=0))
+    _, shelf = make_shelf(tmp_path)
     with shelf.brought(["root"]):
         pass
-    shelf.flush()
+    shelf.evict(["root"])
     assert shelf.place("root")[0] == "disk"
     [path] = files(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-64])
     with shelf.brought(["root"]):
         pass
-    shelf.flush()
+    flush(shelf)
     assert files(tmp_path) == [path] and len(path.read_bytes()) == len(whole)
 
 
-def test_who_fails_while_files_are_read_leaves_nothing_leased(make_shelf: MakeShelf, tmp_path: Path) -> None:
+def test_who_fails_while_files_are_read_leaves_nothing_leased(
+    make_shelf: MakeShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, filling = make_shelf(tmp_path)
     with filling.brought(["left"]):
-        filling.flush()
+        flush(filling)
     engine, shelf = make_shelf(tmp_path)
-    with shelf.brought(["right"]):
-        shelf.flush()
-    assert shelf._store is not None
-    load, ready = shelf._store.load, list[int]()
 
-    def slowly(key: Any) -> Any:
-        time.sleep(0.1)
-        return load(key)
+    def fail(*_: Any) -> Any:
+        raise KeyboardInterrupt
 
-    def fail(tokens: int) -> None:
-        ready.append(tokens)
-        if len(ready) == 3:  # the root is there, and so is what stands behind a file that is being read
-            raise KeyboardInterrupt
-
-    setattr(shelf._store, "load", slowly)  # noqa: B010 - of this one
-    with pytest.raises(KeyboardInterrupt), shelf.brought(["left", "right"], fail):
+    monkeypatch.setattr(engine, "prefill", fail)
+    with pytest.raises(KeyboardInterrupt), shelf.brought(["left", "right"]):
         pass
-    shelf.remove(["left", "right"])
-    shelf._reads.shutdown(wait=True)
-    shelf.remove(["root"])
+    assert engine.stats().leases == 2, "the shelf's, of what was read"
+    shelf.know("s", ())
     assert engine.stats().leases == 0
 
 
@@ -388,18 +338,19 @@ OTHER_PROCESS = """
 import json, sys
 import torch
 from choreo_agents import Engine, Memory
-from choreo_agents.pml.shelf import Budgets, Shelf
-from choreo_agents.pml.slots import Recipe
-model, folder, recipes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+from choreo_agents.pml.compiler import SchemaPiece
+from choreo_agents.pml.shelf import Shelf
+model, folder, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)
 with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
-    shelf = Shelf(engine, engine.kv.store(folder), Budgets())
-    shelf.add([Recipe(key, tuple(tokens), start, tuple(parents)) for key, tokens, start, parents in recipes])
+    kept = engine.kv.kept_in(engine.kv.store(folder))
+    shelf = Shelf(engine, kept)
+    shelf.know("s", [SchemaPiece(k, (k,), tuple(t), s, tuple(p), None, True, False) for k, t, s, p in texts])
     print("ready", flush=True)
     sys.stdin.readline()
-    with shelf.brought([recipe[0] for recipe in recipes]) as handles:
+    with shelf.brought([each[0] for each in texts]) as handles:
         sums = [engine.kv.read(handle).keys.double().sum().item() for handle in handles.values()]
-    shelf.close()
+    kept.close()
     print(json.dumps([engine.stats().tokens_encoded, engine.stats().adopted, sums]))
 """
 
@@ -417,19 +368,11 @@ def test_processes_share_a_folder(make_shelf: MakeShelf, tiny_path: Path, tmp_pa
         sums = [kv(engine, shelf, key).keys.double().sum().item() for key in KEYS]
         encoded, adopted, theirs = json.loads(process.stdout.readline())
     assert encoded + 32 * adopted == 128 and theirs == sums, "at the same time: neither trips over the other"
-    shelf.flush()
+    flush(shelf)
     assert len(files(tmp_path)) == 4 and not files(tmp_path, ".broken") and not files(tmp_path, ".partial")
     again, other = make_shelf(tmp_path)
     assert [kv(again, other, key).keys.double().sum().item() for key in KEYS] == sums
     assert again.stats().tokens_encoded == 0, "afterwards: nothing is encoded"
-
-
-def test_a_twin_that_reencodes_text_writes_nothing(make_shelf: MakeShelf, tmp_path: Path) -> None:
-    engine, shelf = make_shelf(tmp_path, method="baseline")
-    with shelf.brought(KEYS) as handles:
-        engine.decode([7], list(handles.values()), sampling=Sampling(forced=(5,)))
-    shelf.flush()
-    assert files(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_is_told(make_shelf: MakeShelf, tmp_path: Path) -> None:
@@ -440,23 +383,23 @@ def test_a_folder_that_cannot_be_written_is_told(make_shelf: MakeShelf, tmp_path
     with shelf.brought(KEYS):
         assert engine.stats().tokens_encoded == 128, "it serves all the same"
     with pytest.raises(OSError):
-        shelf.flush()
-    shelf.flush()
+        flush(shelf)
+    flush(shelf)
 
 
 def test_leases_that_others_have_dropped_are_taken_again(make_shelf: MakeShelf, tmp_path: Path) -> None:
-    engine, shelf = make_shelf(tmp_path)
-    shelf.pin(["left"])
+    engine, shelf = make_shelf(tmp_path, [ROOT, LEFT])
+    shelf.pin()
     with shelf.brought(["root", "left"]) as handles:
         pass
-    shelf.flush()
+    flush(shelf)
     for handle in handles.values():
         engine.release(handle)
     assert shelf.place("left") == ("disk", False)
     with shelf.brought(["left"]) as again:
         assert again["left"] == handles["left"] and engine.tokens(again["left"]) == list(LEFT.tokens)
     assert engine.stats().leases == 2
-    shelf.remove(KEYS)
+    shelf.know("s", ())
     assert engine.stats().leases == 0
 
 
@@ -470,7 +413,7 @@ def test_eviction_is_not_kept_from_by_a_folder_that_cannot_be_written(make_shelf
     shelf.evict(["root"])
     assert engine.stats().messages == 0
     with pytest.raises(OSError):
-        shelf.flush()
+        flush(shelf)
 
 
 def test_files_that_were_evicted_do_not_come_back_from_who_still_writes_them(
@@ -497,20 +440,17 @@ def test_files_that_were_evicted_do_not_come_back_from_who_still_writes_them(
     monkeypatch.setattr(shelf._kept, "wait", waited)
     shelf.evict(["root"], files=True)
     assert inside.is_set() and files(tmp_path) == [] and shelf.place("root")[0] == "nowhere"
-    shelf.flush()
+    flush(shelf)
     assert files(tmp_path) == []
 
 
-def test_what_is_pinned_and_needed_stays_until_both_are_over(make_shelf: MakeShelf) -> None:
-    engine, shelf = make_shelf(None, Budgets(device=0))
-    shelf.pin(["left"])
-    assert shelf.place("left") == ("device", True)
-    with shelf.brought(["left"]) as handles:
-        shelf.unpin(["left"])
-        shelf.evict(["left"])
-        assert shelf.place("left") == ("device", False)
-        engine.release(handles["left"])
-    shelf.unpin(["left"])
-    assert engine.stats().leases == 1 and shelf.place("left") == ("nowhere", False)
-    shelf.remove(KEYS)
-    assert engine.stats().leases == 0 and not any(slot in shelf._order for slot in shelf._slots.values())
+def test_what_is_pinned_or_needed_stays_until_that_is_over(make_shelf: MakeShelf) -> None:
+    engine, shelf = make_shelf(None, [ROOT])
+    shelf.pin()
+    shelf.evict(["root"])
+    assert shelf.place("root") == ("device", True)
+    with shelf.brought(["root"]) as handles:
+        shelf.unpin()
+        shelf.evict(["root"])
+        assert shelf.place("root") == ("nowhere", False) and engine.kv.tiers([handles["root"]]) == ["device"]
+    assert engine.stats().leases == engine.stats().messages == 0

@@ -85,7 +85,7 @@ def test_free_text_stands_in_the_gap_after_what_it_follows_or_at_the_end(
     if pml.startswith("<c/> one<a"):
         expected = [(21, " one"), (22, " two")]
     assert [text[:2] for text in fresh] == expected
-    assert assembly.end == max(21, *(text.end for text in assembly.fresh))
+    assert assembly.end == max(21, *(text.offset + len(text.tokens) for text in assembly.fresh))
 
 
 def test_text_stands_in_the_gap_of_a_nested_import_that_is_left_out() -> None:

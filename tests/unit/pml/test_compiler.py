@@ -38,21 +38,20 @@ def test_a_piece_for_each_text_and_slot_and_its_ancestors_text_before_it() -> No
     }
 
 
-def test_slots_are_filled_with_the_unknown_token_or_one_that_is_given() -> None:
+def test_slots_are_filled_with_the_unknown_token_or_one_that_ends() -> None:
     found = compiled(PLAN)
     slot = found.pieces["plan#1"]
     assert slot.tokens == (0, 0)
     assert slot.slot is not None
     assert (slot.slot.name, slot.slot.length, slot.slot.lead) == ("p", 2, " ")
-    assert compile_schema(found.schema, WordModel().loaded(), placeholder=5).pieces["plan#1"].tokens == (5, 5)
     without = WordModel(unknown=None)
-    assert compiled(PLAN, model=without).placeholder == without.adapter.end_tokens[0]
+    assert set(compiled(PLAN, model=without).pieces["plan#1"].tokens) == {without.adapter.end_tokens[0]}
 
 
 def test_the_embedded_models_placeholder_is_what_it_pads_with(embedded: LoadedModel) -> None:
     schema = Schema.from_text(f"<schema name='s'><user>{PLAN}</user></schema>")
     found = compile_schema(schema, embedded)
-    assert found.placeholder == embedded.tokenizer.pad_token_id
+    assert set(found.pieces["plan#1"].tokens) == {embedded.tokenizer.pad_token_id}
     assert embedded.decode(list(found.pieces["#0"].tokens)) == "<s><|user|>"
     assert embedded.decode(list(found.pieces["plan#0"].tokens)) == " a"
 
@@ -145,7 +144,7 @@ def test_a_text_holds_the_place_of_a_parameter() -> None:
     found = compiled("a <parameter name='p' length='6' scaffold='[some name]'/> b", model=model)
     words = model.encode(FramedText.words(" [some name]"))
     assert 0 < len(words) < 6
-    assert found.pieces["#1"].tokens == (*words, *[found.placeholder] * (6 - len(words)))
+    assert found.pieces["#1"].tokens == (*words, *[0] * (6 - len(words)))
     assert found.pieces["#2"].parents == ("#0", "#1")
     with pytest.raises(PMLError, match=r"the scaffold of parameter 'p' has .* at most its length, 1: raise that"):
         compiled("a <parameter name='p' length='1' scaffold='[some name]'/> b")

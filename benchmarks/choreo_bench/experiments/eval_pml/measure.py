@@ -152,7 +152,7 @@ class FromModules:
         """As there."""
         self.library.register(asked.schema)
         try:
-            with await self.library.aassemble(asked.prompt) as view:
+            with await asyncio.to_thread(self.library.assemble, asked.prompt) as view:
                 call = _decode(self.engine, asked.parts.answer, view.handles, view.offsets, view.end)
                 [said] = await self.engine.adecode([call])
                 return _record(self.engine, asked, [said], view.cached_tokens, view.fresh_tokens)
@@ -176,7 +176,7 @@ class FromAdaptedModules:
         self.library.register(asked.schema)
         made: list[MessageHandle] = []
         try:
-            with await self.library.aassemble(asked.documents) as view:
+            with await asyncio.to_thread(self.library.assemble, asked.documents) as view:
                 own, *documents = view.handles
                 if self.engine.branches.maps(self.adapter):
                     # Copies go with the modules that they are of, which problems may share.

@@ -146,4 +146,4 @@ def test_a_byte_order_mark_and_a_declaration_change_nothing(tmp_path: Path) -> N
     path = tmp_path / "s.pml"
     path.write_bytes(b'\xef\xbb\xbf<?xml version="1.0" encoding="latin-1"?>' + '<schema name="s">é</schema>'.encode())
     assert Schema.from_file(path) == Schema.from_text('<schema name="s">é</schema>')
-    assert not TRAVEL.prompt("\ufeff<tips/>").confidential
+    assert TRAVEL.prompt("\ufeff<tips/>").imports == (("tips",),)
