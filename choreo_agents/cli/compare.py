@@ -107,7 +107,9 @@ def _show(console: Console, found: Comparison) -> None:
     console.print(table_of(found, f"the same words under each method, {len(found.inputs)} inputs in all"))
     for number, each in enumerate(found.inputs, start=1):
         if each.differs is not None:
-            console.print(f"[yellow]input {number}: {escape(each.differs)} is the first to say something else[/]")
+            console.print(
+                f"[yellow]input {number}: {escape(each.differs)} is the first to say something else; final answers:[/]"
+            )
             for way, answer in each.answers.items():
                 console.print(f"  {way}: {escape(answer)}")
     same = sum(each.differs is None for each in found.inputs)
