@@ -26,8 +26,8 @@ def table_of(found: Comparison, title: str) -> RenderableType:
         table.add_row(*row)
     note = (
         "choreo: from the cache. baseline: text with a prefix cache. naive: text without one. All are forced to the "
-        f"same tokens; times are medians ({found.repeats} of each, in turn, on fresh engines), without functions and tools. "
-        "First token: mean, from a node's start, encoding of what it reads included."
+        f"same tokens; times are medians ({found.repeats} of each, in turn, on fresh engines), without functions and "
+        "tools. First token: mean, from a node's start, encoding of what it reads included."
     )
     return Group(table, Text(note, style="dim"))
 

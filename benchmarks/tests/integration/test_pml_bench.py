@@ -264,7 +264,7 @@ def record(length: int, way: str, seconds: float) -> dict[str, Any]:
 
 
 def test_bars_are_met_missed_or_not_measured() -> None:
-    settings = {"model": "m", "dtype": "fp32", "device": "cpu", "threads": 1}
+    settings = {"model": "m", "dtype": "fp32", "device": "cpu", "threads": 1, "made_by": "torch"}
     runs = [record(5120, "text", 50.0), record(5120, "text", 60.0), record(5120, "HF generate", 44.0)]
     runs += [record(5120, "device", each) for each in (2.0, 2.2)]
     runs += [record(5120, "host", each) for each in (2.5, 2.5)]

@@ -156,6 +156,7 @@ SETTINGS = {
     "torch": "2",
     "transformers": "5",
     "langgraph": "1",
+    "made_by": "commit 1",
 }
 
 
