@@ -47,10 +47,9 @@ def summary(found: Comparison, what: str) -> Text:
 
 def as_object(found: Comparison) -> dict[str, Any]:
     """Return costs by method, and the others' over choreo's, as JSON."""
-    others = [way for way in found.ways if way != "choreo"]
     return {
         "methods": {way: asdict(found.cost(way)) for way in found.ways},
-        "ratios": {way: {figure: found.ratio(way, figure) for figure in _TOLD} for way in others},
+        "ratios": {way: {figure: found.ratio(way, figure) for figure in _TOLD} for way in found.ways[1:]},
     }
 
 

@@ -210,9 +210,8 @@ def show(
             held = hold(setting, variant, record=record, on_token=display.add, on_decode=display.told)
         if html is not None and record is not None:
             run_page(record).write(html)
+            console.print(f"The run, message by message: {escape(str(html))}")
     console.print(verdict(setting, held, variant))
-    if html is not None:
-        console.print(f"The run, message by message: {escape(str(html))}")
     cost, told = held.cost, dict[str, Any]()
     console.print(
         f"{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; first token "
