@@ -314,7 +314,10 @@ class RequestBuilder:
         shorter = sampling.within(sampling.max_tokens - over)
         if shorter is sampling or over >= sampling.max_tokens:
             return read
-        return self.read(replace(read.call, sampling=shorter))[read.sample]
+        call = replace(read.call, sampling=shorter)
+        closers = self._closers(call, read.closing)
+        led = None if read.led is None else led_answer(core.model, call, read.stops | closers, self._compiled)
+        return replace(read, call=call, led=led)
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
         lower = "lower max_tokens or the budget of its thoughts" if thinks else "lower max_tokens"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ class SchemaLibrary:
         # A twin that re-encodes text has nothing to keep.
         self._kept = engine.kv.kept_in(store) if store is not None and engine.method == "choreo" else None
         self._known: dict[str, tuple[CompiledSchema, Shelf]] = {}
+        self._lock = threading.Lock()
+        """Of what is known and what shelves hold of it: both change together."""
 
     @property
     def schemas(self) -> tuple[str, ...]:
@@ -85,9 +88,10 @@ class SchemaLibrary:
             OSError: What was encoded cannot be written.
         """
         compiled = compile_schema(schema, self.engine.model)
-        _, shelf = self._known.get(schema.name) or (compiled, Shelf(self.engine, self._kept))
-        shelf.know(schema.name, compiled.cached_pieces())
-        self._known[schema.name] = compiled, shelf
+        with self._lock:
+            _, shelf = self._known.get(schema.name) or (compiled, Shelf(self.engine, self._kept))
+            shelf.know(schema.name, compiled.cached_pieces())
+            self._known[schema.name] = compiled, shelf
         if encode == "eager":
             missing = [piece.key for piece in compiled.cached_pieces() if shelf.place(piece.key)[0] == "nowhere"]
             with shelf.brought(missing, patient=True):
@@ -97,8 +101,9 @@ class SchemaLibrary:
     def forget(self, schema: str) -> None:
         """Give a schema up, with all that is encoded of it; its files stay."""
         _, shelf = self._find(schema)
-        del self._known[schema]
-        shelf.know(schema, ())
+        with self._lock:
+            self._known.pop(schema, None)
+            shelf.know(schema, ())
 
     def load(self, schema: str, modules: Iterable[str] | None = None) -> None:
         """Bring modules to the device, from files if there are any.
@@ -195,16 +200,21 @@ class SchemaLibrary:
         self.close()
 
     def _find(self, schema: str) -> tuple[CompiledSchema, Shelf]:
-        if schema not in self._known:
+        with self._lock:
+            if (found := self._known.get(schema)) is not None:
+                return found
             known = ", ".join(map(repr, self._known)) or "none"
-            raise InvalidRequestError(f"schema {schema!r} is not registered, but {known}: call register() first")
-        return self._known[schema]
+        raise InvalidRequestError(f"schema {schema!r} is not registered, but {known}: call register() first")
 
     def _assembled(self, prompt: Prompt, *, lazy: bool) -> PromptView:
         """See `assemble`; if `lazy`, what is not imported is encoded in the step of the answer that reads it."""
-        compiled, shelf = self._find(prompt.schema.name)
+        compiled, shelf = found = self._find(prompt.schema.name)
         assembly = compile_prompt(compiled, prompt, self.engine.model)
         with shelf.brought(placed.key for placed in assembly.cached) as handles:
+            if self._find(prompt.schema.name) is not found:  # then these are pieces of another
+                raise InvalidRequestError(
+                    f"schema {prompt.schema.name!r} was replaced meanwhile: read the prompt again"
+                )
             return encoded_view(self.engine, assembly, handles, lazy=lazy)
 
 

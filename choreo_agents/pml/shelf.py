@@ -111,7 +111,7 @@ class Shelf:
             Handles by key, leased for as long as the block lasts: who needs them longer takes a lease.
         """
         with self._lock:
-            asked = {key: self._slots[key] for key in keys}
+            asked = {key: self._slot(key) for key in keys}
         with ExitStack() as held:
             for level in _levels(asked.values()):
                 missing = [slot for slot in level if not self._hold(slot, held)]
@@ -145,7 +145,7 @@ class Shelf:
         if self._kept is not None:
             self._kept.wait()
         with self._lock:
-            free = [slot for slot in (self._slots[key] for key in keys) if self._tier(slot) is None or not slot.pinned]
+            free = [slot for slot in map(self._slot, keys) if self._tier(slot) is None or not slot.pinned]
             for slot in free:
                 self._give_up(slot)
             if files and self._kept is not None:
@@ -156,11 +156,16 @@ class Shelf:
     def place(self, key: PieceKey) -> tuple[Place, bool]:
         """The fastest memory that has a piece, and whether it is pinned there."""
         with self._lock:
-            slot = self._slots[key]
+            slot = self._slot(key)
             tier = self._tier(slot)
             if tier is None or tier == "lineage":
                 return "disk" if self._filed(slot) else "nowhere", slot.pinned
             return tier, slot.pinned
+
+    def _slot(self, key: PieceKey) -> _Slot:
+        if key not in self._slots:
+            raise InvalidRequestError(f"there is no piece {key!r} any more: its schema was replaced or forgotten")
+        return self._slots[key]
 
     def _hold(self, slot: _Slot, held: ExitStack) -> bool:
         """Lease for a call what can be read as it is; what would be computed again is rather read from its file."""

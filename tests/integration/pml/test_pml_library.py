@@ -18,6 +18,7 @@ from choreo_agents import Engine, MessageHandle, Sampling, Schema, SchemaLibrary
 from choreo_agents.errors import InvalidRequestError, PMLError
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import load_model
+from choreo_agents.pml import library as library_module
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -205,6 +206,27 @@ def test_a_view_outlives_eviction(make_library: MakeLibrary, logits_by_seed: dic
             engine.decode([9], view.handles, view.offsets, view.end, sampling=Sampling(forced=(5, 6), seed=seed))
             library.load("trip")
     assert all(torch.equal(a, b) for a, b in zip(logits_by_seed[1], logits_by_seed[2], strict=True))
+
+
+@pytest.mark.parametrize("meanwhile", ["replaced", "forgotten"])
+def test_a_prompt_whose_schema_is_another_meanwhile_is_refused(
+    make_library: MakeLibrary, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """It would have the new pieces in the places of the old ones."""
+    _, library = make_library()
+    prompt, lay_out = library.prompt("trip", TRIP), library_module.compile_prompt
+
+    def racing(*told: Any) -> Any:
+        assembly = lay_out(*told)
+        if meanwhile == "replaced":
+            library.register(Schema.from_text(SCHEMA.replace(">", "> Some more of it. ", 1)))
+        else:
+            library.forget("trip")
+        return assembly
+
+    monkeypatch.setattr(library_module, "compile_prompt", racing)
+    with pytest.raises(InvalidRequestError, match=r"replaced|not registered"):
+        library.assemble(prompt)
 
 
 def test_batched_prompts_share_modules_physically(make_library: MakeLibrary) -> None:
