@@ -14,7 +14,7 @@ from choreo_agents.errors import InvalidRequestError, UnknownArgumentError
 
 Named = TypeVar("Named", bound=Callable[..., Any])
 _ELSEWHERE = {"instructions": "system", "stop_sequences": "stop", "do_sample": "temperature"}
-"""What other libraries call ours, where the nearest name is another."""
+"""Our names by those of other libraries, where the nearest name would be another."""
 _KINDS: dict[str, type[Options]] = {}
 """Options by the argument that takes them: `memory` takes a `Memory`."""
 
@@ -91,7 +91,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     told_as: ClassVar[str] = ""
-    """What errors call it; by default its name."""
+    """The name that errors give it; by default its own."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

@@ -12,7 +12,7 @@ _DATA = ("const", "default", "enum", "example", "examples")
 """Keywords whose values are no schemas."""
 
 _BESIDE = {"name", "description", "strict"}
-"""What may stand beside a schema."""
+"""Keys that may stand beside a schema."""
 
 
 def closed(schema: Any) -> Any:

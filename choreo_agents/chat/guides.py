@@ -25,7 +25,9 @@ class CompiledGuides:
         self._compiled = lru_cache(_KEPT)(self._made)
 
     def of(self, grammar: Grammar, tools: Described = ()) -> Guided:
-        """What leads an answer by a grammar, or, if it begins so, calls. Raises `GrammarError` if nothing can be.
+        """Return the guide of an answer by a grammar, or of calls if it begins so.
+
+        Raises `GrammarError` if there is none.
 
         Args:
             grammar: Of the answer.

@@ -12,7 +12,7 @@ from choreo_agents.sampling import Chosen
 
 
 def said_tokens(engine: Engine, handle: MessageHandle) -> tuple[Chosen, ...]:
-    """What was sampled for a message, without what only closes its turn."""
+    """Return the tokens that were sampled for a message, without one that only closes its turn."""
     chosen = engine.logprobs(handle)
     return chosen[:-1] if chosen and engine.model.closes(chosen[-1].token) else chosen
 

@@ -18,7 +18,7 @@ _PIECES = ("tool_call_chunk", "invalid_tool_call", "input_json_delta")
 
 
 def words_in(message: BaseMessage) -> str:
-    """What a message says; of a tool's result also that something was left out, which is nobody's to take back.
+    """Return a message's text; in a tool's result a note stands for what is no text.
 
     Raises:
         InvalidRequestError: Any other message holds anything but text, thoughts and calls: says what.

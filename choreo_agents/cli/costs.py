@@ -1,4 +1,4 @@
-"""What a comparison has found, on the terminal: a table, three sentences, and JSON."""
+"""A comparison's figures on the terminal: a table, three sentences, and JSON."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class PlayDisplay:
         return [self.who(each) | {"words": each.words, "score": self.score(each), **each.tokens} for each in self.of()]
 
     def who(self, said: Spoken) -> dict[str, Any]:
-        """Who speaks, as JSON."""
+        """Return the speaker of a message, as JSON."""
         return {"node": said.node}
 
     def facts(self) -> dict[str, Any]:

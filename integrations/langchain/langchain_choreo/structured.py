@@ -38,14 +38,14 @@ def _held_to(schema: Any) -> dict[str, Any]:
     return schema_of_type(found) if is_basemodel_subclass(schema) else dict(closed(found))
 
 
-class _Called:
+class _Called(BaseOutputParser[Any]):
     """A parser of answers, to which one that calls tools is None."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         said = getattr(result[0], "message", None)
         if getattr(said, "tool_calls", None):
             return None
-        return super().parse_result(result, partial=partial)  # type: ignore[misc]
+        return super().parse_result(result, partial=partial)
 
 
 class _Answer(_Called, JsonOutputParser):
