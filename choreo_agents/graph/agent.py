@@ -15,10 +15,10 @@ from choreo_agents.chat import Described, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.engines import own_or_named, twin_in
+from choreo_agents.graph.engines import own_or_named
 from choreo_agents.graph.outputs import output_of, require_writer
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.tenancy import tenant_in
 from choreo_agents.graph.turn.turn import AgentTurn, Choices
 from choreo_agents.graph.turn.updating import Update, with_update
 from choreo_agents.graph.view.history import Keep, required_history
@@ -223,15 +223,15 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
             f"agent {agent.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
             f"{'' if agent.engine_name is None else f', itself and not the name {agent.engine_name!r}'}"
         )
-    engine = twin_in(config, agent.engine)
+    context = RunContext.of(config)
+    engine = context.twin(agent.engine)
     if agent.reader_rules().by_tenant:
-        tenant = tenant_in(config)
-        if tenant is None:
+        if context.tenant is None:
             raise InvalidRequestError(
                 f"agent {agent.name!r} serves several tenants, and runs outside of the graph that says which: run what "
                 "compile(tenant=...) has made"
             )
-        engine = engine.tenant(tenant.salt)
+        engine = engine.tenant(context.tenant.salt)
     if engine is agent.engine:
         return agent, engine
     served = copy.copy(agent)

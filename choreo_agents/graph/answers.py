@@ -16,7 +16,8 @@ from choreo_agents.errors import HandleError, LineageWarning
 from choreo_agents.graph.keeping import thread_in
 from choreo_agents.graph.langgraph_internals import is_nested, run_step_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.provenance import digest_of, handle_of, note_of, persona_of, signing
+from choreo_agents.graph.provenance import signing
+from choreo_agents.graph.signer import digest_of, handle_of, note_of, persona_of
 from choreo_agents.kv.handle import MessageHandle
 
 _told: WeakKeyDictionary[Seals, set[tuple[str, str]]] = WeakKeyDictionary()

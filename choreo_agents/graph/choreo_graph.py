@@ -35,12 +35,13 @@ from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.compiling.unseen import note_unseen
 from choreo_agents.graph.drawing import Drawing, draw_audit
-from choreo_agents.graph.durable.finding import LineageChoice, require_choice
+from choreo_agents.graph.durable.finding import require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
 from choreo_agents.graph.recording.around import around
+from choreo_agents.graph.run_context import LineageChoice
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy
 from choreo_agents.graph.tenancy import Resolver, require_by_tenant

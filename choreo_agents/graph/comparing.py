@@ -24,17 +24,11 @@ from choreo_agents.engine import Engine, twin_of
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
-from choreo_agents.graph.engines import with_twins
-from choreo_agents.graph.langgraph_internals import place_in_superstep, stops_of, superstep_of
+from choreo_agents.graph.langgraph_internals import called_with, place_in_superstep, stops_of, superstep_of
+from choreo_agents.graph.listening import AskedCall, Listening, PlayedNode, SaidCall
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.recording.listening import (
-    AskedCall,
-    Listening,
-    PlayedNode,
-    SaidCall,
-    heard_by,
-)
 from choreo_agents.graph.replaying.copying import GraphCopy
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import RunOptions
 from choreo_agents.synthesis.strategies import Strategy
@@ -252,7 +246,8 @@ async def _run(
             twin(each)
         graph = GraphCopy().compiled(app, kept=True)
         words, waits, values = _Words(), list[float](), dict[str, Any]()
-        config = with_twins(heard_by(called, Listening(said=(words.said,), play=partial(results.play, words))), twin)
+        listening = Listening(said=(words.said,), play=partial(results.play, words))
+        config = replace(RunContext.of(called_with(graph, called)), twin=twin, listening=listening).into(called)
         started = time.perf_counter()
         async for path, mode, part in graph.astream(
             given, config, context=context, stream_mode=["custom", "values"], subgraphs=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -19,10 +20,10 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Declared, Policy, audit_entries
 from choreo_agents.graph.compiling.charting import agents_of
 from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit, labelled
-from choreo_agents.graph.durable.finding import LineageChoice, lineage_store_for, with_lineage
+from choreo_agents.graph.durable.finding import lineage_store_for
 from choreo_agents.graph.durable.thread_log import ThreadLog
-from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, twin_in, with_engines
-from choreo_agents.graph.keeping import akept, forgetting, kept, with_thread
+from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of
+from choreo_agents.graph.keeping import forgetting, thread_for
 from choreo_agents.graph.langgraph_internals import (
     adelete_thread,
     at_thread,
@@ -33,12 +34,13 @@ from choreo_agents.graph.langgraph_internals import (
     saver_of,
 )
 from choreo_agents.graph.nesting import in_graph
-from choreo_agents.graph.provenance import InputFilter, by_id, signer_of, with_signer
+from choreo_agents.graph.provenance import InputFilter, by_id, signer_for
 from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
+from choreo_agents.graph.run_context import LineageChoice, RunContext
 from choreo_agents.graph.state import entries_in
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.tenancy import RunTenant, TenantThreads
-from choreo_agents.graph.view.reader_rules import with_chart
+from choreo_agents.graph.tenancy import TenantThreads
+from choreo_agents.graph.view.reader_rules import charted_in
 
 _OPTIONS = (*parameters_of(CompiledStateGraph.stream), "checkpoint_during")
 
@@ -71,26 +73,22 @@ class CompiledChoreoGraph(TenantThreads):
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
         _require_options(self, input, options)
-        filtering, run, engines, tenant = self._opened(config)
+        filtering, run, engines = self._opened(config)
         saved = filtering.compares(input)
-        given = filtering.admitted(input, None if saved is None else self.get_state(saved, tenant=tenant))
+        given = filtering.admitted(input, None if saved is None else self.get_state(saved))
         recorded = recorded_run(self, called_with(self, run), engines, options)
         if recorded is None:
-            return kept(super().stream(given, run, tenant=tenant, **options), engines, run)
-        parts = super().stream(given, recorded.heard(run), tenant=tenant, **options)
-        ended = partial(self.get_state, recorded.saved, tenant=tenant)
-        return kept(recorded.stream(parts, given, ended), engines, run)
+            return super().stream(given, run, **options)
+        parts = super().stream(given, recorded.heard(run), **options)
+        return recorded.stream(parts, given, partial(self.get_state, recorded.saved))
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
         _require_options(self, input, options)
-        filtering, run, engines, tenant = self._opened(config)
+        filtering, run, engines = self._opened(config)
         saved, recorded = filtering.compares(input), recorded_run(self, called_with(self, run), engines, options)
-        parts = (
-            super().astream(filtering.admitted(input), run, tenant=tenant, **options)
-            if saved is None and recorded is None
-            else self._astream_after(saved, recorded, filtering, input, run, options | {"tenant": tenant})
-        )
-        return akept(parts, engines, run)
+        if saved is None and recorded is None:
+            return super().astream(filtering.admitted(input), run, **options)
+        return self._astream_after(saved, recorded, filtering, input, run, options)
 
     async def _astream_after(
         self,
@@ -101,41 +99,45 @@ class CompiledChoreoGraph(TenantThreads):
         run: RunnableConfig,
         options: Mapping[str, Any],
     ) -> AsyncGenerator[Any]:
-        aget_state = partial(self.aget_state, tenant=options["tenant"])
-        given = filtering.admitted(given, None if saved is None else await aget_state(saved))
+        given = filtering.admitted(given, None if saved is None else await self.aget_state(saved))
         parts: Any = super().astream(given, run if recorded is None else recorded.heard(run), **options)
         if recorded is not None:
-            parts = recorded.astream(parts, given, partial(aget_state, recorded.saved))
+            parts = recorded.astream(parts, given, partial(self.aget_state, recorded.saved))
         async with aclosing(parts):
             async for part in parts:
                 yield part
 
-    def bulk_update_state(self, config: RunnableConfig, supersteps: Any, *, tenant: Any = None) -> Any:
-        _, run, _, tenant = self._opened(config)
-        standing = self.get_state(config, tenant=tenant).values
-        return super().bulk_update_state(run, _moved(run, supersteps, standing), tenant=tenant)
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
+        _, run, _ = self._opened(config)
+        return super().bulk_update_state(run, _moved(run, supersteps, self.get_state(run).values))
 
-    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any, *, tenant: Any = None) -> Any:
-        _, run, _, tenant = self._opened(config)
-        standing = (await self.aget_state(config, tenant=tenant)).values
-        return await super().abulk_update_state(run, _moved(run, supersteps, standing), tenant=tenant)
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
+        _, run, _ = self._opened(config)
+        return await super().abulk_update_state(run, _moved(run, supersteps, (await self.aget_state(run)).values))
 
-    def _opened(
-        self, config: RunnableConfig | None
-    ) -> tuple[InputFilter, RunnableConfig, Sequence[Engine], RunTenant | None]:
-        """Return the filter of a run's input, the config of the run, who serves it, and for whom."""
-        called = called_with(self, config)
-        engine, engines = self._built.engine, [twin_in(called, each) for each in self._built.engines]
-        engine = None if engine is None else twin_in(called, engine)
+    def _opened(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
+        """Return the filter of a run's input, the config of the run, and who serves it for its tenant."""
+        called, built = called_with(self, config), self._built
         require_outermost(called)
-        if (tenant := self.tenant_of(called)) is not None and engine is not None:
-            engine, engines = engine.tenant(tenant.salt), [each.tenant(tenant.salt) for each in engines]
-        seals, saved = None if engine is None else engine.lineage.seals, saved_state_of(self, called)
-        run = with_signer(config, called, seals, self.name)
-        run = with_chart(run or {}, called, self._built.declared, self._built.policy.on_violation)
-        run = in_graph(with_thread(with_engines(run, called, engines), called, self), called)
-        run = with_lineage(run, called, self._built.lineage)
-        return InputFilter(signer_of(run) or signer_of(called), called, saved), run, engines, tenant
+        context, tenant = in_graph(called), self.tenant_of(called)
+
+        def serving(engine: Engine) -> Engine:
+            twin = context.twin(engine)
+            return twin if tenant is None else twin.tenant(tenant.salt)
+
+        engines = [*map(serving, built.engines)]
+        seals = None if built.engine is None else serving(built.engine).lineage.seals
+        if context.thread is None:
+            context = replace(context, thread=thread_for(called, self), lineage=built.lineage)
+        context = replace(
+            context,
+            engines={**context.engines, **{each.model.adapter.fingerprint: each for each in engines}},
+            tenant=tenant or context.tenant,
+            signer=signer_for(called, seals, self.name),
+            charted=charted_in(called, built.declared, built.policy.on_violation),
+        )
+        saved = saved_state_of(self, context.into(called))
+        return InputFilter(context.signer, called, saved), context.into(config), engines
 
     def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Drop all that there is of a thread: checkpoints, lineage, and its leases on every engine of the graph.
@@ -154,35 +156,33 @@ class CompiledChoreoGraph(TenantThreads):
             StoreError: The store of its lineage has failed: forget it again when that works.
             OSError: A file of its KV cannot be removed.
         """
-        with self._leaving(thread_id, config) as (called, delete_log, tenant), self._owned(called, tenant):
+        with self._leaving(thread_id, config) as (called, delete_log), self._owned(called):
             if (saver := saver_of(self, called)) is not None:
                 delete_thread(saver, thread_id)
-            run_coroutine(delete_log(called))
+            run_coroutine(delete_log())
 
     async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `forget`."""
-        with self._leaving(thread_id, config) as (called, delete_log, tenant):
-            async with self._aowned(called, tenant):
+        with self._leaving(thread_id, config) as (called, delete_log):
+            async with self._aowned(called):
                 if (saver := saver_of(self, called)) is not None:
                     await adelete_thread(saver, thread_id)
-                await delete_log(called)
+                await delete_log()
 
     @contextmanager
     def _leaving(
         self, thread_id: str, config: RunnableConfig | None
-    ) -> Iterator[tuple[RunnableConfig, Callable[[RunnableConfig], Coroutine[Any, Any, None]], RunTenant | None]]:
-        """The config for a thread that nobody can use meanwhile, and that is forgotten then; what deletes its log; and
-        whose it is."""
-        called = called_with(self, at_thread(config, thread_id))
-        _, _, engines, tenant = self._opened(called)
+    ) -> Iterator[tuple[RunnableConfig, Callable[[], Coroutine[Any, Any, None]]]]:
+        """The config for a thread that nobody can use meanwhile and that is then forgotten, and what deletes its log."""
+        _, called, engines = self._opened(called_with(self, at_thread(config, thread_id)))
         with forgetting(engines, str(thread_id)) as discard:
 
-            async def delete_log(called: RunnableConfig) -> None:
+            async def delete_log() -> None:
                 engine, store = sealing_of(engines), await lineage_store_for(self, called, self._built.lineage)
                 if store is not None and engine is not None:
                     await ThreadLog(store, engine, str(thread_id)).delete(discard)
 
-            yield called, delete_log, tenant
+            yield called, delete_log
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""
@@ -237,7 +237,7 @@ def _require_options(graph: CompiledChoreoGraph, given: Any, options: Mapping[st
 
 def _moved(run: RunnableConfig, supersteps: Any, standing: Any) -> Any:
     """Return an operator's updates: what they bring from another thread goes on in this one, where this stands."""
-    if (signer := signer_of(run)) is None:
+    if (signer := RunContext.of(run).signer) is None:
         return supersteps
     move = partial(signer.moved, standing=by_id(standing.get("messages")))
     return [[each._replace(values=move(each.values)) for each in updates] for updates in supersteps]

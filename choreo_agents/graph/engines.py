@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
-
-from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
 
 EngineChoice = Engine | Mapping[str, Engine]
 """What a graph is compiled with: an engine, or engines by name."""
-
-_ENGINES, _TWINS = "engines", "twins"
 
 
 class EngineUser(Protocol):
@@ -126,36 +121,3 @@ def sealing_of(engines: Sequence[Engine]) -> Engine | None:
                 "with the same salt, or compile(tenant=...)"
             )
     return next(iter([*salted, *engines]), None)
-
-
-def with_engines(config: RunnableConfig | None, called: RunnableConfig, engines: Iterable[Engine]) -> RunnableConfig:
-    """The config of a run whose nodes know who else serves it, those of the graphs around it included.
-
-    Args:
-        config: As its graph was given it, and `called` as it runs with it.
-        engines: The graph's own.
-    """
-    own = {engine.model.adapter.fingerprint: engine for engine in engines}
-    return with_hidden(config, _ENGINES, {**engines_of(called), **own})
-
-
-def engines_of(config: RunnableConfig) -> Mapping[str, Engine]:
-    """Who serves the run that a node stands in, by the fingerprint of the model; nobody in a graph of LangGraph's."""
-    found = hidden_in(config, _ENGINES)
-    return found if isinstance(found, Mapping) else {}
-
-
-def with_twins(config: RunnableConfig, twin: Callable[[Engine], Engine]) -> RunnableConfig:
-    """The config of a run that other engines serve, in all graphs and agents that it calls.
-
-    Args:
-        config: Of the run.
-        twin: The engine in the place of another.
-    """
-    return with_hidden(config, _TWINS, twin)
-
-
-def twin_in(config: RunnableConfig, engine: Engine) -> Engine:
-    """The engine that serves a run in the place of another: mostly that itself."""
-    twin: Callable[[Engine], Engine] | None = hidden_in(config, _TWINS)
-    return engine if twin is None else twin(engine)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -11,24 +11,16 @@ from langchain_core.runnables import RunnableConfig
 from choreo_agents.engine import Engine, UnkeptRun
 from choreo_agents.graph.by_model import handles_of
 from choreo_agents.graph.durable.run_lineage import RunLineage, lineage_of
-from choreo_agents.graph.langgraph_internals import hidden_in, running_saver_of, saver_of, thread_of, with_hidden
+from choreo_agents.graph.langgraph_internals import running_saver_of, saver_of, thread_of
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle
 
-_THREAD = "thread"
 
-
-def with_thread(config: RunnableConfig, called: RunnableConfig, graph: Any) -> RunnableConfig:
-    """The config of a run whose nodes know which thread keeps what they encode: that of the graph around, if any.
-
-    Args:
-        config: As the graph was given it, and `called` as it runs with it.
-        graph: Compiled: with what keeps the states of its threads.
-    """
-    if hidden_in(called, _THREAD) is not None:
-        return config
+def thread_for(called: RunnableConfig, graph: Any) -> str | UnkeptRun:
+    """The thread that keeps what is encoded in a run of a compiled graph that no graph of ours is around."""
     thread = thread_of(called)
-    return with_hidden(config, _THREAD, UnkeptRun() if thread is None or saver_of(graph, called) is None else thread)
+    return UnkeptRun() if thread is None or saver_of(graph, called) is None else thread
 
 
 def thread_in(config: RunnableConfig) -> str | UnkeptRun:
@@ -36,9 +28,9 @@ def thread_in(config: RunnableConfig) -> str | UnkeptRun:
 
     In a graph of LangGraph's own nobody says when a run ends: without a checkpointer each call is kept by itself.
     """
-    known, thread = hidden_in(config, _THREAD), thread_of(config)
-    if isinstance(known, str | UnkeptRun):
+    if (known := RunContext.of(config).thread) is not None:
         return known
+    thread = thread_of(config)
     return UnkeptRun(is_whole=False) if thread is None or running_saver_of(config) is None else thread
 
 
@@ -71,26 +63,12 @@ def named_in(entries: Iterable[HandleEntry]) -> Iterator[MessageHandle]:
 
 
 @contextmanager
-def _used(engines: Sequence[Engine], config: RunnableConfig) -> Iterator[None]:
+def under_way(config: RunnableConfig | None) -> Iterator[None]:
     """A block in which nothing of a run's thread is forgotten."""
     with ExitStack() as all_of_them:
-        for engine in engines:
-            all_of_them.enter_context(engine.threads.used(thread_in(config)))
+        for engine in RunContext.of(config or {}).engines.values():
+            all_of_them.enter_context(engine.threads.used(thread_in(config or {})))
         yield
-
-
-def kept(parts: Any, engines: Sequence[Engine], config: RunnableConfig) -> Generator[Any]:
-    """What a run gives, while nothing of its thread is forgotten."""
-    with _used(engines, config):
-        yield from parts
-
-
-async def akept(parts: Any, engines: Sequence[Engine], config: RunnableConfig) -> AsyncGenerator[Any]:
-    """The same."""
-    with _used(engines, config):
-        async with aclosing(parts):
-            async for part in parts:
-                yield part
 
 
 @contextmanager

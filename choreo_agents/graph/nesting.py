@@ -7,10 +7,10 @@ asked for nodes of its own graphs alone, which tell nobody.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -23,47 +23,20 @@ from choreo_agents.graph.langgraph_internals import (
     AroundNode,
     branch_of,
     channel_values,
-    hidden_in,
     is_nested,
     nodes_behind,
     place_in_superstep,
     superstep_of,
     task_parts_of,
-    with_hidden,
 )
-from choreo_agents.graph.state import HandleEntry, entries_in, merge_entries
+from choreo_agents.graph.run_context import RunContext, TaskPlace
+from choreo_agents.graph.state import entries_in, merge_entries
 from choreo_agents.graph.visibility import REENCODED
-
-_NESTING = "nesting"
-
-
-@dataclass(frozen=True)
-class TaskPlace:
-    """Where a task stands in the run of its graph."""
-
-    name: str
-    """The same in every run. Where nobody tells its place, LangGraph's id of it."""
-    branch: int = 0
-    """The number of its `Send` branch; 0 if it was not sent, or nobody knows."""
-
-
-@dataclass(frozen=True)
-class _Nesting:
-    """The place that a graph tells to all that runs in it, and a node that is no agent to all that it calls."""
-
-    nodes: tuple[str, ...] = ()
-    """The nodes around it, outermost first."""
-    depth: int = 0
-    """How many parts of LangGraph's name of a task these are."""
-    tasks: tuple[TaskPlace, ...] = ()
-    """Theirs. What LangGraph counts the graphs of one task by stands among them."""
-    given: Sequence[HandleEntry] = ()
-    """The entries of what was said around, whichever channels a graph's schema takes in."""
 
 
 def path_of(config: RunnableConfig) -> tuple[str, ...]:
     """Return the node that runs with this config, behind those around its graph; empty outside LangGraph."""
-    known = _nesting_of(config)
+    known = RunContext.of(config)
     return (*known.nodes, *nodes_behind(config, known.depth))
 
 
@@ -74,34 +47,24 @@ def author_of(config: RunnableConfig, node: str | None = None) -> str:
         config: The node's.
         node: Its name, if it is one of a graph of ours, and knows that.
     """
-    return "|".join(path_of(config) if node is None else (*_nesting_of(config).nodes, node))
+    return "|".join(path_of(config) if node is None else (*RunContext.of(config).nodes, node))
 
 
 def tasks_around(config: RunnableConfig) -> tuple[TaskPlace, ...]:
     """Return the tasks that a node's graph stands in, outermost first."""
-    known = _nesting_of(config)
+    known = RunContext.of(config)
     return (*known.tasks, *map(TaskPlace, task_parts_of(config)[known.depth :]))[:-1]
 
 
-def given_in(config: RunnableConfig) -> Sequence[HandleEntry]:
-    """Return the entries that the graphs around a node's graph were given."""
-    return _nesting_of(config).given
-
-
-def in_graph(config: RunnableConfig, called: RunnableConfig) -> RunnableConfig:
-    """Return the config of a graph's run whose nodes know where they stand.
-
-    Args:
-        config: As the graph was given it, and `called` as it runs with it.
-    """
-    nesting = _Nesting()
-    if is_nested(called):
-        known, parts = _nesting_of(called), task_parts_of(called)
-        # A node of ours has told which task it is; one of LangGraph's own has not.
-        is_told = len(parts) == known.depth
-        tasks = known.tasks if is_told else (*tasks_around(called), _place(called, path_of(called)[-1]))
-        nesting = replace(known, nodes=path_of(called), depth=len(parts), tasks=tasks)
-    return with_hidden(config, _NESTING, nesting)
+def in_graph(called: RunnableConfig) -> RunContext:
+    """Return the context of a graph's run, called with this config, whose nodes know where they stand."""
+    known, parts = RunContext.of(called), task_parts_of(called)
+    if not is_nested(called):
+        return replace(known, nodes=(), depth=0, tasks=(), given=())
+    # A node of ours has told which task it is; one of LangGraph's own has not.
+    is_told = len(parts) == known.depth
+    tasks = known.tasks if is_told else (*tasks_around(called), _place(called, path_of(called)[-1]))
+    return replace(known, nodes=path_of(called), depth=len(parts), tasks=tasks)
 
 
 def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any], *, holds_agents: bool) -> AroundNode:
@@ -128,10 +91,10 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
                 f"declared to it: declare them to {name!r} {REENCODED.name!r}, and send them shared"
             )
         place = _place(config, name, says_there=graph is not None)
-        known, depth = _nesting_of(config), len(task_parts_of(config))
+        known, depth = RunContext.of(config), len(task_parts_of(config))
         around = merge_entries([*known.given], entries) if holds_agents else ()
-        nesting = _Nesting((*known.nodes, name), depth, (*tasks_around(config), place), around)
-        within = with_hidden(config, _NESTING, nesting)
+        tasks = (*tasks_around(config), place)
+        within = replace(known, nodes=(*known.nodes, name), depth=depth, tasks=tasks, given=around).into(config)
         try:
             # Also what calls a graph without handing on its config stands there.
             with set_config_context(within) as context:
@@ -150,11 +113,6 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
             return await asyncio.create_task(node.ainvoke(given, within, **out), context=context)
 
     return AroundNode(node, run, arun)
-
-
-def _nesting_of(config: RunnableConfig) -> _Nesting:
-    found = hidden_in(config, _NESTING)
-    return found if isinstance(found, _Nesting) else _Nesting()
 
 
 def _place(config: RunnableConfig, node: str, *, says_there: bool = False) -> TaskPlace:

@@ -7,333 +7,84 @@ Chat messages bear notes of who said them, and entries in `handles` name their a
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 import uuid
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
-from typing import Any, TypeVar, cast
-from weakref import WeakSet
+from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, RemoveMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
-from langgraph.types import Command, Overwrite, Send, StateSnapshot
+from langgraph.types import Overwrite, Send, StateSnapshot
 
-from choreo_agents.chat import calls_made, thoughts_said
 from choreo_agents.engine.messages.seals import Seals
-from choreo_agents.errors import InvalidRequestError, ProvenanceWarning, VisibilityError
-from choreo_agents.graph.by_model import handles_of, model_of
+from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.langgraph_internals import (
     SENDS,
     channel_values,
-    hidden_in,
     is_nested,
     overwritten,
     run_step_of,
     running_saver_of,
     thread_of,
-    with_hidden,
 )
-from choreo_agents.graph.nesting import author_of, given_in, path_of
+from choreo_agents.graph.nesting import author_of, path_of
+from choreo_agents.graph.run_context import RunContext
+from choreo_agents.graph.signer import (
+    MARK,
+    UNPROVEN,
+    Change,
+    Signer,
+    claimed_in,
+    digest_of,
+    is_edited,
+    listed_messages,
+    note_of,
+    repeats,
+    rewritten,
+    stripped,
+    writer_of,
+)
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
-from choreo_agents.kv.handle import MessageHandle
 
-Said = TypeVar("Said", bound=BaseMessage)
-NOTE = "choreo"
-"""In `response_metadata`: the note of whoever has said a message."""
-MARK = "choreo_"
-"""In `additional_kwargs`, and in what a `Send` hands over, names that start so are ours."""
-UNPROVEN = "unproven"
-"""In a note: who a message says has said it, where no signature proves it."""
-_encode = json.JSONEncoder(sort_keys=True, default=str).encode
 MOST_MESSAGES = 100_000
 """That come as input, or that an agent reads: each call goes over all of them."""
 _NOTED = ("author", "persona", "confidential", "handle", "model", "length", "speaker", "header")
 """What an agent notes on its message, or what speaks for it."""
-_SIGNER = "signer"
-_NOT_SIGNED = dict.fromkeys(("also", "signature", "select", "behind", "borrowed"))
-"""What models add to an entry side by side, and what it says to one reader."""
-_warned: WeakSet[Seals] = WeakSet()
-"""Who was told already."""
-Change = Callable[[Any], Any]
-"""Makes of what is written to a channel what is to be written."""
 
 
-# Notes: what a message says of who said it
+# The run's signer
 
 
-def note_of(message: BaseMessage) -> Mapping[str, Any]:
-    """Return what a message says of who said it; empty, as input's is, if it says nothing."""
-    note = message.response_metadata.get(NOTE)
-    if isinstance(note, dict) and isinstance(note.get("author", ""), str):
-        return note
-    source = message.additional_kwargs.get("choreo_source")  # so a function may name the agent that it speaks for
-    return {} if source is None else {"author": str(source)}
-
-
-def stripped(message: Said, note: Mapping[str, Any] | None = None) -> Said:
-    """Return a message, with an id, that says nothing of who said it but what this note does."""
-    metadata = {k: v for k, v in message.response_metadata.items() if k != NOTE} | ({NOTE: note} if note else {})
-    more = {name: value for name, value in message.additional_kwargs.items() if not name.startswith(MARK)}
-    named = message.id or str(uuid.uuid4())
-    return message.model_copy(update={"response_metadata": metadata, "additional_kwargs": more, "id": named})
-
-
-def claimed_in(by: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whose a message is by a note, or an entry, that is not proven."""
-    return {"author": str(by.get("author")), "persona": by.get("persona"), "confidential": bool(by.get("confidential"))}
-
-
-def opening_of(message: BaseMessage) -> Mapping[str, Any]:
-    """Return how a message's turn starts, as its speaker noted: with a `speaker`'s name, or a `header`."""
-    return {name: value for name, value in note_of(message).items() if name in ("speaker", "header")}
-
-
-def writer_of(message: BaseMessage) -> str:
-    """Return the node that wrote a message, behind its subgraphs; of input, LangGraph's START."""
-    return str(note_of(message).get("author", START_SOURCE))
-
-
-def are_siblings(one: BaseMessage, other: BaseMessage) -> bool:
-    """Tell whether plain nodes of one superstep wrote both: neither has seen the other."""
-    return bool(note_of(one).get("step")) and note_of(one)["step"] == note_of(other).get("step")
-
-
-def persona_of(message: BaseMessage) -> str | None:
-    """Return whose node said a message, if an agent did."""
-    return note_of(message).get("persona")
-
-
-def unproven_of(message: BaseMessage) -> Mapping[str, Any] | None:
-    """Return who a message says has said it, where no signature proves it."""
-    found = note_of(message).get(UNPROVEN)
-    return found if isinstance(found, Mapping) else None
-
-
-def handle_of(message: BaseMessage) -> MessageHandle | None:
-    """Return what an agent's message was when it was said."""
-    note = note_of(message)
-    return MessageHandle(id=note["handle"], model=note["model"], length=note["length"]) if "handle" in note else None
-
-
-def is_confidential(message: BaseMessage) -> bool:
-    """Tell whether the agent that said a message keeps its messages to itself."""
-    return bool((unproven_of(message) or note_of(message)).get("confidential"))
-
-
-def is_edited(message: BaseMessage) -> bool:
-    """Tell whether a message's words are no longer those of its note."""
-    return "author" in note_of(message) and note_of(message).get("digest") != digest_of(message)
-
-
-def digest_of(message: BaseMessage) -> str:
-    """Return a digest of a message's words, its calls and the thoughts beside them: it changes when they do."""
-    said: list[Any] = [_kind(message), message.name, str(message.text)]
-    said += [message.role] if isinstance(message, ChatMessage) else []
-    if isinstance(message, AIMessage):
-        said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
-        said += [[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls]
-    said += [message.tool_call_id] if isinstance(message, ToolMessage) else []
-    words, thoughts = _digest(said), thoughts_said(message)
-    return f"{words}.{_digest(thoughts)}" if thoughts else words
-
-
-def repeats(message: BaseMessage, digest: str) -> bool:
-    """Tell whether a message has the words that a digest was made of, with the thoughts that there were or without."""
-    return digest_of(message) in (digest, digest.partition(".")[0])
-
-
-def _kind(message: BaseMessage) -> str:
-    """Return a message's type; of one that was put together of streamed chunks, as LangGraph's state will have it."""
-    return message.type.removesuffix("MessageChunk").lower()
-
-
-def _digest(said: Any) -> str:
-    return hashlib.sha256(_encode(said).encode()).hexdigest()[:32]
-
-
-# The signature
-
-
-@dataclasses.dataclass(frozen=True)
-class Signer:
-    """Signs and checks what is said in one run, in all of its nodes and the graphs in them."""
-
-    seals: Seals
-    place: list[str | None]
-    """The outermost graph, by name, and the thread."""
-    graph: tuple[str, ...] | None = ()
-    """The nodes around the graph whose nodes sign; None: nobody has filtered what comes into it."""
-
-    def guards(self, config: RunnableConfig) -> bool:
-        """Tell whether all that a node reads was filtered, or signed: other words than these are an operator's edit."""
-        return self.graph == path_of(config)[:-1]
-
-    def signed(self, entry: HandleEntry) -> HandleEntry:
-        """Return an entry with its signature, in place of what it had."""
-        entry = HandleEntry(**{**entry, "thread": self.place})
-        # Models that encode the same words side by side make an entry each, and a reducer, which has no key, merges
-        # them: each handle is signed for the words by itself as well.
-        made = {each.id: self.seals.seal("handle", _encoded(entry, each.plain())) for each in handles_of(entry)}
-        made["entry"] = self.seals.seal("entry", {**entry, **_NOT_SIGNED})
-        return HandleEntry(**{**entry, "signature": made})
-
-    def proven(self, entry: Any, *, anywhere: bool = False) -> HandleEntry | None:
-        """Return an entry if it is as it was signed here, or in any thread of the tenant's, with those of other
-        models' handles that were; else None."""
-        codes = entry.get("signature") if isinstance(entry, dict) else None
-        code = codes.get("entry") if isinstance(codes, dict) else None
-        if code is None or not (anywhere or entry.get("thread") == self.place):
-            return None
-        if not self.seals.holds(code, "entry", {**entry, **_NOT_SIGNED}):
-            return None
-        found = also.items() if isinstance(also := entry.get("also"), Mapping) else ()
-        kept = {model: plain for model, plain in found if self._is_encoding(entry, model, plain)}
-        return cast(HandleEntry, {**entry, "also": kept} if "also" in entry else entry)
-
-    def _is_encoding(self, entry: Mapping[str, Any], model: str, plain: Any) -> bool:
-        """Tell whether a handle is signed as what another model than its speaker's has made of an entry's words."""
-        code = entry["signature"].get(str(plain.get("id"))) if isinstance(plain, Mapping) else None
-        is_signed = self.seals.holds(code, "handle", _encoded(entry, plain))
-        return is_signed and model == model_of(plain) != model_of(entry["handle"])
-
-    def noted(self, message: Said, note: Mapping[str, Any]) -> Said:
-        """Return a message with a signed note of who has said it; in these words, if it does not say in which."""
-        note = {"digest": digest_of(message), **note, "thread": self.place, "signature": None}
-        code = self.seals.seal("note", [message.id, _kind(message), note])
-        return stripped(message, {**note, "signature": code})
-
-    def proves(self, message: BaseMessage, *, anywhere: bool = False) -> bool:
-        """Tell whether a message's note was signed here, for this message; its words may have been edited since."""
-        # A person's words do not become an instruction, nor an agent's a person's.
-        note = note_of(message)
-        said = [message.id, _kind(message), {**note, "signature": None}]
-        return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", said)
-
-    def moved(self, update: Any, standing: dict[str, BaseMessage]) -> Any:
-        """Return an operator's update of a state with what was said in other threads signed for this one.
-
-        Other words in the place of a message are an edit of it: they bear its note.
-
-        Args:
-            update: In any form.
-            standing: The messages that it comes to, by id; its own are put in.
-        """
-
-        def entry(given: Any) -> Any:
-            return self.signed(known) if (known := self.proven(given, anywhere=True)) is not None else given
-
-        def message(given: BaseMessage) -> BaseMessage:
-            there = given if self.proves(given, anywhere=True) else standing.get(str(given.id))
-            if there is not None and self.proves(there, anywhere=True) and given.type != "remove":
-                given = self.noted(given, note_of(there))
-            standing[str(given.id)] = given
-            return given
-
-        def each_of(value: Any, listed: Callable[[Any], Sequence[Any]], move: Change) -> Any:
-            is_overwrite, given = overwritten(value)
-            moved = [move(one) for one in listed(given or [])]
-            return Overwrite(moved) if is_overwrite else moved
-
-        messages = partial(each_of, listed=listed_messages, move=message)
-        return rewritten(update, {"handles": partial(each_of, listed=list, move=entry), "messages": messages})
-
-    def warn(self) -> None:
-        """Say, once for each tenant of an engine, that somebody's words are not proven to be theirs."""
-        if self.seals not in _warned:
-            _warned.add(self.seals)
-            warnings.warn(
-                "a message or handle that no signature proves to be of this thread is input: it was said in another or "
-                "under another salt, or somebody has made it up (engines of all processes need one salt=...)",
-                ProvenanceWarning,
-                stacklevel=3,
-            )
-
-
-def _encoded(entry: Mapping[str, Any], plain: Any) -> list[Any]:
-    # Not the superstep: models that encode input side by side may count otherwise.
-    said = ("thread", "message_id", "author", "persona", "confidential", "digest", "answered")
-    return [*map(entry.get, said), plain]
-
-
-def with_signer(
-    config: RunnableConfig | None, called: RunnableConfig, seals: Seals | None, name: str
-) -> RunnableConfig | None:
-    """Return the config of a run with the signer of all its nodes: that of the graph around, in the same thread.
+def signer_for(called: RunnableConfig, seals: Seals | None, name: str) -> Signer | None:
+    """Return the signer of a graph's nodes: that of the graph around, in the same thread; None: there is nobody.
 
     Args:
-        config: As its graph was given it, and `called` as it runs with it.
+        called: The config that the graph runs with.
         seals: Of the graph's own engine; None: it has none, and signs as the graph around it.
         name: The graph's.
     """
-    outer, place, around = signer_of(called), [name, thread_of(called)], path_of(called) if is_nested(called) else ()
+    outer, place = RunContext.of(called).signer, [name, thread_of(called)]
+    around = path_of(called) if is_nested(called) else ()
     if outer is None:
-        if seals is None:
-            return config
-        signer = signing(called, seals) if is_nested(called) else Signer(seals, place)
-    else:
-        # A key that no salt gives again is an engine's own: what is said in one thread goes out under one.
-        own = outer.seals if seals is None or not seals.salted else seals
-        graph = around if not around or outer.guards(called) else None
-        signer = Signer(own, outer.place if outer.place[1] == place[1] else place, graph)
-    return with_hidden(config, _SIGNER, signer)
-
-
-def signer_of(config: RunnableConfig) -> Signer | None:
-    """Return who signs in the run that a node stands in; None: a graph of LangGraph's own, or none."""
-    found = hidden_in(config, _SIGNER)
-    return found if isinstance(found, Signer) else None
+        return None if seals is None else signing(called, seals) if is_nested(called) else Signer(seals, place)
+    # A key that no salt gives again is an engine's own: what is said in one thread goes out under one.
+    own = outer.seals if seals is None or not seals.salted else seals
+    graph = around if not around or outer.graph == around[:-1] else None
+    return Signer(own, outer.place if outer.place[1] == place[1] else place, graph)
 
 
 def signing(config: RunnableConfig, seals: Seals) -> Signer:
     """Return who signs in a node's run; in a graph of LangGraph's own, which agents side by side do not know by name,
     who signs under these seals."""
     place = ["" if running_saver_of(config) is None else None, thread_of(config)]
-    return signer_of(config) or Signer(seals, place, graph=None)
+    return RunContext.of(config).signer or Signer(seals, place, graph=None)
 
 
-# Updates of a state, and what they may say
-
-
-def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
-    """An update in the form that it has, with other values for some channels.
-
-    Args:
-        update: Of the state.
-        changes: By channel; channels that it does not write stay out. What a `Command` sends is written to `SENDS`.
-    """
-    forward = changes.get(SENDS, lambda sends: sends)
-    if isinstance(update, Send) and SENDS in changes:
-        return forward(update)[0]
-    if isinstance(update, Command):
-        return dataclasses.replace(update, update=rewritten(update.update, changes), goto=forward(update.goto))
-    if isinstance(update, Mapping):
-        return {**update, **{name: change(update[name]) for name, change in changes.items() if name in update}}
-    if isinstance(update, tuple) and len(update) == 2 and isinstance(update[0], str):
-        return update[0], changes.get(update[0], lambda value: value)(update[1])
-    if isinstance(update, list | tuple):
-        parts = [rewritten(part, changes) for part in update]
-        return parts if isinstance(update, list) else tuple(parts)
-    if written := {name: change(getattr(update, name)) for name, change in changes.items() if hasattr(update, name)}:
-        update = copy(update)
-        for name, value in written.items():
-            object.__setattr__(update, name, value)  # frozen or not
-    return update
-
-
-def listed_messages(written: Any) -> Sequence[BaseMessage]:
-    """What was written to a messages channel, as messages.
-
-    Raises:
-        ValueError: It is no message; as is `NotImplementedError`.
-    """
-    return convert_to_messages(written if isinstance(written, list) else [written])
+# What updates of a state may say
 
 
 def require_few(name: str, listed: Any) -> None:
@@ -533,7 +284,7 @@ def sign(
     Raises:
         InvalidRequestError: It wrote to the messages what is none.
     """
-    signer, author = signer_of(config), author_of(config, node)
+    signer, author = RunContext.of(config).signer, author_of(config, node)
     speaks_for = persona and "|".join([*author.split("|")[:-1], persona])
 
     def proves(message: BaseMessage) -> bool:
@@ -612,7 +363,8 @@ class ProvenState:
 
     def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
         messages, self.signer = with_ids(_channel(state, "messages")), signing(config, seals)
-        self._is_guarded = self.signer.guards(config)
+        # Then other words than a note's are an operator's edit: all that the agent reads was filtered, or signed.
+        self._is_guarded = self.signer.graph == path_of(config)[:-1]
         said = {str(message.id): message for message in messages}
         writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}
         self.entries: list[HandleEntry] = []
@@ -620,7 +372,7 @@ class ProvenState:
         held = _channel(state, "handles")
         named = {each.get("message_id") for each in held if isinstance(each, dict)}
         # What a graph around hands in is of words that came in here: a branch sees no more than it was sent.
-        given_here = (each for each in given_in(config) if each["message_id"] in said.keys() - named)
+        given_here = (each for each in RunContext.of(config).given if each["message_id"] in said.keys() - named)
         for given in [*held, *given_here]:
             entry = self.signer.proven(given)
             is_input = isinstance(given, dict) and given.get("author") == START_SOURCE

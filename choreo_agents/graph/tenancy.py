@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -14,23 +12,22 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.errors import ForeignThreadError, InvalidRequestError
+from choreo_agents.graph.keeping import under_way
 from choreo_agents.graph.langgraph_internals import (
     asaved_metadata,
     called_with,
-    hidden_in,
     is_cached,
     is_nested,
     saved_metadata,
     saver_of,
     thread_of,
-    with_hidden,
 )
+from choreo_agents.graph.run_context import RunContext, RunTenant
 
 Resolver = Callable[[RunnableConfig], str]
 """The salt of the tenant that a run is for: of what the service has authenticated, and never of a `configurable` value
 that a client may write."""
 
-_TENANT = "tenant"
 _MARK = "choreo_tenant"
 """Under this name each checkpoint says whose its thread is."""
 
@@ -38,33 +35,6 @@ _MARK = "choreo_tenant"
 _USES: dict[object, tuple[Any, str, RunTenant]] = {}
 """Of each call that uses a thread now, the first one first: what keeps the thread's state, the thread, and whose it is.
 No lock guards it: a generator that is collected leaves it wherever that happens, and each change is one step."""
-
-
-@dataclass(frozen=True)
-class RunTenant:
-    """The tenant that a run is for. A type of its own: no JSON that a client writes is one."""
-
-    salt: str = field(repr=False)
-    thread: str | None = field(default=None, compare=False)
-    """Of the outermost graph's run."""
-    saver: Any = field(default=None, compare=False, repr=False)
-    """What keeps its state, where the thread is known to be the tenant's."""
-
-    @property
-    def mark(self) -> str:
-        """Name the tenant in checkpoints, whatever engine serves it; does not tell the salt."""
-        return hmac.new(self.salt.encode(), b"choreo thread", hashlib.sha256).hexdigest()[:16]
-
-    def marked(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Return a config whose checkpoints say whose they are, whatever a client has written there."""
-        hidden = with_hidden(config, _TENANT, self)
-        return {**hidden, "metadata": {**(hidden.get("metadata") or {}), _MARK: self.mark}}
-
-
-def tenant_in(config: RunnableConfig) -> RunTenant | None:
-    """Return who the run is for in whose node this is the config; None: it is no node's, or nobody was named."""
-    found = hidden_in(config, _TENANT)
-    return found if isinstance(found, RunTenant) and is_nested(config) else None
 
 
 def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str], agents: Iterable[Any]) -> None:
@@ -88,9 +58,9 @@ def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str
 
 
 class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
-    """A compiled graph whose threads are their tenants', if it was compiled for several.
+    """A compiled graph whose threads are in use while it runs, and are their tenants', if it was compiled for several.
 
-    To runs and state methods `tenant` says who they are for, where that has been asked already.
+    A run or a state method whose config says in its `RunContext` who it is for does not ask for that again.
     """
 
     def tenant_of(self, called: RunnableConfig) -> RunTenant | None:
@@ -104,7 +74,7 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         resolver: Resolver | None = getattr(self.builder, "resolver", None)
         if resolver is None:
             return None
-        thread, known = thread_of(called), tenant_in(called)
+        thread, known = thread_of(called), RunContext.of(called).tenant
         if known is None:
             salt = resolver(called)
             if not isinstance(salt, str) or not salt:
@@ -119,22 +89,23 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         return known
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:  # noqa: A002
-        with self._owned(config, options.pop("tenant", None)) as own:
+        with under_way(config), self._owned(config) as own:
             yield from super().stream(input, own, **options)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:  # noqa: A002
-        async with self._aowned(config, options.pop("tenant", None)) as own:
-            chunks: Any = super().astream(input, own, **options)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
+        with under_way(config):
+            async with self._aowned(config) as own:
+                chunks: Any = super().astream(input, own, **options)
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        yield chunk
 
     def get_state(self, config: RunnableConfig, **options: Any) -> Any:
-        with self._owned(config, options.pop("tenant", None)):
+        with self._owned(config):
             return super().get_state(config, **options)
 
     async def aget_state(self, config: RunnableConfig, **options: Any) -> Any:
-        async with self._aowned(config, options.pop("tenant", None)):
+        async with self._aowned(config):
             return await super().aget_state(config, **options)
 
     def get_state_history(self, config: RunnableConfig, **options: Any) -> Any:
@@ -146,37 +117,37 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
             async for each in super().aget_state_history(config, **options):
                 yield each
 
-    def bulk_update_state(self, config: RunnableConfig, supersteps: Any, *, tenant: Any = None) -> Any:
-        with self._owned(config, tenant) as own:
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
+        with self._owned(config) as own:
             return super().bulk_update_state(own, supersteps)
 
-    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any, *, tenant: Any = None) -> Any:
-        async with self._aowned(config, tenant) as own:
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
+        async with self._aowned(config) as own:
             return await super().abulk_update_state(own, supersteps)
 
     @contextmanager
-    def _owned(self, config: RunnableConfig | None, tenant: RunTenant | None = None) -> Iterator[Any]:
+    def _owned(self, config: RunnableConfig | None) -> Iterator[Any]:
         """Have nobody else begin a thread in a block; yields the config for what is the tenant's there.
 
         Raises:
             ForeignThreadError: The thread is another tenant's, or nobody's.
             InvalidRequestError: No thread is named; and what `tenant_of` raises.
         """
-        with self._used(config, tenant) as (saver, thread, owned):
+        with self._used(config) as (saver, thread, owned):
             yield owned(saved_metadata(saver, thread))
 
     @asynccontextmanager
-    async def _aowned(self, config: RunnableConfig | None, tenant: RunTenant | None = None) -> AsyncGenerator[Any]:
+    async def _aowned(self, config: RunnableConfig | None) -> AsyncGenerator[Any]:
         """See `_owned`."""
-        with self._used(config, tenant) as (saver, thread, owned):
+        with self._used(config) as (saver, thread, owned):
             yield owned(await asaved_metadata(saver, thread))
 
     @contextmanager
-    def _used(self, config: RunnableConfig | None, tenant: RunTenant | None) -> Iterator[Any]:
+    def _used(self, config: RunnableConfig | None) -> Iterator[Any]:
         """Yield what keeps a thread's state, the thread, and the config, by what its last checkpoint says of itself."""
         called = called_with(self, config)
-        tenant = tenant or self.tenant_of(called)
-        saver, thread, around = saver_of(self, called), thread_of(called), tenant_in(called)
+        tenant, around = self.tenant_of(called), RunContext.of(called).tenant
+        saver, thread = saver_of(self, called), thread_of(called)
         if saver is not None and thread is None and not is_nested(called):
             raise InvalidRequestError(
                 "the graph has a checkpointer, and the config has no thread_id: "
@@ -185,7 +156,7 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         # The graph around has seen to what it keeps itself; and without a thread a node's own keeps nothing.
         is_seen_to = around is not None and (around.saver is saver or thread is None)
         if tenant is None or saver is None or is_seen_to:
-            yield None, None, lambda _: config if tenant is None else tenant.marked(config)
+            yield None, None, lambda _: config if tenant is None else _marked(config, called, tenant)
             return
         if thread is None or not called["configurable"]["thread_id"]:  # LangGraph calls 0 otherwise at every turn
             raise InvalidRequestError('name the thread: {"configurable": {"thread_id": "..."}}')
@@ -201,9 +172,15 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
                     f"thread {thread!r} is not this tenant's: a thread belongs to the tenant that began it, and one "
                     "that was begun without compile(tenant=...) to none. Begin another"
                 )
-            return replace(tenant, saver=saver).marked(config)
+            return _marked(config, called, replace(tenant, saver=saver))
 
         try:
             yield saver, thread, owned
         finally:
             del _USES[use]
+
+
+def _marked(config: RunnableConfig | None, called: RunnableConfig, tenant: RunTenant) -> RunnableConfig:
+    """Return a config whose checkpoints say whose they are, whatever a client has written there."""
+    run = replace(RunContext.of(called), tenant=tenant).into(config)
+    return {**run, "metadata": {**(run.get("metadata") or {}), _MARK: tenant.mark}}

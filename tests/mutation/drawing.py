@@ -32,6 +32,7 @@ ROOMS = {
     "memory": ("kv", "engine/messages", "engine/pending.py", "runtime/admission.py"),
     "seals": (
         "graph/provenance.py",
+        "graph/signer.py",
         "engine/messages/naming.py",
         "engine/messages/seals.py",
         "kv/handle.py",

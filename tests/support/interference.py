@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from choreo_agents import Engine, Memory, MessageHandle, Policy, RunOptions, Scheduling
 from choreo_agents.graph.audit import AuditReport
-from choreo_agents.graph.provenance import digest_of
+from choreo_agents.graph.signer import digest_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime import timetable as timetables

@@ -8,8 +8,7 @@ none               nothing keeps the run's states in a file, or its engine has n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
@@ -17,18 +16,8 @@ from langgraph.store.base import BaseStore
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.durable.beside import store_beside
-from choreo_agents.graph.langgraph_internals import hidden_in, running_saver_of, saver_of, store_of, with_hidden
-
-LineageChoice = BaseStore | Literal[False] | None
-"""A store of LangGraph's; False: nothing is kept; None: as the run has it."""
-_LINEAGE = "lineage"
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """What the outermost graph of a run says."""
-
-    choice: LineageChoice
+from choreo_agents.graph.langgraph_internals import running_saver_of, saver_of, store_of
+from choreo_agents.graph.run_context import LineageChoice, RunContext
 
 
 def require_choice(choice: Any, engine: Engine | None, *, by_tenant: bool) -> None:
@@ -44,26 +33,13 @@ def require_choice(choice: Any, engine: Engine | None, *, by_tenant: bool) -> No
         )
 
 
-def with_lineage(config: RunnableConfig, called: RunnableConfig, choice: LineageChoice) -> RunnableConfig:
-    """The config of a run whose nodes know where its lineage is kept: as the graph around says, if there is one.
-
-    Args:
-        config: As the graph was given it, and `called` as it runs with it.
-        choice: The graph's own.
-    """
-    if hidden_in(called, _LINEAGE) is not None:
-        return config
-    return with_hidden(config, _LINEAGE, _Chosen(choice))
-
-
 async def lineage_store_of(config: RunnableConfig) -> BaseStore | None:
     """The store that keeps the lineage of the run that a node stands in; None: nothing does.
 
     Raises:
         StoreError: It cannot be opened.
     """
-    around = hidden_in(config, _LINEAGE)
-    return await _found(getattr(around, "choice", None), store_of(config), running_saver_of(config))
+    return await _found(RunContext.of(config).lineage, store_of(config), running_saver_of(config))
 
 
 async def lineage_store_for(graph: Any, called: RunnableConfig, choice: LineageChoice) -> BaseStore | None:
@@ -74,8 +50,8 @@ async def lineage_store_for(graph: Any, called: RunnableConfig, choice: LineageC
         called: The config that it is called with.
         choice: The graph's own.
     """
-    around = hidden_in(called, _LINEAGE)
-    return await _found(getattr(around, "choice", choice), graph.store, saver_of(graph, called))
+    around = RunContext.of(called)
+    return await _found(choice if around.thread is None else around.lineage, graph.store, saver_of(graph, called))
 
 
 async def _found(choice: Any, usual: BaseStore | None, saver: Any) -> BaseStore | None:

@@ -19,7 +19,7 @@ from choreo_agents.errors import InvalidRequestError
 
 SENDS = TASKS
 """The channel of what is sent: an update may write it, too."""
-_HIDDEN = "__pregel_choreo_"
+_HIDDEN = "__pregel_choreo"
 """LangGraph leaves configurable values whose names start with `__pregel` out of what it stores and shows."""
 
 
@@ -217,15 +217,15 @@ async def _awaited(asked: Callable[[Any], Awaitable[Any]], otherwise: Callable[[
         return await asyncio.to_thread(otherwise, about)
 
 
-def with_hidden(config: RunnableConfig | None, name: str, value: Any) -> RunnableConfig:
+def with_hidden(config: RunnableConfig | None, value: Any) -> RunnableConfig:
     """A config that carries a value of ours to every node, and into nothing that is stored or shown."""
     given: RunnableConfig = config or {}
-    return {**given, "configurable": {**(given.get("configurable") or {}), _HIDDEN + name: value}}
+    return {**given, "configurable": {**(given.get("configurable") or {}), _HIDDEN: value}}
 
 
-def hidden_in(config: RunnableConfig, name: str) -> Any:
-    """The value that a config carries under this name; None if it carries none."""
-    return _configurable(config).get(_HIDDEN + name)
+def hidden_in(config: RunnableConfig) -> Any:
+    """That value; None if a config carries none."""
+    return _configurable(config).get(_HIDDEN)
 
 
 def _metadata(config: RunnableConfig) -> Mapping[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.graph.langgraph_internals import AroundNode, branch_of, superstep_of
+from choreo_agents.graph.listening import PlayedNode, RanNode
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.recording.listening import PlayedNode, RanNode, listening_in
+from choreo_agents.graph.run_context import RunContext
 
 
 def around(node: Any) -> AroundNode:
@@ -19,14 +20,14 @@ def around(node: Any) -> AroundNode:
 
     @contextmanager
     def heard(given: Any, config: RunnableConfig) -> Iterator[PlayedNode]:
-        listening, began_s, error = listening_in(config), time.perf_counter(), None
+        listening, began_s, error = RunContext.of(config).listening, time.perf_counter(), None
         try:
-            yield PlayedNode() if listening is None or listening.play is None else listening.play(given, config)
+            yield PlayedNode() if listening.play is None else listening.play(given, config)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            if listening is not None and listening.ran is not None:
+            if listening.ran is not None:
                 place = superstep_of(config), branch_of(config)
                 listening.ran(RanNode(author_of(config), *place, began_s, error))
 

@@ -13,7 +13,7 @@ from langgraph.types import Send
 from choreo_agents.chat import thoughts_said
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import strict_serializer
-from choreo_agents.graph.provenance import is_confidential
+from choreo_agents.graph.signer import is_confidential
 
 
 class Packing:

@@ -13,9 +13,9 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.recording import Outcome, Recorder, RunEnded, RunStarted
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import is_nested, saved_state_of, thread_of
-from choreo_agents.graph.recording.listening import Listening, heard_by, listening_in
 from choreo_agents.graph.recording.packing import Packing, hides
 from choreo_agents.graph.recording.run_recorder import RunRecorder
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.view.run_options import options_of
 
 _STOPS = ("interrupt_before", "interrupt_after")
@@ -44,8 +44,9 @@ class RecordedRun:
 
     def heard(self, config: RunnableConfig | None) -> RunnableConfig:
         """The config of the run, with who listens."""
-        run, before = RunRecorder(self._recorder, self._number), listening_in(self._called) or Listening()
-        return heard_by(config, replace(before, said=(*before.said, run.said), ran=run.ran))
+        run, context = RunRecorder(self._recorder, self._number), RunContext.of(self._called)
+        heard = replace(context.listening, said=(*context.listening.said, run.said), ran=run.ran)
+        return replace(context, listening=heard).into(config)
 
     def stream(self, parts: Any, given: Any, state: Callable[[], Any]) -> Generator[Any]:
         """What the run gives, with a line before and one behind it.
@@ -132,7 +133,7 @@ def recorded_run(
     Raises:
         InvalidRequestError: Several of them record.
     """
-    if (around := listening_in(called)) is not None and around.ran is not None:
+    if RunContext.of(called).listening.ran is not None:
         return None
     recorders = [found for engine in engines if (found := engine.record.under_way) is not None]
     if len(recorders) > 1:

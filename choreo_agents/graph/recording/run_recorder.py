@@ -5,7 +5,7 @@ from __future__ import annotations
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 from choreo_agents.engine.recording import RecordedCall, RecordedNode, Recorder
-from choreo_agents.graph.recording.listening import AskedCall, RanNode, SaidCall
+from choreo_agents.graph.listening import AskedCall, RanNode, SaidCall
 
 
 class RunRecorder:

@@ -12,7 +12,7 @@ from langgraph.errors import GraphInterrupt
 
 from choreo_agents.engine.recording import Digests, RecordedCall, RecordedMessage, Recording, RunStarted
 from choreo_agents.errors import ReplayError
-from choreo_agents.graph.recording.listening import Answer, AskedCall, SaidCall
+from choreo_agents.graph.listening import Answer, AskedCall, SaidCall
 from choreo_agents.graph.replaying.reports import ReplayedCall
 from choreo_agents.models import FramedText
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +17,14 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.recording import Recording, RecordingHeader, RunStarted, key_of, read_recording
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
-from choreo_agents.graph.recording.listening import Listening, heard_by
+from choreo_agents.graph.langgraph_internals import called_with
+from choreo_agents.graph.listening import Listening
 from choreo_agents.graph.recording.packing import Packing
 from choreo_agents.graph.replaying.answers import RunAnswers
 from choreo_agents.graph.replaying.changes import Changes, call_named, changes_of, given_otherwise
 from choreo_agents.graph.replaying.copying import GraphCopy
 from choreo_agents.graph.replaying.reports import ReplayReport
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import RunOptions
 
@@ -145,8 +148,9 @@ async def afork(
             made.append(answers)
             called = _called(run, _seed(changes, run, recording.header, engine), config, suffix)
             given = _given(recording, run, packing, changes, is_first=not number)
-            called = heard_by(called, Listening(answers.answer, (answers.said,)))
-            values, outcome = await _made(graphs[run.kept], run, given, called, answers, context)
+            graph, listening = graphs[run.kept], Listening(answers.answer, (answers.said,))
+            called = replace(RunContext.of(called_with(graph, called)), listening=listening).into(called)
+            values, outcome = await _made(graph, run, given, called, answers, context)
             if answers.ended is not None and not answers.is_open and outcome != answers.ended.outcome:
                 differences.append(f"run {run.run + 1} ended otherwise: {answers.ended.outcome} then, {outcome} now")
             progress(number + 1, len(runs))

@@ -29,10 +29,10 @@ from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.answers import answers_in, tell_words_of
 from choreo_agents.graph.durable.run_lineage import RunLineage
-from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance import ProvenState
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
@@ -122,7 +122,7 @@ class AgentTurn:
             rules=rules,
             adapter=agent.adapter,
             imported=agent.imported,
-            others=tuple(engines_of(config).values()),
+            others=tuple(RunContext.of(config).engines.values()),
             merging=agent.merging,
             confidential=agent.confidential,
             keep=agent.history,

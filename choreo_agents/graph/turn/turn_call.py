@@ -13,7 +13,8 @@ from torch import Tensor
 from choreo_agents.chat import Described, ToolChoice
 from choreo_agents.engine import Engine, PlayedCall, Thinking
 from choreo_agents.graph.langgraph_internals import superstep_of
-from choreo_agents.graph.recording.listening import AskedCall, SaidCall, listening_in
+from choreo_agents.graph.listening import AskedCall, SaidCall
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.kv.handle import MessageHandle
@@ -55,7 +56,8 @@ class TurnCall:
         header: tuple[FramedText, Thinking | None],
     ) -> None:
         opening, thinking = header
-        self._listening, self._place, self._superstep, self._engine = listening_in(config), place, superstep, engine
+        self._listening, self._place = RunContext.of(config).listening, place
+        self._superstep, self._engine = superstep, engine
         self.opening = engine.model.encode(opening)
         """The tokens of its header."""
         self.first_s: float | None = None
@@ -66,7 +68,7 @@ class TurnCall:
         self.sampling = sampling if forced is None else sampling.model_copy(update={"forced": forced})
         """With a seed of this very call, and the tokens that the run forces."""
         self._answer = self._asked = None
-        if self._listening is None:
+        if self._listening.answer is None and not self._listening.said:
             return
         opened = engine.chat.assistant.opening(None).text
         self._asked = AskedCall(
@@ -106,7 +108,7 @@ class TurnCall:
 
     def said(self, message: AIMessage, handle: MessageHandle, thought: MessageHandle | None) -> None:
         """Tell what came of it."""
-        if self._asked is None or self._listening is None or not self._listening.said:
+        if self._asked is None:
             return
         tokens = tuple(each.token for each in self._engine.logprobs(thought or handle))
         finish = self._engine.inspect.finish_reason(handle)

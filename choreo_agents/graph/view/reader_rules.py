@@ -12,8 +12,9 @@ from choreo_agents.graph.audit.chart import is_inside, names_of
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.audit.labels import Declared
 from choreo_agents.graph.audit.policy import OnViolation
-from choreo_agents.graph.langgraph_internals import hidden_in, is_nested, with_hidden
+from choreo_agents.graph.langgraph_internals import is_nested
 from choreo_agents.graph.nesting import author_of
+from choreo_agents.graph.run_context import Charted, RunContext
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
@@ -21,8 +22,6 @@ from choreo_agents.graph.view.merged_branches import MergeSpec
 from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.graph.view.view import is_own
 from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, Rule, hidden_sources
-
-_CHARTED = "charted"
 
 
 @dataclass(frozen=True)
@@ -54,37 +53,18 @@ class ReaderRules:
     """The reader's name as a node of a graph of ours: what it says is in its state. None: it is none."""
 
 
-@dataclass(frozen=True)
-class _Charted:
-    """What the outermost graph of ours has charted: all that its agents see, those of its subgraphs included."""
-
-    home: str
-    """Before which nodes it stands; empty: none."""
-    declared: Declared
-    on_violation: Mapping[str, OnViolation]
-    """By the nodes that they stand in, as the chart names them, what graphs do about promises that would break."""
-
-    def local(self, name: str) -> str | None:
-        """Return a name as the chart has it; None: it is of no node in there."""
-        prefix = f"{self.home}|" if self.home else ""
-        return name.removeprefix(prefix) if name.startswith(prefix) else None
-
-
-def with_chart(
-    config: RunnableConfig, called: RunnableConfig, declared: Declared, on_violation: OnViolation
-) -> RunnableConfig:
-    """Return the config of a run whose agents know what the graphs around show them.
+def charted_in(called: RunnableConfig, declared: Declared, on_violation: OnViolation) -> Charted:
+    """Return what is charted of a graph that is called with this config: by it, or by the graphs around it.
 
     Args:
-        config: As the graph was given it, and `called` as it runs with it.
-        declared: What the graph declares, subgraphs included, and its policy's `on_violation`.
+        called: As it runs.
+        declared: What it declares, subgraphs included, and its policy's `on_violation`.
     """
-    around, known = author_of(called) if is_nested(called) else "", hidden_in(called, _CHARTED)
-    local = known.local(around) if around and isinstance(known, _Charted) else None
-    charted = _Charted(around, declared, {"": on_violation})
-    if local is not None and any(node.name != local for node in known.declared.chart.inside(local)):
-        charted = replace(known, on_violation={**known.on_violation, local: on_violation})  # it is charted there
-    return with_hidden(config, _CHARTED, charted)
+    around, known = author_of(called) if is_nested(called) else "", RunContext.of(called).charted
+    local = known.local(around) if around and known else None
+    if known and local is not None and any(node.name != local for node in known.declared.chart.inside(local)):
+        return replace(known, on_violation={**known.on_violation, local: on_violation})  # it is charted there
+    return Charted(around, declared, {"": on_violation})
 
 
 def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> ReaderRules:
@@ -94,11 +74,11 @@ def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> Rea
         rules: As its own graph tells it, and `config` that it runs with.
         author: It, behind the nodes around its graph.
     """
-    known = hidden_in(config, _CHARTED)
-    local = known.local(author) if isinstance(known, _Charted) else None
-    node = None if local is None else known.declared.nodes.get(local)
+    known = RunContext.of(config).charted
+    local = None if known is None else known.local(author)
+    node = None if known is None or local is None else known.declared.nodes.get(local)
     home = "" if node is None else node.name.rpartition("|")[0]
-    if node is None or node.is_function or not home:
+    if known is None or node is None or node.is_function or not home:
         return rules
     prefix = OUTSIDE + (f"{known.home}|" if known.home else "")
     outside = {source: _within(rule, home) for source, rule in node.rules.items() if not is_inside(source, home)}

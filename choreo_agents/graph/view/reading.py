@@ -16,7 +16,7 @@ from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.answers import NO_REFERENCE, UNPROVEN, encoding_of
 from choreo_agents.graph.by_model import is_of_agent
-from choreo_agents.graph.provenance import digest_of, handle_of, is_confidential, persona_of, writer_of
+from choreo_agents.graph.signer import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
 from choreo_agents.graph.view.context_overflow import advised

@@ -24,17 +24,18 @@ from choreo_agents.graph.langgraph_internals import (
     task_token_of,
     thread_of,
 )
-from choreo_agents.graph.nesting import TaskPlace, author_of, tasks_around
-from choreo_agents.graph.view.run_options import Replay, Watch, options_of
+from choreo_agents.graph.nesting import author_of, tasks_around
+from choreo_agents.graph.run_context import TaskPlace
+from choreo_agents.graph.view.run_options import RunOptions, options_of
 
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 """The calls of each task so far, by an object that LangGraph makes anew whenever it runs a task."""
 _counts_lock = threading.Lock()
 
 
-@dataclass(frozen=True)
-class RunPlace:
-    """Names one call in one execution of one node; the same again if LangGraph reruns the node."""
+@dataclass(frozen=True, kw_only=True)
+class RunPlace(RunOptions):
+    """Names one call in one execution of one node; the same again if LangGraph reruns the node. With its run's options."""
 
     agent: str
     author: str
@@ -54,12 +55,6 @@ class RunPlace:
     branch: int
     call: int
     """Which call this is of those that the node makes."""
-    seed: int | None
-    """Of the run; this and what follows as in `RunOptions`."""
-    replay: Replay | None
-    watch: Watch | None = None
-    trace_confidential: bool = False
-    again: bool = False
 
     @classmethod
     def of(cls, config: RunnableConfig, agent: str, given: Any = None, *, node: str | None = None) -> RunPlace:
@@ -71,8 +66,9 @@ class RunPlace:
             given: The state that it was given.
             node: Its name, if the agent is a node of a graph of ours itself, and not called by a function.
         """
-        task, options, is_node = task_path_of(config), options_of(config), node is not None
+        task, is_node = task_path_of(config), node is not None
         return cls(
+            **vars(options_of(config)),
             agent=agent,
             author=author_of(config, node) or agent,
             thread=None if running_saver_of(config) is None else thread_of(config),
@@ -83,11 +79,6 @@ class RunPlace:
             path=place_in_superstep(config),
             branch=branch_of(config),
             call=_next_call(task_token_of(config)),
-            seed=options.seed,
-            replay=options.replay,
-            watch=options.watch,
-            trace_confidential=options.trace_confidential,
-            again=options.again,
         )
 
     def next_call(self, config: RunnableConfig) -> RunPlace:

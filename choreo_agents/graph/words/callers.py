@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from langchain_core.messages import BaseMessage, ToolMessage
 
 from choreo_agents.chat import calls_made
-from choreo_agents.graph.provenance import writer_of
+from choreo_agents.graph.signer import writer_of
 from choreo_agents.graph.visibility import START_SOURCE
 
 

@@ -12,14 +12,7 @@ from choreo_agents.chat import thoughts_said
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
 from choreo_agents.graph.by_model import handle_for, put_in, reworded
-from choreo_agents.graph.provenance import (
-    are_siblings,
-    digest_of,
-    is_edited,
-    persona_of,
-    unproven_of,
-    writer_of,
-)
+from choreo_agents.graph.signer import are_siblings, digest_of, is_edited, persona_of, unproven_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle

@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.chat import thoughts_said, turn_said
 from choreo_agents.engine import Thinking
-from choreo_agents.graph.provenance import opening_of
+from choreo_agents.graph.signer import opening_of
 from choreo_agents.models import ChatFormat, FramedText, Said
 
 

@@ -17,7 +17,7 @@ from support.graphs import QUESTION, agent, authors_of, speakers_of, words_seen
 
 from choreo_agents import END, START, ChoreoGraph, ChoreoState, Engine, MessageHandle, Send, Synthesizer, send
 from choreo_agents.errors import ProvenanceWarning
-from choreo_agents.graph.provenance import Signer
+from choreo_agents.graph.signer import Signer
 
 OTHER = {"messages": [("user", "Ann has 3 red kites.")]}
 LIE = "SECRET orders."

@@ -16,7 +16,7 @@ from support.graphs import QUESTION, agent, authors_of, words_seen
 
 from choreo_agents import END, START, ChoreoGraph, ChoreoState, Command, Engine, HandleEntry, MessageHandle, Send
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.provenance import digest_of
+from choreo_agents.graph.signer import digest_of
 from choreo_agents.graph.state import Handles
 
 LIE = "SECRET orders."

@@ -134,7 +134,7 @@ async def test_runs_of_several_tenants_at_once_are_each_ones_own(make_engine: Ma
 
 @pytest.mark.parametrize(
     "written",
-    [{"tenant": "acme"}, {"salt": "acme"}, {"__pregel_choreo_tenant": "acme"}, {"choreo_tenant": "acme"}],
+    [{"tenant": "acme"}, {"salt": "acme"}, {"__pregel_choreo": "acme"}, {"choreo_tenant": "acme"}],
     ids=repr,
 )
 def test_a_client_does_not_say_who_it_is(make_engine: MakeEngine, written: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ ATTACKS: dict[str, Callable[[Any], Any]] = {
     "a state of a subgraph": lambda app: app.get_state(config(checkpoint_ns="ann")),
     "a run in a namespace": lambda app: app.invoke(QUESTION, config(checkpoint_ns="ann:1")),
     "a forged mark": lambda app: app.invoke(QUESTION, {**config(), "metadata": {"choreo_tenant": "acme"}}),
-    "a forged tenant": lambda app: app.invoke(QUESTION, config(__pregel_choreo_tenant="acme")),
+    "a forged tenant": lambda app: app.invoke(QUESTION, config(__pregel_choreo="acme")),
     "a number": lambda app: app.with_config(config()).invoke(QUESTION),
 }
 

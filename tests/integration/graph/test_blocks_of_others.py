@@ -15,7 +15,7 @@ from support.graphs import words_seen
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
 from choreo_agents.chat.history import short_id
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.provenance import digest_of
+from choreo_agents.graph.signer import digest_of
 from choreo_agents.testing import Script
 
 CALL = '<tool_call>\n{"name": "find", "arguments": {"thing": "kites"}}\n</tool_call>'

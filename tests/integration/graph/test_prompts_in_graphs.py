@@ -34,7 +34,7 @@ from choreo_agents import (
     Worker,
 )
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, PMLError, VisibilityError
-from choreo_agents.graph.provenance import Signer
+from choreo_agents.graph.signer import Signer
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable

@@ -25,7 +25,7 @@ from choreo_agents.errors import (
     VisibilityWarning,
 )
 from choreo_agents.graph.by_model import handles_of
-from choreo_agents.graph.provenance import Signer
+from choreo_agents.graph.signer import Signer
 from choreo_agents.models import LoadedModel, load_model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from choreo_agents import RunOptions
-from choreo_agents.graph.nesting import TaskPlace
+from choreo_agents.graph.run_context import TaskPlace
 from choreo_agents.graph.view.run_place import RunPlace
 
 

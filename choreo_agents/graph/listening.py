@@ -10,11 +10,8 @@ from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.recording import Digests
-from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
-
-_LISTENING = "listening"
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,3 @@ class Listening:
     ran: Callable[[RanNode], None] | None = None
     play: Callable[[Any, RunnableConfig], PlayedNode] | None = None
     """Asked before a node that is no agent runs, with its input."""
-
-
-def listening_in(config: RunnableConfig) -> Listening | None:
-    """Who listens to the run that a config is of; None: nobody does."""
-    found: Listening | None = hidden_in(config, _LISTENING)
-    return found
-
-
-def heard_by(config: RunnableConfig | None, listening: Listening) -> RunnableConfig:
-    """A config whose run somebody listens to, and whatever it calls."""
-    return with_hidden(config, _LISTENING, listening)
