@@ -36,7 +36,7 @@ from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.compiling.unseen import note_unseen
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import require_choice
-from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
+from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
@@ -427,7 +427,7 @@ def _require_bounded(graph: ChoreoGraph, whole: Chart, stops: Mapping[str, Any])
 
 def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None:
     """Say who serves its runs, and where their lineage is kept."""
-    bound.engines = serving_together([*engines.given, *engines_among(agents_of(bound))])
+    bound.engines = serving_together([*engines.given, *(agent.engine for agent in agents_of(bound))])
     bound.engine, bound.lineage = sealing_of(bound.engines), lineage
     require_choice(lineage, bound.engine, by_tenant=bound.resolver is not None)
 

@@ -12,6 +12,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.graph import Graph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import StateSnapshot
 
 from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.engine import Engine
@@ -23,7 +24,7 @@ from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit, labelled
 from choreo_agents.graph.durable.finding import lineage_store_for
 from choreo_agents.graph.durable.thread_log import ThreadLog
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of
-from choreo_agents.graph.keeping import forgetting, thread_for
+from choreo_agents.graph.keeping import forgetting, thread_in
 from choreo_agents.graph.langgraph_internals import (
     adelete_thread,
     at_thread,
@@ -35,7 +36,7 @@ from choreo_agents.graph.langgraph_internals import (
 )
 from choreo_agents.graph.nesting import in_graph
 from choreo_agents.graph.provenance import InputFilter, by_id, signer_for
-from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
+from choreo_agents.graph.recording.recorded_run import recorded_run
 from choreo_agents.graph.run_context import LineageChoice, RunContext
 from choreo_agents.graph.state import entries_in
 from choreo_agents.graph.sync_bridge import run_coroutine
@@ -86,34 +87,32 @@ class CompiledChoreoGraph(TenantThreads):
         _require_options(self, input, options)
         filtering, run, engines = self._opened(config)
         saved, recorded = filtering.compares(input), recorded_run(self, called_with(self, run), engines, options)
+        begun = super().astream
         if saved is None and recorded is None:
-            return super().astream(filtering.admitted(input), run, **options)
-        return self._astream_after(saved, recorded, filtering, input, run, options)
+            return begun(filtering.admitted(input), run, **options)
 
-    async def _astream_after(
-        self,
-        saved: RunnableConfig | None,
-        recorded: RecordedRun | None,
-        filtering: InputFilter,
-        given: Any,
-        run: RunnableConfig,
-        options: Mapping[str, Any],
-    ) -> AsyncGenerator[Any]:
-        given = filtering.admitted(given, None if saved is None else await self.aget_state(saved))
-        parts: Any = super().astream(given, run if recorded is None else recorded.heard(run), **options)
-        if recorded is not None:
-            parts = recorded.astream(parts, given, partial(self.aget_state, recorded.saved))
-        async with aclosing(parts):
-            async for part in parts:
-                yield part
+        async def after_looking() -> AsyncGenerator[Any]:
+            given = filtering.admitted(input, None if saved is None else await self.aget_state(saved))
+            parts: Any = begun(given, run if recorded is None else recorded.heard(run), **options)
+            if recorded is not None:
+                parts = recorded.astream(parts, given, partial(self.aget_state, recorded.saved))
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
+
+        return after_looking()
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
         _, run, _ = self._opened(config)
-        return super().bulk_update_state(run, _moved(run, supersteps, self.get_state(run).values))
+        moved = _moved(run, supersteps, self.get_state(run))
+        with self._owned(run) as own:
+            return super().bulk_update_state(own, moved)
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
         _, run, _ = self._opened(config)
-        return await super().abulk_update_state(run, _moved(run, supersteps, (await self.aget_state(run)).values))
+        moved = _moved(run, supersteps, await self.aget_state(run))
+        async with self._aowned(run) as own:
+            return await super().abulk_update_state(own, moved)
 
     def _opened(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
         """Return the filter of a run's input, the config of the run, and who serves it for its tenant."""
@@ -127,10 +126,10 @@ class CompiledChoreoGraph(TenantThreads):
 
         engines = [*map(serving, built.engines)]
         seals = None if built.engine is None else serving(built.engine).lineage.seals
-        if context.thread is None:
-            context = replace(context, thread=thread_for(called, self), lineage=built.lineage)
         context = replace(
             context,
+            thread=thread_in(called, self),
+            lineage=built.lineage if context.thread is None else context.lineage,
             engines={**context.engines, **{each.model.adapter.fingerprint: each for each in engines}},
             tenant=tenant or context.tenant,
             signer=signer_for(called, seals, self.name),
@@ -156,24 +155,23 @@ class CompiledChoreoGraph(TenantThreads):
             StoreError: The store of its lineage has failed: forget it again when that works.
             OSError: A file of its KV cannot be removed.
         """
-        with self._leaving(thread_id, config) as (called, delete_log), self._owned(called):
-            if (saver := saver_of(self, called)) is not None:
-                delete_thread(saver, thread_id)
+        with self._leaving(thread_id, config) as (called, saver, delete_log), self._owned(called):
+            delete_thread(saver, thread_id)
             run_coroutine(delete_log())
 
     async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `forget`."""
-        with self._leaving(thread_id, config) as (called, delete_log):
+        with self._leaving(thread_id, config) as (called, saver, delete_log):
             async with self._aowned(called):
-                if (saver := saver_of(self, called)) is not None:
-                    await adelete_thread(saver, thread_id)
+                await adelete_thread(saver, thread_id)
                 await delete_log()
 
     @contextmanager
     def _leaving(
         self, thread_id: str, config: RunnableConfig | None
-    ) -> Iterator[tuple[RunnableConfig, Callable[[], Coroutine[Any, Any, None]]]]:
-        """The config for a thread that nobody can use meanwhile and that is then forgotten, and what deletes its log."""
+    ) -> Iterator[tuple[RunnableConfig, Any, Callable[[], Coroutine[Any, Any, None]]]]:
+        """The config for a thread that nobody can use meanwhile and that is then forgotten, what keeps its states, and
+        what deletes its log."""
         _, called, engines = self._opened(called_with(self, at_thread(config, thread_id)))
         with forgetting(engines, str(thread_id)) as discard:
 
@@ -182,7 +180,7 @@ class CompiledChoreoGraph(TenantThreads):
                 if store is not None and engine is not None:
                     await ThreadLog(store, engine, str(thread_id)).delete(discard)
 
-            yield called, delete_log
+            yield called, saver_of(called, self), delete_log
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""
@@ -235,9 +233,9 @@ def _require_options(graph: CompiledChoreoGraph, given: Any, options: Mapping[st
         require_known("the state of the graph", given, graph.builder.channels)
 
 
-def _moved(run: RunnableConfig, supersteps: Any, standing: Any) -> Any:
+def _moved(run: RunnableConfig, supersteps: Any, standing: StateSnapshot) -> Any:
     """Return an operator's updates: what they bring from another thread goes on in this one, where this stands."""
     if (signer := RunContext.of(run).signer) is None:
         return supersteps
-    move = partial(signer.moved, standing=by_id(standing.get("messages")))
+    move = partial(signer.moved, standing=by_id(standing.values.get("messages")))
     return [[each._replace(values=move(each.values)) for each in updates] for updates in supersteps]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from choreo_agents.engine import Engine
@@ -82,18 +82,13 @@ class Engines:
         return next(iter(self.given), None)
 
 
-def engines_among(agents: Iterable[EngineUser]) -> Iterator[Engine]:
-    """Those that agents have."""
-    return (agent.engine for agent in agents if agent.engine is not None)
-
-
-def serving_together(engines: Iterable[Engine]) -> tuple[Engine, ...]:
-    """The same, each once.
+def serving_together(engines: Iterable[Engine | None]) -> tuple[Engine, ...]:
+    """Those among these that there are, each once.
 
     Raises:
         InvalidRequestError: Two of them run one model: each would take what the other has encoded for forgotten.
     """
-    different = tuple(dict.fromkeys(engines))
+    different = tuple(dict.fromkeys(engine for engine in engines if engine is not None))
     if len({engine.model.adapter.fingerprint for engine in different}) < len(different):
         names = ", ".join(repr(engine.model.name) for engine in different)
         raise InvalidRequestError(

@@ -11,27 +11,22 @@ from langchain_core.runnables import RunnableConfig
 from choreo_agents.engine import Engine, UnkeptRun
 from choreo_agents.graph.by_model import handles_of
 from choreo_agents.graph.durable.run_lineage import RunLineage, lineage_of
-from choreo_agents.graph.langgraph_internals import running_saver_of, saver_of, thread_of
+from choreo_agents.graph.langgraph_internals import saver_of, thread_of
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle
 
 
-def thread_for(called: RunnableConfig, graph: Any) -> str | UnkeptRun:
-    """The thread that keeps what is encoded in a run of a compiled graph that no graph of ours is around."""
-    thread = thread_of(called)
-    return UnkeptRun() if thread is None or saver_of(graph, called) is None else thread
-
-
-def thread_in(config: RunnableConfig) -> str | UnkeptRun:
-    """The thread that keeps what is encoded with this config.
+def thread_in(config: RunnableConfig, graph: Any = None) -> str | UnkeptRun:
+    """The thread that keeps what is encoded in the run of a compiled graph that is called with this config, or in the
+    node whose config it is: that of the outermost graph of ours, which its nodes know.
 
     In a graph of LangGraph's own nobody says when a run ends: without a checkpointer each call is kept by itself.
     """
     if (known := RunContext.of(config).thread) is not None:
         return known
     thread = thread_of(config)
-    return UnkeptRun(is_whole=False) if thread is None or running_saver_of(config) is None else thread
+    return UnkeptRun(is_whole=graph is not None) if thread is None or saver_of(config, graph) is None else thread
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from choreo_agents.graph.langgraph_internals import (
     is_nested,
     overwritten,
     run_step_of,
-    running_saver_of,
+    saver_of,
     thread_of,
 )
 from choreo_agents.graph.nesting import author_of, path_of
@@ -80,7 +80,7 @@ def signer_for(called: RunnableConfig, seals: Seals | None, name: str) -> Signer
 def signing(config: RunnableConfig, seals: Seals) -> Signer:
     """Return who signs in a node's run; in a graph of LangGraph's own, which agents side by side do not know by name,
     who signs under these seals."""
-    place = ["" if running_saver_of(config) is None else None, thread_of(config)]
+    place = ["" if saver_of(config) is None else None, thread_of(config)]
     return RunContext.of(config).signer or Signer(seals, place, graph=None)
 
 

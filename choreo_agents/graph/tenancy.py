@@ -117,14 +117,6 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
             async for each in super().aget_state_history(config, **options):
                 yield each
 
-    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
-        with self._owned(config) as own:
-            return super().bulk_update_state(own, supersteps)
-
-    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
-        async with self._aowned(config) as own:
-            return await super().abulk_update_state(own, supersteps)
-
     @contextmanager
     def _owned(self, config: RunnableConfig | None) -> Iterator[Any]:
         """Have nobody else begin a thread in a block; yields the config for what is the tenant's there.
@@ -147,7 +139,7 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         """Yield what keeps a thread's state, the thread, and the config, by what its last checkpoint says of itself."""
         called = called_with(self, config)
         tenant, around = self.tenant_of(called), RunContext.of(called).tenant
-        saver, thread = saver_of(self, called), thread_of(called)
+        saver, thread = saver_of(called, self), thread_of(called)
         if saver is not None and thread is None and not is_nested(called):
             raise InvalidRequestError(
                 "the graph has a checkpointer, and the config has no thread_id: "

@@ -16,7 +16,7 @@ from langgraph.store.base import BaseStore
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.durable.beside import store_beside
-from choreo_agents.graph.langgraph_internals import running_saver_of, saver_of, store_of
+from choreo_agents.graph.langgraph_internals import saver_of, store_of
 from choreo_agents.graph.run_context import LineageChoice, RunContext
 
 
@@ -39,7 +39,7 @@ async def lineage_store_of(config: RunnableConfig) -> BaseStore | None:
     Raises:
         StoreError: It cannot be opened.
     """
-    return await _found(RunContext.of(config).lineage, store_of(config), running_saver_of(config))
+    return await _found(RunContext.of(config).lineage, store_of(config), saver_of(config))
 
 
 async def lineage_store_for(graph: Any, called: RunnableConfig, choice: LineageChoice) -> BaseStore | None:
@@ -51,10 +51,10 @@ async def lineage_store_for(graph: Any, called: RunnableConfig, choice: LineageC
         choice: The graph's own.
     """
     around = RunContext.of(called)
-    return await _found(choice if around.thread is None else around.lineage, graph.store, saver_of(graph, called))
+    return await _found(choice if around.thread is None else around.lineage, graph.store, saver_of(called, graph))
 
 
 async def _found(choice: Any, usual: BaseStore | None, saver: Any) -> BaseStore | None:
-    if choice is False or saver is None or saver is False:
+    if choice is False or saver is None:
         return None
     return choice if isinstance(choice, BaseStore) else usual or await store_beside(saver)

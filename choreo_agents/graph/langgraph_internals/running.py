@@ -134,8 +134,8 @@ def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
 async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
     """What tasks of an interrupted superstep wrote, as (task, channel, value): it waits in the checkpoint."""
     configurable = _configurable(config)
-    saver, info = configurable.get("__pregel_checkpointer"), _execution(config)
-    if saver is None or not hasattr(saver, "get_tuple") or info is None:
+    saver, info = saver_of(config), _execution(config)
+    if saver is None or info is None:
         return []
     around = task_path_of(config).rpartition("|")[0]
     at = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": around, "checkpoint_id": info.checkpoint_id}
@@ -157,15 +157,11 @@ def at_thread(config: RunnableConfig | None, thread: str) -> RunnableConfig:
     return {**given, "configurable": {**kept, "thread_id": thread}}
 
 
-def saver_of(compiled: Any, config: RunnableConfig) -> Any:
-    """What keeps the states of a compiled graph's threads; None: nothing does."""
-    found = _configurable(config).get("__pregel_checkpointer") or compiled.checkpointer
+def saver_of(config: RunnableConfig, compiled: Any = None) -> Any:
+    """What keeps the state of the run that a node stands in, or those of a compiled graph's threads, which is called
+    with this config; None: nothing does."""
+    found = _configurable(config).get("__pregel_checkpointer") or getattr(compiled, "checkpointer", None)
     return found if hasattr(found, "get_tuple") else None
-
-
-def running_saver_of(config: RunnableConfig) -> Any:
-    """What keeps the state of the run that a node stands in; None: nothing does."""
-    return _configurable(config).get("__pregel_checkpointer")
 
 
 def store_of(config: RunnableConfig) -> BaseStore | None:
@@ -175,19 +171,12 @@ def store_of(config: RunnableConfig) -> BaseStore | None:
 
 def saved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
     """What the last checkpoint of a thread says of itself; None: there is none."""
-    if saver is None or thread is None:
-        return None
-    saved = saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
-    return None if saved is None else dict(saved.metadata or {})
+    return None if saver is None else _metadata_of(saver.get_tuple(_at(thread)))
 
 
 async def asaved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
     """The same."""
-    if saver is None or thread is None:
-        return None
-    at = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
-    saved = await _awaited(saver.aget_tuple, saver.get_tuple, at)
-    return None if saved is None else dict(saved.metadata or {})
+    return None if saver is None else _metadata_of(await _awaited(saver.aget_tuple, saver.get_tuple, _at(thread)))
 
 
 def delete_thread(saver: Any, thread: str) -> None:
@@ -197,7 +186,8 @@ def delete_thread(saver: Any, thread: str) -> None:
         InvalidRequestError: The checkpointer cannot.
     """
     try:
-        saver.delete_thread(thread)
+        if saver is not None:
+            saver.delete_thread(thread)
     except NotImplementedError:
         raise InvalidRequestError(
             f"the checkpointer {type(saver).__name__} does not say how a thread is deleted: nothing was forgotten"
@@ -206,7 +196,8 @@ def delete_thread(saver: Any, thread: str) -> None:
 
 async def adelete_thread(saver: Any, thread: str) -> None:
     """The same."""
-    await _awaited(saver.adelete_thread, partial(delete_thread, saver), thread)
+    if saver is not None:
+        await _awaited(saver.adelete_thread, partial(delete_thread, saver), thread)
 
 
 async def _awaited(asked: Callable[[Any], Awaitable[Any]], otherwise: Callable[[Any], Any], about: Any) -> Any:
@@ -226,6 +217,14 @@ def with_hidden(config: RunnableConfig | None, value: Any) -> RunnableConfig:
 def hidden_in(config: RunnableConfig) -> Any:
     """That value; None if a config carries none."""
     return _configurable(config).get(_HIDDEN)
+
+
+def _at(thread: str | None) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+
+
+def _metadata_of(saved: Any) -> dict[str, Any] | None:
+    return None if saved is None else dict(saved.metadata or {})
 
 
 def _metadata(config: RunnableConfig) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from choreo_agents.graph.langgraph_internals import (
     branch_of,
     channel_values,
     place_in_superstep,
-    running_saver_of,
+    saver_of,
     superstep_of,
     task_path_of,
     task_token_of,
@@ -35,7 +35,7 @@ _counts_lock = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlace(RunOptions):
-    """Names one call in one execution of one node; the same again if LangGraph reruns the node. With its run's options."""
+    """Names one call in one execution of one node, with its run's options; the same again if LangGraph reruns it."""
 
     agent: str
     author: str
@@ -71,7 +71,7 @@ class RunPlace(RunOptions):
             **vars(options_of(config)),
             agent=agent,
             author=author_of(config, node) or agent,
-            thread=None if running_saver_of(config) is None else thread_of(config),
+            thread=None if saver_of(config) is None else thread_of(config),
             task=task,
             around=tasks_around(config),
             step=None if is_node or not task else superstep_of(config),
