@@ -24,6 +24,7 @@ from choreo_agents import (
     MessageHandle,
     Prefill,
     Sampling,
+    compare,
 )
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel
@@ -226,6 +227,16 @@ def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:
             assert front.tokens(handle) == one.tokens(one.decode([5, 6], sampling=WARM))
             front.model.adapter.logits([1], [0], None, [0])  # type: ignore[arg-type]
         assert front.model.adapter.fingerprint == tiny.adapter.fingerprint
+
+
+def test_nothing_is_computed_with_a_fronts_model_in_this_process(tiny_path: Any, tiny: LoadedModel) -> None:
+    """Neither by an engine over its model, nor by methods that a graph is compared under."""
+    graph = ChoreoGraph().add_node(Agent("ann", sampling=WARM)).add_edge(START, "ann")
+    with Engine.load(tiny) as one, engine_over([EngineServer(one.owner, "a")], tiny_path) as front:
+        with pytest.raises(InvalidRequestError, match=r"weights are elsewhere.* Engine.load.* loads them"):
+            Engine.load(front.model)
+        with pytest.raises(InvalidRequestError, match=r"computes elsewhere: compile the graph with Engine.load"):
+            compare(graph.compile(engine=front), ["What does Ann have?"], repeats=1)
 
 
 def test_logits_do_not_leave_their_engine(embedded: LoadedModel) -> None:
