@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from choreo_agents.chat.guides import CompiledGuides
+from choreo_agents.chat.guides import CompiledGuides, Led, compiled
 from choreo_agents.chat.tools import Described
 from choreo_agents.engine import Engine, Guided
-from choreo_agents.models import LoadedModel, tools_format
+from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
 
@@ -27,9 +27,10 @@ def required_call(model: LoadedModel, tools: Described, names: Collection[str]) 
     wanted = [tool for tool in tools if tool["function"]["name"] in names]
     if not wanted:
         return None
+    told = json.dumps(wanted)
     # Made before the engine asks for it, which waits for it.
-    made = model.grammars.compile_call(tools_format(model.chat), wanted, model.controls)
-    return Guided(f"one call of {json.dumps(wanted, sort_keys=True)}", lambda _, ends: made(ends))
+    led_by = Led(None, told, compiled(model, None, told))
+    return Guided(f"one call of {json.dumps(wanted, sort_keys=True)}", led_by)
 
 
 def led(engine: Engine, tools: Described, names: Collection[str], sampling: Sampling) -> tuple[Sampling, Guided | None]:
