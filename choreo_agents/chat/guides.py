@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 from choreo_agents.chat.tools import Described
+from choreo_agents.chat.ways import CallsOrAnswer
 from choreo_agents.engine import Guided
 from choreo_agents.models import LoadedModel, MakeGuide, tools_format
 from choreo_agents.sampling import Grammar, TokenGuide
@@ -21,7 +23,9 @@ class CompiledGuides:
     """
 
     def __init__(self, model: LoadedModel) -> None:
+        self._model = model
         self._compiled = lru_cache(_KEPT)(partial(compiled, model))
+        self._told_apart = lru_cache(_KEPT)(self._ways)
 
     def of(self, grammar: Grammar, tools: Described = ()) -> Guided:
         """Return the guide of an answer by a grammar, or of calls if it begins so.
@@ -35,6 +39,17 @@ class CompiledGuides:
         told = json.dumps(tools)
         calls = f", or calls of {told}" if tools else ""
         return Guided(f"an answer of {grammar.plain()!r}{calls}", Led(grammar, told, self._compiled(grammar, told)))
+
+    def ways(self, grammar: Grammar, tools: Described) -> Callable[[], CallsOrAnswer] | None:
+        """Return what tells whether a message that is led so calls; None: each reader does, by its header."""
+        return self._told_apart(grammar, json.dumps(tools))
+
+    def _ways(self, grammar: Grammar, told: str) -> Callable[[], CallsOrAnswer] | None:
+        model, how = self._model, tools_format(self._model.chat)
+        if how.is_headed:
+            return None
+        calls = model.grammars.compile_call(how, json.loads(told), model.controls, several=True)
+        return partial(CallsOrAnswer, calls, model.grammars.compile(grammar), frozenset(model.adapter.end_tokens))
 
 
 class Led:
