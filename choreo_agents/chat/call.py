@@ -157,7 +157,7 @@ class ChatCall:
         self._counts = request.counts_thoughts and "max_tokens" in request.sampling.model_fields_set
         room = rest - (0 if self._counts else sampling.within(rest // 2).longest)
         calls = bool(request.tools)
-        sampling, guide = led(engine, request.tools, request.required, sampling)
+        sampling, guide, ways = led(engine, request.tools, request.required, sampling)
         if guide is not None and request.may_be_cut:
             guide = replace(guide, key=f"{guide.key}, which may be cut", may_be_cut=True)
         thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
@@ -167,7 +167,7 @@ class ChatCall:
         self._chunks = MessageChunks(engine.model, thinking, request.message_id, None, sampling.stop)
         # Of two calls that are asked the same each has results of its own.
         place = request.message_id or uuid.uuid4().hex
-        self._speaking = Speaking(self._chunks, engine.model, request.tools, place)
+        self._speaking = Speaking(self._chunks, engine.model, request.tools, place, ways)
         self.decode = Decode(
             header,
             view,

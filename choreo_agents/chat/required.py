@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from choreo_agents.chat.guides import CompiledGuides
+from choreo_agents.chat.guides import CompiledGuides, Led, compiled
 from choreo_agents.chat.tools import Described
+from choreo_agents.chat.ways import CallsOrAnswer
 from choreo_agents.engine import Engine, Guided
-from choreo_agents.models import LoadedModel, tools_format
+from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
 
@@ -27,13 +28,18 @@ def required_call(model: LoadedModel, tools: Described, names: Collection[str]) 
     wanted = [tool for tool in tools if tool["function"]["name"] in names]
     if not wanted:
         return None
+    told = json.dumps(wanted)
     # Made before the engine asks for it, which waits for it.
-    made = model.grammars.compile_call(tools_format(model.chat), wanted, model.controls)
-    return Guided(f"one call of {json.dumps(wanted, sort_keys=True)}", lambda _, ends: made(ends))
+    led_by = Led(None, told, compiled(model, None, told))
+    return Guided(f"one call of {json.dumps(wanted, sort_keys=True)}", led_by)
 
 
-def led(engine: Engine, tools: Described, names: Collection[str], sampling: Sampling) -> tuple[Sampling, Guided | None]:
+def led(
+    engine: Engine, tools: Described, names: Collection[str], sampling: Sampling
+) -> tuple[Sampling, Guided | None, Callable[[], CallsOrAnswer] | None]:
     """How an answer is sampled, and what leads it: to one call, or, where none must be made, to calls or an answer.
+
+    The third makes what tells these apart; None: the reader of calls does.
 
     Args:
         engine: Whose model answers.
@@ -45,9 +51,10 @@ def led(engine: Engine, tools: Described, names: Collection[str], sampling: Samp
         GrammarError: Nothing can be led by its guide, or by what the arguments of a tool must be.
         InvalidRequestError: See `required_call`.
     """
-    guide = required_call(engine.model, tools, names)
+    guide, ways = required_call(engine.model, tools, names), None
     if sampling.guide is None:
-        return sampling, guide
+        return sampling, guide, ways
     if guide is None:
-        guide = engine.kv.keeper(CompiledGuides, engine.model).of(sampling.guide, tools)
-    return sampling.model_copy(update={"guide": None}), guide
+        compiled = engine.kv.keeper(CompiledGuides, engine.model)
+        guide, ways = compiled.of(sampling.guide, tools), compiled.ways(sampling.guide, tools) if tools else None
+    return sampling.model_copy(update={"guide": None}), guide, ways

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessageChunk, InvalidToolCall, ToolCall
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.speech import Called, Speech, require_names
 from choreo_agents.chat.tools import Described
+from choreo_agents.chat.ways import CallsOrAnswer
 from choreo_agents.engine import StreamedToken
 from choreo_agents.models import LoadedModel, tools_format
 
@@ -35,18 +36,27 @@ class Speaking:
         model: Whose tokens they are.
         tools: What the speaker may call; without any, all that it says is words.
         place: See `Speech`.
+        ways: Makes what tells calls from an answer in a form; None: nothing has to.
 
     Raises:
         InvalidRequestError: A tool has a name that the model cannot write.
     """
 
-    def __init__(self, chunks: MessageChunks, model: LoadedModel, tools: Described, place: str) -> None:
+    def __init__(
+        self,
+        chunks: MessageChunks,
+        model: LoadedModel,
+        tools: Described,
+        place: str,
+        ways: Callable[[], CallsOrAnswer] | None = None,
+    ) -> None:
         self._chunks = chunks
         self._model = model
         self._tools = tools
         self._place = place
+        self._ways: Callable[[], CallsOrAnswer | None] = ways or (lambda: None)
         require_names(model, tools)
-        self._speech = Speech(model, tools, place) if tools else None
+        self._speech = Speech(model, tools, place, self._ways()) if tools else None
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -82,7 +92,7 @@ class Speaking:
         spoken = _without_end(list(tokens), self._model)
         if self._speech is None:
             return Spoken(self._model.decode(spoken, special=False).strip())
-        said = Speech.of(self._model, self._tools, self._place, spoken)
+        said = Speech(self._model, self._tools, self._place, self._ways()).whole(spoken)
         calls = [call for call in said.calls if call["type"] == "tool_call"]
         broken = [call for call in said.calls if call["type"] == "invalid_tool_call"]
         return Spoken(said.words, calls, broken)

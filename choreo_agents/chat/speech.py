@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import InvalidToolCall
@@ -12,6 +12,7 @@ from langchain_core.messages import ToolCall as CallMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from choreo_agents.chat.history import short_id
+from choreo_agents.chat.ways import CallsOrAnswer
 from choreo_agents.engine.decoding.detokenizer import Detokenizer
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import BrokenCall, CallPart, FramedText, LoadedModel, SaidWords, ToolCall, tools_format
@@ -30,7 +31,7 @@ def require_names(model: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> Non
         if all(map(_EVERYWHERE.fullmatch, (name, *required))):
             continue
         call = ToolCall(name, dict.fromkeys(required, "."), short_id(name))
-        read = Speech.of(model, tools, "", model.encode(tools_format(model.chat).grammar.write([call]))).calls
+        read = Speech(model, tools, "").whole(model.encode(tools_format(model.chat).grammar.write([call]))).calls
         if [(each["name"], each["args"]) for each in read] != [(name, call.arguments)]:
             raise InvalidRequestError(
                 f"this model cannot write a call of {name!r} with {', '.join(map(repr, required)) or 'nothing'} that "
@@ -45,12 +46,15 @@ class Speech:
         model: Whose tokens they are.
         tools: What its speaker may call.
         place: Names the call of the agent: ids of its calls are made of it, the same whenever it is run again.
+        way: Tells whether it calls or answers in a form; None: it may do both, in any words.
     """
 
-    def __init__(self, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str) -> None:
+    def __init__(
+        self, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str, way: CallsOrAnswer | None = None
+    ) -> None:
         self._model = model
         self._reader = tools_format(model.chat).reader(tools, [*model.controls.values()], model.shown)
-        self._place = place
+        self._place, self._way = place, way
         ending = [] if tools_format(model.chat).is_headed else model.encode(FramedText.frame(model.chat.turn_end))[:1]
         self._ends = {*model.adapter.end_tokens, *ending}
         self._texts = Detokenizer(model)
@@ -61,18 +65,33 @@ class Speech:
         self.calls: list[Called] = []
         """All calls of the message: those that can be made, and those that cannot."""
 
-    @classmethod
-    def of(cls, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str, tokens: Sequence[int]) -> Speech:
-        """What all of a message's tokens say."""
-        said = cls(model, tools, place)
-        for token in tokens:
-            said._add(token, "")  # whole texts are decoded at once
-        said.end()
-        return said
+    def whole(self, tokens: Iterable[int]) -> Speech:
+        """Itself, when it has read all of a message's tokens."""
+        for known in (*map(self._known, tokens), self._known()):
+            for token in known:
+                self._add(token, "")  # whole texts are decoded at once
+        self.end()
+        return self
 
     def add(self, token: int) -> list[str | Called]:
         """Return the words and calls that the next token completes."""
-        return self._add(token, "" if token in self._model.controls else self._texts.add(token))
+        return self._read(self._known(token))
+
+    def _read(self, tokens: Sequence[int]) -> list[str | Called]:
+        controls, texts = self._model.controls, self._texts
+        return [each for token in tokens for each in self._add(token, "" if token in controls else texts.add(token))]
+
+    def _known(self, *token: int) -> list[int]:
+        """The tokens that can be read with this one, or when nothing follows: none, until it is known what they are."""
+        if (way := self._way) is None:
+            return [*token]
+        is_answer = way.take(*token) if token else way.ended()
+        if is_answer is None:
+            return []
+        if is_answer:
+            self._reader.only_words()
+        self._way = None
+        return way.tokens
 
     def _add(self, token: int, text: str) -> list[str | Called]:
         """The same, given what it adds to the text: what nobody has told comes when the text ends."""
@@ -86,7 +105,7 @@ class Speech:
 
     def end(self) -> list[str | Called]:
         """What is left when nothing follows."""
-        return [*self._rest(), *self._heard(self._reader.end())]
+        return [*self._read(self._known()), *self._rest(), *self._heard(self._reader.end())]
 
     def _rest(self) -> list[str | Called]:
         """Return what the text since the last control token says beyond what was told of it."""

@@ -28,12 +28,12 @@ def words_in(message: BaseMessage) -> str:
     others = [kind for each in blocks if isinstance(each, dict) and (kind := str(each.get("type"))) not in known]
     if isinstance(message, ToolMessage):
         return "\n".join([*filter(None, [str(message.text)]), *(f"[{kind} left out: no text]" for kind in others)])
-    if others:
+    empty = any(isinstance(each, dict) and each.get("type") == "text" and each.get("text") is None for each in blocks)
+    if others or empty:
+        wrong = f"holds more than text, {others[0]!r}" if others else 'has a block of text without "text"'
         whose = f"{message.name!r}" if message.name else {"human": "the user", "ai": "the model"}.get(message.type)
         again = f", or remove it from its thread by RemoveMessage({message.id!r})" if message.id else ""
-        raise InvalidRequestError(
-            f"a message of {whose or message.type} holds more than text, {others[0]!r}: leave that out{again}"
-        )
+        raise InvalidRequestError(f"a message of {whose or message.type} {wrong}: leave that out{again}")
     return str(message.text)
 
 

@@ -24,7 +24,7 @@ from choreo_agents.engine.calls import (
     PrefillOptions,
     StreamedToken,
 )
-from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.core import EngineCore, LocalExecution
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.holdings import Threads
@@ -321,9 +321,14 @@ def _loaded(
 def twin_of(engine: Engine, method: MethodName) -> Engine:
     """Start an engine of the same model, settings and adapters that serves by another method, with nothing encoded.
 
-    It has no folder for KV, and memory of its own. Close it.
+    It has no folder for KV, and memory of its own. Close it. Raises `InvalidRequestError` if it computes elsewhere.
     """
     core, tenant = engine._core, engine._tenant
+    if not isinstance(core.execution, LocalExecution):
+        raise InvalidRequestError(
+            f"methods are compared by engines of this process, and {engine!r} computes elsewhere: compile the graph "
+            f"with Engine.load({core.model.name!r}) to compare it"
+        )
     with core.lock:
         folders, own = core.adapters.folders(tenant.name), core.adapters.loaded(tenant.name)[0]
     settings = core.settings

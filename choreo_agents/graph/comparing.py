@@ -161,7 +161,7 @@ def compare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: Unpack[C
 
     Raises:
         InvalidRequestError: There is nothing to compare, or no input; a run does not come to its end; the graph has no
-            synthesizer, and strategies are named.
+            synthesizer, and strategies are named; an engine of the graph computes elsewhere.
     """
     return run_coroutine(acompare(app, inputs, **options))
 

@@ -90,7 +90,7 @@ def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str,
     checkpoint = Checkpoint.read(str(name), source)
     tokenizer = checkpoint.tokenizer()
     adapter = WeightlessAdapter(checkpoint, served)
-    prompt = ProbePrompt([], torch.empty(0))
+    prompt = ProbePrompt([0, 0], torch.zeros(2, 1))  # who would compute with it is refused by the adapter
     moved = MovedLogits(*served.moved)
     turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
     return LoadedModel(
@@ -142,4 +142,7 @@ class WeightlessAdapter(ModelAdapter):
         self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor, adapted: Sequence[Adapted] = ()
     ) -> Tensor:
         """Raises `InvalidRequestError`."""
-        raise InvalidRequestError("the model's weights are elsewhere: nothing can be computed with it here")
+        name = self._checkpoint.name
+        raise InvalidRequestError(
+            f"the model's weights are elsewhere: nothing can be computed with it here. Engine.load({name!r}) loads them"
+        )

@@ -197,7 +197,7 @@ class Admission:
         return CapacityError(
             f"the KV pool has no room for {wanted}: {free_ones}, and the rest is pinned"
             f"{self._reclaimer.pinned(request.tenant)}. "
-            "Unpin messages, or load the engine with a larger kv_budget_bytes"
+            "Unpin messages, lower max_tokens, or load the engine with a larger kv_budget_bytes"
         )
 
 

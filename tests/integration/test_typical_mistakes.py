@@ -166,6 +166,7 @@ WRONG: dict[str, tuple[Mistake, str]] = {
     "no state": (lambda e: graph().compile(engine=e).invoke("Hello"), "\"messages\": ....*'Hello'"),
     "an image": (lambda e: graph().compile(engine=e).invoke({"messages": [IMAGE]}), r"user.*RemoveMessage\('photo'\)"),
     "a chat's image": (lambda e: ChatChoreo(engine=e).invoke([IMAGE]), "user holds more than text, 'image_url': leave"),
+    "a text of none": (lambda e: ChatChoreo(engine=e).invoke([HumanMessage([{"type": "text"}])]), 'without "text"'),
     "no list": (lambda e: compare(graph().compile(engine=e), "Hello"), "as a list.*'Hello'"),
     "ways to compare": (lambda e: compare(graph().compile(engine=e), ["x"], methods=["base"]), r"choreo.*\['base'\]"),
     "what is not compiled": (lambda _: compare(graph(), ["x"]), r"ChoreoGraph.*compile\(engine=...\)"),

@@ -75,13 +75,13 @@ def engine_that_says(
 
 
 _LOADED: dict[str, LoadedModel] = {}
-"""By template: a family's name is not part of it."""
+"""By all that is real of a family: its name is not part of it."""
 
 
 def _loaded(family: Family) -> LoadedModel:
-    if family.template not in _LOADED:
-        _LOADED[family.template] = load_model(save_checkpoint(Path(tempfile.mkdtemp(prefix="choreo-says-")), family))
-    return _LOADED[family.template]
+    if (known := repr(family)) not in _LOADED:
+        _LOADED[known] = load_model(save_checkpoint(Path(tempfile.mkdtemp(prefix="choreo-says-")), family))
+    return _LOADED[known]
 
 
 def speaking(model: LoadedModel, said: list[Sequence[int]]) -> LoadedModel:

@@ -204,3 +204,9 @@ TOOL_CHECKPOINTS: Mapping[str, Family] = {
 }  # fmt: skip
 """Checkpoints as people host them, whose templates tell of tools. LFM2's own layers are recurrent: here its tokens and
 template stand before a Llama's."""
+
+TEXT_CHECKPOINTS: Mapping[str, Family] = {
+    "Hermes": _with("SmolLM2", HERMES, {}),
+    "Llama 3.1": _with("Llama 3.1", LLAMA3, {"<|python_tag|>": 128010}),
+}
+"""Those whose calls are ordinary text: no control token tells them from words."""

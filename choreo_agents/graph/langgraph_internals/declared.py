@@ -15,31 +15,10 @@ from langgraph.graph import StateGraph
 
 _GROWS_FROM = (1, 2, 20)
 """Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
-_LEAST, _SHARE = 20, 8
-"""Updates of a channel after which a checkpoint has all of it: so many at least, or an eighth of its length."""
+_UPDATES_APART = 20
+"""Updates of a channel after which a checkpoint has all of it. Fewer make longer checkpoints, more make a thread that
+goes on slower: it reads back all since then."""
 T = TypeVar("T")
-
-
-class _GrowingChannel(DeltaChannel[Any]):
-    """Writes all of a list the less often the longer it is, so that what an update adds to checkpoints does not depend
-    on that: of `_SHARE` elements as much, however many there are. Whoever reads it reads at most that part of it
-    again."""
-
-    __slots__ = ()
-
-    @property
-    def snapshot_frequency(self) -> int:
-        """How many updates apart checkpoints have all of it now."""
-        return max(_LEAST, len(self.value) // _SHARE if isinstance(self.value, list) else 0)
-
-    @snapshot_frequency.setter
-    def snapshot_frequency(self, of_what_it_is_copied_of: int) -> None:
-        """What LangGraph says of each new channel; this one knows it by its own length."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _GrowingChannel) and self.reducer == other.reducer
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any]) -> Any:
@@ -53,7 +32,7 @@ def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence
     """
     if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
         return merge
-    return _GrowingChannel(merge_all)
+    return DeltaChannel(merge_all, snapshot_frequency=_UPDATES_APART)
 
 
 def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:

@@ -246,11 +246,11 @@ class AgentTurn:
             await self._lineage.recall(memo, again=place.again)
         opening = call.opening
         chunks = MessageChunks(engine.model, thinking, message_id, place.node)
-        speaking = Speaking(chunks, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
         header = opening if thinking is None else engine.model.encode(thinking.answer)
-        sampling, guide, tools = call.sampling, None, self.agent.tools
+        sampling, guide, ways, tools = call.sampling, None, None, self.agent.tools
         if tools:
-            sampling, guide = led(engine, *required_tools(tools, self.agent.tool_choice), sampling)
+            sampling, guide, ways = led(engine, *required_tools(tools, self.agent.tool_choice), sampling)
+        speaking = Speaking(chunks, engine.model, tools, f"{place.at(superstep)} {view.end}", ways)
         stream = self.reading.bound.astream(
             opening,
             view.handles,

@@ -25,6 +25,7 @@ def call_grammar(
     controls: Mapping[str, int],
     options: Mapping[str, Any],
     *,
+    several: bool = False,
     answers: bool = False,
 ) -> str:
     """One call of one of these tools, in Lark's notation.
@@ -34,11 +35,12 @@ def call_grammar(
         tools: Their descriptions.
         controls: Ids of the control tokens that may stand in frames.
         options: Of llguidance, for arguments.
-        answers: Whether several may be made, or an answer given, which the grammar of this name leads.
+        several: Whether several may be made, as where none must be.
+        answers: Whether an answer may be given in their place, which the grammar of the name `answer` leads.
     """
     writing = _Writing(how, controls, {**JSON_BLANKS, **options})
     ways = [writing.call(number, function_of(tool)) for number, tool in enumerate(tools)]
-    return "\n".join([writing.start(f"({' | '.join(ways)})", answers=answers), *writing.rules])
+    return "\n".join([writing.start(f"({' | '.join(ways)})", several=several, answers=answers), *writing.rules])
 
 
 class _Writing:
@@ -50,20 +52,17 @@ class _Writing:
         self._piece = re.compile("(" + "|".join(map(re.escape, [*longest, ID])) + ")")
         self.rules: list[str] = []
 
-    def start(self, call: str, *, answers: bool) -> str:
+    def start(self, call: str, *, several: bool, answers: bool) -> str:
         """The rule of all that is said: calls with what stands around them, or an answer."""
         grammar, lead = self._grammar, self._frame(self._how.lead)
         texts = (grammar.before, grammar.between, "" if grammar.pairs is not None else grammar.after)
         before, between, after = map(self._frame, texts)
-        more = f"({between} {call})*" if answers else ""
+        more = f"({between} {call})*" if several else ""
         # A call with a header is a turn of its own; other answers stand behind the whole of theirs.
         calls, lead = (call, lead) if self._how.is_headed else (f"{before} {call} {more} {after}", "")
         # As headers end without the space that stands before a first word.
-        start = f'start: " "? {calls}'
-        if not answers:
-            return start
-        opened = [f"| {self._frame(mark)} {calls}" for mark in grammar.may_open]
-        return " ".join([start, *opened, f"| {lead} @answer"])
+        opened = [f"{self._frame(mark)} {calls}" for mark in grammar.may_open] if several else []
+        return "start: " + " | ".join([f'" "? {calls}', *opened, *([f"{lead} @answer"] if answers else [])])
 
     def call(self, number: int, tool: Mapping[str, Any]) -> str:
         """The rule of a call of one tool, without what stands around calls."""

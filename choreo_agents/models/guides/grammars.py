@@ -67,6 +67,8 @@ class Grammars:
         tools: Sequence[Mapping[str, Any]],
         controls: Mapping[int, str],
         answer: Grammar | None = None,
+        *,
+        several: bool = False,
     ) -> MakeGuide:
         """What makes guides to one call of one of these tools, whose frame has control tokens. Is remembered.
 
@@ -75,6 +77,7 @@ class Grammars:
             tools: Their descriptions.
             controls: The model's control tokens.
             answer: To calls of them, or to an answer of this form, whichever begins. Is not remembered.
+            several: To one call or more, if there is no answer.
 
         Raises:
             GrammarError: The arguments of one cannot be led by their schema; says why.
@@ -82,7 +85,10 @@ class Grammars:
         numbers = {text: number for number, text in controls.items()}
         said = "a call of " + ", ".join(function_of(tool)["name"] for tool in tools)
         options: tuple[Mapping[str, Any], ...] = ({}, LENIENT)
-        strict, lenient = (call_grammar(how, tools, numbers, each, answers=answer is not None) for each in options)
+        is_led = answer is not None
+        strict, lenient = (
+            call_grammar(how, tools, numbers, each, several=several or is_led, answers=is_led) for each in options
+        )
         # Of an answer's own grammar no control token is ever allowed.
         marks = frozenset(number for number in controls if f"<[{number}]>" in strict)
         if answer is None:

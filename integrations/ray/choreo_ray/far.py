@@ -7,12 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from functools import partial
+from pickle import PicklingError
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayError, RaySystemError, RayTaskError
 
-from choreo_agents.errors import ChoreoError, EngineLostError
+from choreo_agents.errors import ChoreoError, EngineLostError, InvalidRequestError
 from choreo_agents.sampling import Chosen
 from choreo_ray.actor import Sender, SomeTokens
 from choreo_ray.errors import translated
@@ -77,7 +78,7 @@ class RayFarEngine:
         answered: asyncio.Future[Any] | None = None
         begun, count = False, 0
         try:
-            reference = self.actor.run.remote(self._sender, sent)
+            reference = self._submitted(sent)
             answered = asyncio.wrap_future(reference.future())
             answered.add_done_callback(partial(_ended, heard))
             while (some := await heard.get()) is not None:
@@ -102,6 +103,17 @@ class RayFarEngine:
             del self._calls[sent.stamp]
             if answered is not None and not answered.done():
                 ray.cancel(reference)
+
+    def _submitted(self, sent: SentCall) -> Any:
+        """What comes of a call. Ray's own error tells all that is sent, the tenant's secret included."""
+        try:
+            return self.actor.run.remote(self._sender, sent)
+        except (TypeError, PicklingError):
+            guide = getattr(sent.call, "guide", None)
+            raise InvalidRequestError(
+                f"the guide {guide and guide.key!r} cannot be sent to engine {self.name!r}: its make, and all that it "
+                "refers to, must be what cloudpickle can copy"
+            ) from None
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
         await self._told(self.actor.hurry, number, priority)

@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from threading import Lock
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from remote_support.loopback import routed
 from torture.chaos import GRAPHS
 from torture.chaos import said as graph_said
 
-from choreo_agents import Engine, MessageHandle, Sampling
+from choreo_agents import Engine, Guided, MessageHandle, Sampling
 from choreo_agents.errors import (
     EngineClosedError,
     GuideError,
@@ -136,6 +138,14 @@ def test_an_error_arrives_as_it_was_raised(front: Make) -> None:
         engine.decode("Bob:", sampling=Sampling(guide={"regex": "[a-z]{90}"}, max_tokens=9))
     assert type(refused.value) is GuideError and "max_tokens=9" in str(refused.value)
     assert re.fullmatch(" ?[a-z]{3,80}", refused.value.said), "its fields are there"
+
+
+def test_a_guide_that_cannot_be_sent_is_refused_by_its_key_and_tells_no_secret(front: Make) -> None:
+    held = Lock()  # which nobody can copy
+    guide = Guided("mine", lambda model, ends: held)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InvalidRequestError, match="guide 'mine' cannot be sent to engine") as refused:
+        front().decode("Bob:", guide=guide)
+    assert "SentCall" not in "".join(format_exception(refused.value))
 
 
 def test_what_is_released_goes_there_too(front: Make) -> None:

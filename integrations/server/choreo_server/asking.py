@@ -74,8 +74,8 @@ class ChatBody(Fields):
     """how many answers, 16 at most"""
     logprobs: bool | None = None
     """log-probabilities of what is said"""
-    top_logprobs: int | None = None
-    """with `logprobs`: also those of this many of the likeliest tokens"""
+    top_logprobs: int | None = Field(None, ge=0, le=64)
+    """with `logprobs`: also those of this many of the likeliest tokens, 64 at most"""
     stop: str | list[str] | None = None
     """texts that end the answer, and are no part of it"""
     max_tokens: int | None = None

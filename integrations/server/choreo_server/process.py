@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import warnings
 from copy import deepcopy
 from logging.config import dictConfig
 from types import FrameType
@@ -13,7 +14,7 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from choreo_agents import Engine
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import CutAnswerWarning, InvalidRequestError
 from choreo_server.app import ServerApp
 
 
@@ -24,6 +25,7 @@ def log_to_stderr(level: str) -> None:
     ours = {"handlers": ["default"], "level": level.upper()}
     config["loggers"] |= dict.fromkeys(("choreo_agents", "choreo_ray", "choreo_server"), ours)
     dictConfig(config)
+    warnings.simplefilter("ignore", CutAnswerWarning)  # clients read it in `finish_reason`
 
 
 def require_free(host: str, port: int) -> None:

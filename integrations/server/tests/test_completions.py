@@ -14,7 +14,7 @@ from support.chat_scripts import ANSWER, CALLS, THOUGHTS, family_script
 from support.chatty import save_chatty
 from support.serving import QUESTION, WEATHER, added_up, asked, client_of, streamed
 from support.speaking import engine_that_says
-from support.tool_templates import TOOL_CHECKPOINTS
+from support.tool_templates import TEXT_CHECKPOINTS, TOOL_CHECKPOINTS
 
 from choreo_agents import Engine, Memory
 from choreo_agents.chat import ChatCall, ChatRequest
@@ -199,6 +199,64 @@ async def test_it_calls_or_answers_in_the_form_whichever_it_begins(family: str) 
                 else:
                     assert not made and json.loads(whole["content"]) == {"city": "Bern"}
                 assert (whole.get("reasoning_content") or "").strip() == ("Hm." if think else "")
+
+
+PLACE: dict[str, Any] = {"name": {"type": "string"}, "parameters": {"type": ["object", "string"]}}
+
+
+def json_form(properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "says", "calls"),
+    [
+        ("Llama 3.1", json_form(PLACE), '{"name": "get_weather", "parameters": {"place": "Bern"}}', 0),
+        ("Llama 3.1", json_form(PLACE), '{"name": "get_weather", "parameters": "none"}', 0),
+        ("Llama 3.1", json_form(PLACE), '{"name": "get_weather", "parameters": {"location": "Bern"}}', 1),
+        ("Llama 3.1", json_form(PLACE), '<|python_tag|>{"name": "get_weather", "parameters": {"location": "B"}}', 1),
+        ("Llama 3.1", {"regex": ".*"}, '{"name": "get_weather", "parameters": {"location": "Bern"}} is a call', 0),
+        (
+            "Llama 3.1",
+            {"regex": ".*"},
+            '{"name": "get_weather", "parameters": {"location": "B"}}; '
+            '{"name": "get_weather", "parameters": {"location": "C"}}',
+            2,
+        ),
+        ("Hermes", {"regex": ".*"}, 'See <tool_call>{"name": "get_weather", "arguments": {}}</tool_call>', 0),
+        ("Hermes", {"regex": "(?s:.*)"}, '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>', 0),
+        ("Hermes", {"regex": "(?s:.*)"}, '<tool_call>\n{"name": "get_wea', 0),
+        (
+            "Hermes",
+            {"regex": "(?s:.*)"},
+            '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Bern"}}\n</tool_call>',
+            1,
+        ),
+        (
+            "Hermes",
+            json_form({"note": {"type": "string"}}),
+            "{\"note\": \"<tool_call>{'name': 'get_weather'}</tool_call>\"}",
+            0,
+        ),
+    ],
+)
+async def test_an_answer_in_the_form_is_no_call_unless_the_calls_grammar_takes_it(
+    family: str, form: dict[str, Any], says: str, calls: int
+) -> None:
+    """Whatever it looks like, or quotes, where calls are ordinary text."""
+    end = {"Llama 3.1": "<|eot_id|>", "Hermes": "<|im_end|>"}[family]
+    told: dict[str, Any] = {"tools": [WEATHER], "response_format": form, "max_tokens": 150, "reasoning_effort": "none"}
+    with engine_that_says(TEXT_CHECKPOINTS[family], says + end) as (engine, _):
+        async with client_of(engine) as client:
+            choice = (await asked(client, **told))["choices"][0]
+            pieces = added_up(await streamed(client, **told))
+    whole = choice["message"]
+    made = [each["function"] for each in whole.get("tool_calls", ())]
+    assert len(made) == calls and whole["content"] == (None if calls else says)
+    assert all(json.loads(each["arguments"]).keys() == {"location"} for each in made)
+    assert pieces.get("calls", []) == made and pieces["content"] == (whole["content"] or "")
+    assert pieces["finish_reason"] == choice["finish_reason"] == ("tool_calls" if calls else "stop")
 
 
 async def test_a_choice_of_tools_says_whether_the_form_is_the_answers() -> None:

@@ -82,6 +82,7 @@ def test_null_is_a_field_left_out(kind: type[Fields], told: dict[str, Any]) -> N
         ({"reasoning_effort": "banana"}, "reasoning_effort", "'none', 'minimal'"),
         ({"reasoning_effort": "none", "choreo": {"thinking": 9}}, "reasoning_effort", "leave one out"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 65}, "top_logprobs", "less than or equal to 64"),
     ],
 )
 async def test_what_is_refused_names_its_field_and_what_to_do(wrong: dict[str, Any], param: str, says: str) -> None:

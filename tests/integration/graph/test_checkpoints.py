@@ -188,7 +188,7 @@ def stored(saver: InMemorySaver) -> dict[str, int]:
 def test_what_checkpoints_hold_of_handles_grows_by_what_is_new(
     make_engine: MakeEngine, record_property: Any, most: int
 ) -> None:
-    """docs/how-to/serve-many-callers.md has the numbers of 200 supersteps."""
+    """docs/how-to/go-back-in-a-thread.md has the numbers of 200 supersteps."""
     found = {}
     for schema in (Growing, Whole):
         graph = ChoreoGraph(schema).add_node(agent("ann")).add_node("count", lambda _: {"rounds": 1})
@@ -200,11 +200,7 @@ def test_what_checkpoints_hold_of_handles_grows_by_what_is_new(
         found[schema] = stored(saver)
     one = found[Growing]["handles written"] / (most + 1)
     assert found[Growing]["handles written"] == found[Whole]["handles written"]
-    # All of them at each update; at every twentieth, or after an eighth of their number.
+    # All of them at each update, or at every twentieth.
     assert found[Whole]["handles"] / one == pytest.approx(sum(range(1, most + 1)), rel=0.1)
-    lengths = [0]
-    for length in range(1, most + 1):
-        if length - lengths[-1] >= max(20, length // 8):
-            lengths.append(length)
-    assert found[Growing]["handles"] / one == pytest.approx(sum(lengths), rel=0.1)
+    assert found[Growing]["handles"] / one == pytest.approx(sum(range(20, most + 1, 20)), rel=0.1)
     record_property("counts", {schema.__name__: sizes for schema, sizes in found.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import pytest
 from langchain_core.tools import tool
 from langgraph.prebuilt import ToolNode, tools_condition
 from pydantic import BaseModel, Field
+from support.speaking import speaking
 from support.tiny import save_tiny_llama
 from support.tool_templates import tool_tokenizer
 
@@ -110,6 +112,42 @@ def test_a_random_model_calls_or_answers_in_the_form(family: str, tmp_path: Path
             if said.text:
                 assert Boxes.model_validate_json(said.text).model_dump() == said.additional_kwargs["parsed"]
         engine.check()
+
+
+class Asked(BaseModel):
+    name: str
+    parameters: dict[str, str]
+
+
+@pytest.mark.parametrize(
+    ("family", "output", "says", "is_call"),
+    [
+        ("Llama 3.1", Asked, '{"name": "find", "parameters": {"thing": "a stone"}}', False),
+        ("Llama 3.1", Asked, '{"name": "find", "parameters": {"thing": "kites"}}', True),
+        ("Hermes", re.compile("(?s:.*)"), '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>', False),
+        ("Hermes", re.compile("(?s:.*)"), '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>', True),
+    ],
+)
+def test_an_answer_in_the_form_that_no_call_may_be_is_an_answer(
+    family: str, output: Any, says: str, is_call: bool, tmp_path: Path
+) -> None:
+    """Whatever it looks like: a tool never runs with arguments that its schema refuses."""
+    model = loaded(family, tmp_path)
+    thinking = None if model.chat.thoughts is None else False
+    said = [*model.encode(says), min(model.adapter.end_tokens)]
+    with Engine.load(speaking(model, [said]), memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+        agent = Agent("ann", tools=[find, count], output=output, sampling=FREE, thinking=thinking)
+        graph = ChoreoGraph().add_node(agent).add_edge(START, "ann").compile(engine=engine)
+        chunks, state = list[Any](), dict[str, Any]()
+        for mode, piece in graph.stream(ASK, stream_mode=["messages", "values"]):
+            if mode == "messages":
+                chunks.append(piece[0])
+            else:
+                state = piece
+        whole = state["messages"][-1]
+        assert bool(whole.tool_calls) == is_call and not whole.invalid_tool_calls
+        assert whole.text == ("" if is_call else says) == "".join(each.text for each in chunks)
+        assert bool(sum(len(each.tool_calls) for each in chunks)) == is_call
 
 
 class Noted(ChoreoState):

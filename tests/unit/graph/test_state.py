@@ -40,19 +40,3 @@ def test_an_old_langgraph_keeps_all_entries_in_every_checkpoint(monkeypatch: pyt
         monkeypatch.setattr(declared, "version", lambda _, found=found: found)
         channel = declared.growing(merge_entries, merge_updates)
         assert (channel is merge_entries) is is_whole
-
-
-def test_what_an_update_adds_to_checkpoints_does_not_depend_on_how_many_there_were() -> None:
-    channel = declared.growing(merge_entries, merge_updates)
-    written, since = [0], 0
-    for number in range(4000):
-        channel.update([[entry("a", number, 0, str(number))]])
-        since += 1
-        is_whole = since >= channel.snapshot_frequency
-        written.append(written[-1] + (len(channel.get()) if is_whole else 0))
-        since = 0 if is_whole else since
-        assert since <= max(20, number // 8), "as many as that are read again"
-        channel = channel.copy()  # as LangGraph does
-    early, late = written[2000] - written[1000], written[4000] - written[2000]
-    assert 4 < early / 1000 < 12 and 4 < late / 2000 < 12, "entries an update"
-    assert channel == declared.growing(merge_entries, merge_updates)

@@ -78,6 +78,10 @@ class ToolCallReader:
         self._searched = 0
         """How far it is known that what is broken does not end."""
 
+    def only_words(self) -> None:
+        """What follows calls nothing, whatever it looks like."""
+        self._state, self._opening = "words", ""
+
     def add(self, text: str, *, is_control: bool = False) -> list[Heard]:
         """The next piece; what is new of words and calls."""
         heard: list[Heard] = []

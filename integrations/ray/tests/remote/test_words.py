@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,9 +11,21 @@ from choreo_ray.remote import EngineServer, engine_over
 from choreo_ray.remote.routing import route
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from remote_support.loopback import Front, apart, encoding_apart, load_loopback
 
-from choreo_agents import ChoreoGraph, Decode, Engine, Memory, MessageHandle, Prefill, Sampling
+from choreo_agents import (
+    START,
+    Agent,
+    ChoreoGraph,
+    Decode,
+    Engine,
+    Memory,
+    MessageHandle,
+    Prefill,
+    Sampling,
+    compare,
+)
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import CallPlaced, EventList, KVCopied
@@ -23,10 +35,31 @@ from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
 
 MEMORY = Memory(kv_budget_bytes=1 << 23)
 WARM = Sampling(temperature=1.0, max_tokens=12, stop_tokens=())
+LED = WARM.model_copy(update={"max_tokens": 120})
 QUESTION = {"messages": [("user", "What does Ann have?")]}
+
+
+class Boxes(BaseModel):
+    boxes: Literal[3, 4, 5, 6]
+
+
+def calling() -> ChoreoGraph:
+    """Of two who read a third, one must call a tool, and one may, or answers in a form."""
+
+    def count(of: Literal["kites", "boats"]) -> str:
+        """Count all things."""
+        return of
+
+    graph = ChoreoGraph().add_node(Agent("cleo", sampling=WARM)).add_edge(START, "cleo")
+    graph.add_node(Agent("ann", tools=[count], tool_choice="count", sampling=LED))
+    graph.add_node(Agent("bob", tools=[count], output=Boxes, sampling=LED))
+    return graph.add_edge("cleo", "ann").add_edge("cleo", "bob")
+
+
 GRAPHS: dict[str, Any] = {
     "debate": lambda: debate({"alice": None, "bruno": None, "carla": None}, rounds=2, revise="Again.", sampling=WARM),
     "tree": lambda: tree_of_thoughts(branches=3, voters=2, depth=2, keep=2, system="Root.", sampling=WARM),
+    "calls": calling,
     "parts": lambda: branch_solve_merge(["Write part 1.", "Write part 2."], plan="Plan.", merge="All.", sampling=WARM),
 }
 ROUTINGS = {"as it comes": route, "copied apart": apart, "encoded apart": encoding_apart}
@@ -194,6 +227,16 @@ def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:
             assert front.tokens(handle) == one.tokens(one.decode([5, 6], sampling=WARM))
             front.model.adapter.logits([1], [0], None, [0])  # type: ignore[arg-type]
         assert front.model.adapter.fingerprint == tiny.adapter.fingerprint
+
+
+def test_nothing_is_computed_with_a_fronts_model_in_this_process(tiny_path: Any, tiny: LoadedModel) -> None:
+    """Neither by an engine over its model, nor by methods that a graph is compared under."""
+    graph = ChoreoGraph().add_node(Agent("ann", sampling=WARM)).add_edge(START, "ann")
+    with Engine.load(tiny) as one, engine_over([EngineServer(one.owner, "a")], tiny_path) as front:
+        with pytest.raises(InvalidRequestError, match=r"weights are elsewhere.* Engine.load.* loads them"):
+            Engine.load(front.model)
+        with pytest.raises(InvalidRequestError, match=r"computes elsewhere: compile the graph with Engine.load"):
+            compare(graph.compile(engine=front), ["What does Ann have?"], repeats=1)
 
 
 def test_logits_do_not_leave_their_engine(embedded: LoadedModel) -> None:
