@@ -16,27 +16,26 @@ from langchain_core.runnables.config import merge_configs
 from choreo_agents.chat import (
     Described,
     MessageChunks,
-    Reasoned,
     Speaking,
-    Spoken,
     ToolChoice,
     led,
     reply,
     required_tools,
     thought_text,
 )
-from choreo_agents.engine import Engine, Thinking
+from choreo_agents.engine import Engine, PlayedCall
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.answers import answers_in, tell_words_of
 from choreo_agents.graph.durable.run_lineage import RunLineage
 from choreo_agents.graph.keeping import named_in, speaking
+from choreo_agents.graph.langgraph_internals import superstep_of
+from choreo_agents.graph.listening import AskedCall, SaidCall
 from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance import ProvenState
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
-from choreo_agents.graph.turn.turn_call import TurnCall
 from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.merged_branches import MergeSpec
@@ -203,12 +202,12 @@ class AgentTurn:
     async def _decode_all(self, view: PlacedView, sampling: Sampling) -> list[_Told]:
         """The messages over one view, each a call of its own."""
         if self.agent.n == 1:
-            return [await self._decode(view, sampling, self.place)]
+            return [await _Call(self, self.place, view, sampling).say()]
         places = [self.place, *(self.place.next_call(self.config) for _ in range(self.agent.n - 1))]
         tasks: list[asyncio.Task[_Told]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                tasks += [group.create_task(self._decode(view, sampling, place)) for place in places]
+                tasks += [group.create_task(_Call(self, place, view, sampling).say()) for place in places]
         except BaseException as failed:
             for task in tasks:
                 if task.done() and not task.cancelled() and task.exception() is None:
@@ -219,56 +218,120 @@ class AgentTurn:
             raise
         return [task.result() for task in tasks]
 
-    async def _decode(self, view: PlacedView, sampling: Sampling, place: RunPlace) -> _Told:
-        engine, superstep = self.engine, self.reading.superstep
-        config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
-        thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
-        header = header_of(self.agent, self.state, engine.chat), thinking
-        call = TurnCall(self.config, self.agent, engine, place, superstep, view, sampling, header)
-        read, tools = self.reading.rendered.messages, self.reading.rendered.tools
-        async with decode_run(config, place.node, engine.model, call.sampling, read, tools) as run:
-            told = await self._decode_in(run, view, place, call, thinking)
-        call.said(told.message, told.handle, told.thought)
-        return told
-
-    async def _decode_in(
-        self,
-        run: DecodeRun,
-        view: PlacedView,
-        place: RunPlace,
-        call: TurnCall,
-        thinking: Thinking | None,
-    ) -> _Told:
-        engine, superstep = self.engine, self.reading.superstep
-        message_id = place.message_id(superstep)
-        memo = place.memo(superstep) or str(uuid.uuid4())
+    async def recall(self, memo: str, place: RunPlace) -> None:
+        """Have the engine know what was said in this place before, if the thread's log does."""
         if self._lineage is not None:
             await self._lineage.recall(memo, again=place.again)
-        opening = call.opening
+
+
+class _Call:
+    """One decode of a turn: how it samples, and what those are told of it who record or replay its run.
+
+    Args:
+        turn: Which it is of.
+        place: Where in the run it stands.
+        view: What its agent sees.
+        sampling: The agent's.
+    """
+
+    def __init__(self, turn: AgentTurn, place: RunPlace, view: PlacedView, sampling: Sampling) -> None:
+        self._turn, self._place, self._view = turn, place, view
+        agent, engine, self._superstep = turn.agent, turn.engine, turn.reading.superstep
+        header = header_of(agent, turn.state, engine.chat)
+        self._thinking = thinking_of(agent, turn.state, engine.chat, self._room(header, sampling))
+        self._opening = engine.model.encode(header)
+        self._first_s: float | None = None
+        """When its first token was there, as `time.perf_counter` counts."""
+        if sampling.seed is None:
+            sampling = sampling.model_copy(update={"seed": place.call_seed(engine.seed, self._superstep)})
+        named = (place.author, self._superstep, place.branch, place.call)
+        self._watch = place.watch and place.watch(*named)
+        forced = None if place.replay is None else place.replay[named]
+        self._sampling = sampling if forced is None else sampling.model_copy(update={"forced": forced})
+        """With a seed of this very call, and the tokens that the run forces."""
+        self._answer = self._asked = None
+        self._listening = RunContext.of(turn.config).listening
+        if self._listening.answer is None and not self._listening.said:
+            return
+        opened = engine.chat.assistant.opening(None).text
+        self._asked = AskedCall(
+            engine,
+            *named,
+            step=superstep_of(turn.config),
+            handles=view.handles,
+            offsets=view.offsets,
+            end=view.end,
+            sampling=self._sampling,
+            told=(self._opening, repr(self._thinking), repr(agent.tool_choice)),
+            adapter=agent.adapter,
+            lead=opened[len(opened.rstrip(" ")) :],
+            asked_s=time.perf_counter(),
+            confidential=agent.confidential,
+            thinks=self._thinking is not None,
+        )
+        if self._listening.answer is not None:
+            self._answer = self._listening.answer(self._asked)
+        if self._answer is not None and self._answer.is_set:
+            self._sampling = sampling.model_copy(update={"forced": self._answer.tokens})
+
+    def _room(self, header: FramedText, sampling: Sampling) -> int:
+        """Positions of the context behind the view that the agent's own turn does not need, but for its thoughts."""
+        turn, engine, needed = self._turn, self._turn.engine, self._view.end
+        own = [header, FramedText.frame(engine.chat.turn_end)]
+        if (thinking := thinking_of(turn.agent, turn.state, engine.chat, 1)) is not None:
+            own += [FramedText.frame(thinking.before + thinking.end), thinking.after]
+            needed += BLANK_LINES
+        needed += sum(len(engine.model.encode(text)) for text in own)
+        rest = engine.model.adapter.max_positions - needed
+        return rest - sampling.within(rest // 2).longest
+
+    async def say(self) -> _Told:
+        """Decode it, shown to the callbacks of its run."""
+        turn, agent, rendered = self._turn, self._turn.agent, self._turn.reading.rendered
+        config = merge_configs(turn.config, {"tags": [*agent.tags], "metadata": {**agent.metadata}})
+        model, name = turn.engine.model, self._place.node
+        async with decode_run(config, name, model, self._sampling, rendered.messages, rendered.tools) as run:
+            told = await self._said(run)
+        if self._asked is not None:
+            tokens = tuple(each.token for each in turn.engine.logprobs(told.thought or told.handle))
+            finish = turn.engine.inspect.finish_reason(told.handle)
+            words = str(told.message.text)
+            said = SaidCall(tokens, words, finish, told.handle, told.thought, self._first_s, self._answer)
+            for hear in self._listening.said:
+                hear(self._asked, said)
+        return told
+
+    async def _said(self, run: DecodeRun) -> _Told:
+        turn, agent, engine, place = self._turn, self._turn.agent, self._turn.engine, self._place
+        message_id, thinking, view = place.message_id(self._superstep), self._thinking, self._view
+        memo = place.memo(self._superstep) or str(uuid.uuid4())
+        await turn.recall(memo, place)
         chunks = MessageChunks(engine.model, thinking, message_id, place.node)
-        header = opening if thinking is None else engine.model.encode(thinking.answer)
-        sampling, guide, ways, tools = call.sampling, None, None, self.agent.tools
-        if tools:
-            sampling, guide, ways = led(engine, *required_tools(tools, self.agent.tool_choice), sampling)
-        speaking = Speaking(chunks, engine.model, tools, f"{place.at(superstep)} {view.end}", ways)
-        stream = self.reading.bound.astream(
-            opening,
+        header = self._opening if thinking is None else engine.model.encode(thinking.answer)
+        sampling, guide, ways = self._sampling, None, None
+        if agent.tools:
+            sampling, guide, ways = led(engine, *required_tools(agent.tools, agent.tool_choice), sampling)
+        at = place.at(self._superstep)
+        speaking = Speaking(chunks, engine.model, agent.tools, f"{at} {view.end}", ways)
+        known = None if self._answer is None else self._answer.tokens
+        stream = turn.reading.bound.astream(
+            self._opening,
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
             sampling=sampling,
             author=place.author,
-            confidential=self.agent.confidential,
+            confidential=agent.confidential,
             closing=engine.chat.turn_end,
             ends=speaking.ends,
             in_parts=speaking.in_parts,
             memo=memo,
             anew=place.again,
-            adapter=self.agent.adapter,
-            watch=call.watch,
+            adapter=agent.adapter,
+            watch=self._watch,
             thinking=thinking,
             guide=guide,
-            played=call.played,
+            played=PlayedCall(at, known, known is not None),
         )
         handle = None
         async with aclosing(stream):
@@ -276,70 +339,41 @@ class AgentTurn:
                 if isinstance(item, MessageHandle):
                     handle = item
                     continue
-                call.first_s = call.first_s or time.perf_counter()
+                self._first_s = self._first_s or time.perf_counter()
                 await run.show(speaking.hear(item))
         assert handle is not None
         await run.show(speaking.rest())
         said = speaking.said(engine.tokens(handle)[len(header) :])
         try:
-            called, output = said.calls or said.broken, self.agent.output
-            beside = {} if output is None or called else output.noted(said.words)
+            beside = {} if agent.output is None or said.calls or said.broken else agent.output.noted(said.words)
         except GuideError:
             engine.release(handle)  # nobody will ever name it
             raise
         thought = next(reversed(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
-        seen = sum(each.length for each in view.handles)
-        reasoned = thought_text(engine, thought, handle, thinking)
-        message = _message(self, said, handle, reasoned, message_id, seen, len(header), beside)
+        message = reply(
+            engine,
+            handle,
+            said,
+            thought_text(engine, thought, handle, thinking),
+            read=sum(each.length for each in view.handles),
+            header=len(header),
+            name=turn.place.node,
+            id=message_id,
+            additional_kwargs=beside,
+        )
+        noted = {
+            "handle": handle.id,
+            "model": handle.model,
+            "length": handle.length,
+            "author": turn.place.author,
+            "persona": turn.persona,
+            "confidential": agent.confidential,
+            # With what it would start if its words had to be encoded again.
+            **opening_of(agent, turn.state),
+        }
+        message = turn.signer.noted(message, noted)
         await run.show(chunks.last(message))
         await run.end(message)
-        first = call.first_s or time.perf_counter()
-        report(engine, self.place.node, handle, said.words, started_s=self.started_s, first_token_s=first)
+        first = self._first_s or time.perf_counter()
+        report(engine, turn.place.node, handle, said.words, started_s=turn.started_s, first_token_s=first)
         return _Told(place, message, handle, thought)
-
-    def _room(self, view: PlacedView, sampling: Sampling) -> int:
-        """Positions of the context behind a view that the agent's own turn does not need, but for its thoughts."""
-        engine, chat = self.engine, self.engine.chat
-        own = [header_of(self.agent, self.state, chat), FramedText.frame(chat.turn_end)]
-        needed = view.end
-        if (thinking := thinking_of(self.agent, self.state, chat, 1)) is not None:
-            own += [FramedText.frame(thinking.before + thinking.end), thinking.after]
-            needed += BLANK_LINES
-        needed += sum(len(engine.model.encode(text)) for text in own)
-        rest = engine.model.adapter.max_positions - needed
-        return rest - sampling.within(rest // 2).longest
-
-
-def _message(
-    turn: AgentTurn,
-    spoken: Spoken,
-    handle: MessageHandle,
-    reasoned: Reasoned,
-    message_id: str,
-    seen: int,
-    header: int,
-    beside: dict[str, Any],
-) -> AIMessage:
-    """What was said, as it stands in the graph's state, signed."""
-    noted = {
-        "handle": handle.id,
-        "model": handle.model,
-        "length": handle.length,
-        "author": turn.place.author,
-        "persona": turn.persona,
-        "confidential": turn.agent.confidential,
-        # With what it would start if its words had to be encoded again.
-        **opening_of(turn.agent, turn.state),
-    }
-    said = reply(
-        turn.engine,
-        handle,
-        spoken,
-        reasoned,
-        read=seen,
-        header=header,
-        name=turn.place.node,
-        id=message_id,
-        additional_kwargs=beside,
-    )
-    return turn.signer.noted(said, noted)
