@@ -11,10 +11,10 @@ from choreo_agents.chat.formats import answer_format, closed, schema_of_type
 from choreo_agents.chat.guides import CompiledGuides
 from choreo_agents.chat.history import THOUGHT_BLOCKS, calls_in, calls_made, result_turn, tools_called
 from choreo_agents.chat.recording import RecordedChats, remove_recording
-from choreo_agents.chat.reply import Reasoned, reply
+from choreo_agents.chat.reply import reply
 from choreo_agents.chat.required import led, required_call
 from choreo_agents.chat.speaking import Speaking, Spoken
-from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
+from choreo_agents.chat.thinking import answer_header, thinking_before
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
 from choreo_agents.chat.turns import thoughts_said, turn_said
 from choreo_agents.models import context_of
@@ -26,7 +26,6 @@ __all__ = [
     "CompiledGuides",
     "Described",
     "MessageChunks",
-    "Reasoned",
     "RecordedChats",
     "Reuse",
     "Speaking",
@@ -52,7 +51,6 @@ __all__ = [
     "schema_of_type",
     "streamed",
     "thinking_before",
-    "thought_text",
     "thoughts_said",
     "tools_called",
     "turn_said",

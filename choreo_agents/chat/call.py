@@ -25,7 +25,7 @@ from choreo_agents.chat.required import led
 from choreo_agents.chat.shown_text import before_stop
 from choreo_agents.chat.spans import ChatSpan, spans_of
 from choreo_agents.chat.speaking import Speaking
-from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
+from choreo_agents.chat.thinking import answer_header, thinking_before
 from choreo_agents.chat.turns import turn_said
 from choreo_agents.engine import Decode, Engine, Prefill, StreamedToken, Thinking, UnkeptRun
 from choreo_agents.errors import ContextLengthError
@@ -209,7 +209,8 @@ class ChatCall:
             engine,
             handle,
             spoken,
-            thought_text(engine, thought, handle, self._thinking),
+            thought,
+            self._thinking,
             read=self._read,
             header=self.opened,
             most=request.sampling.max_tokens if self._counts else None,

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from langchain_core.messages import AIMessage
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 
 from choreo_agents.chat.logprobs import said_tokens
+from choreo_agents.chat.shown_text import shown_thoughts
 from choreo_agents.chat.speaking import Spoken
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Thinking
+from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.kv.handle import MessageHandle
-
-
-class Reasoned(NamedTuple):
-    """What was thought before a message."""
-
-    words: str
-    tokens: int
 
 
 def reply(
     engine: Engine,
     handle: MessageHandle,
     spoken: Spoken,
-    reasoned: Reasoned,
+    thought: MessageHandle | None,
+    thinking: Thinking | None,
     *,
     read: int,
     header: int,
@@ -38,7 +34,9 @@ def reply(
         engine: Which has made it.
         handle: Of the message.
         spoken: What it says.
-        reasoned: What was thought before, which stands in a block of its own.
+        thought: What was decoded, thoughts and answer; None: it was said without thinking. Thoughts get a block of
+            their own.
+        thinking: How its speaker thought.
         read: Tokens of its view.
         header: Tokens that its decode started with.
         most: Tokens that it may have sampled at most: what it was made to say beside is not counted.
@@ -46,10 +44,13 @@ def reply(
         said: Other fields of the message.
     """
     content: Any = spoken.words
-    if reasoned.words:
-        content = [{"type": "reasoning", "reasoning": reasoned.words}]
+    thoughts, reasoning = (
+        ("", 0) if thought is None or thinking is None else _thoughts(engine, thought, handle, thinking)
+    )
+    if thoughts:
+        content = [{"type": "reasoning", "reasoning": thoughts}]
         content += [{"type": "text", "text": spoken.words}] if spoken.words or not spoken.calls else []
-    made = reasoned.tokens + len(said_tokens(engine, handle))
+    made = reasoning + len(said_tokens(engine, handle))
     output = made if most is None else min(made, most)
     usage = UsageMetadata(
         input_tokens=read + header,
@@ -57,8 +58,8 @@ def reply(
         total_tokens=read + header + output,
         input_token_details=InputTokenDetails(cache_read=engine.usage(handle).tokens_reused),
     )
-    if reasoned.tokens:
-        usage["output_token_details"] = OutputTokenDetails(reasoning=min(reasoned.tokens, output))
+    if reasoning:
+        usage["output_token_details"] = OutputTokenDetails(reasoning=min(reasoning, output))
     return AIMessage(
         content=content,
         tool_calls=spoken.calls,
@@ -71,6 +72,16 @@ def reply(
         usage_metadata=usage,
         **said,
     )
+
+
+def _thoughts(engine: Engine, thought: MessageHandle, handle: MessageHandle, thinking: Thinking) -> tuple[str, int]:
+    """What was thought before a message, in the words that a stream of them adds up to, and its length in tokens."""
+    *_, made = engine.inspect.records([thought])
+    assert made.sampled is not None
+    sampled = list(made.tokens[slice(*made.sampled)])
+    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking, engine.model)
+    said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
+    return "".join(map(shown.add, said)), len(sampled) - len(engine.logprobs(handle))
 
 
 def _ended(reason: str | None, spoken: Spoken) -> str:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from choreo_agents.chat.reply import Reasoned
-from choreo_agents.chat.shown_text import shown_thoughts
-from choreo_agents.engine import Engine, Thinking
-from choreo_agents.engine.decoding.thoughts import PhaseTexts
-from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.engine import Thinking
 from choreo_agents.models import ChatFormat, FramedText, tools_format
 
 
@@ -42,27 +38,6 @@ def thinking_before(chat: ChatFormat, name: str | None, budget: int, *, calls: b
         return usual
     end = chat.thoughts.close.partition(opening.text)[0].strip()
     return replace(usual, end=end, before="", after=opening, answer=opening)
-
-
-def thought_text(
-    engine: Engine, thought: MessageHandle | None, handle: MessageHandle, thinking: Thinking | None
-) -> Reasoned:
-    """What was thought before a message, in the words that a stream of them adds up to.
-
-    Args:
-        engine: Knows both.
-        thought: What was decoded, thoughts and answer; None: it was said without thinking.
-        handle: Of the message.
-        thinking: How its speaker thought.
-    """
-    if thought is None or thinking is None:
-        return Reasoned("", 0)
-    *_, made = engine.inspect.records([thought])
-    assert made.sampled is not None
-    sampled = list(made.tokens[slice(*made.sampled)])
-    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking, engine.model)
-    said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
-    return Reasoned("".join(map(shown.add, said)), len(sampled) - len(engine.logprobs(handle)))
 
 
 def _calling(chat: ChatFormat) -> str:

@@ -21,7 +21,6 @@ from choreo_agents.chat import (
     led,
     reply,
     required_tools,
-    thought_text,
 )
 from choreo_agents.engine import Engine, PlayedCall
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
@@ -354,7 +353,8 @@ class _Call:
             engine,
             handle,
             said,
-            thought_text(engine, thought, handle, thinking),
+            thought,
+            thinking,
             read=sum(each.length for each in view.handles),
             header=len(header),
             name=turn.place.node,

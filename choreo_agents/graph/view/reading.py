@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,15 +14,13 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from choreo_agents.chat import Described, own_turns, tools_called
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.transfer.leases import Leases
-from choreo_agents.errors import ContextLengthError, HandleError
+from choreo_agents.errors import ContextLengthError, ForeignHandleError, HandleError
 from choreo_agents.graph.answers import NO_REFERENCE, UNPROVEN, encoding_of
-from choreo_agents.graph.by_model import is_of_agent
+from choreo_agents.graph.by_model import handle_for, is_of_agent, length_for, put_in
 from choreo_agents.graph.signer import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
-from choreo_agents.graph.view.context_overflow import advised
 from choreo_agents.graph.view.merged_branches import MergedBranches
-from choreo_agents.graph.view.other_models import OtherModels
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, context_path
@@ -90,9 +89,6 @@ class Reading:
         """What the reader is told in place of what it does not keep."""
         self._shared = SharedPrefills(self.bound, reader.adapter)
         self._turns = UserTurns(engine.model, self._shared.ask_for)
-        self._others = OtherModels(
-            engine, reader.place.author, self._words, self._shared, self._turns, strict=reader.rules.strict
-        )
         self.showing = ShownMessages(
             self.bound, reader, self._words, self._shared, self._turns, self._branches.stands_for
         )
@@ -167,7 +163,7 @@ class Reading:
         seen = self._seen()
         contexts = {context_path(name, self._place) for _, rule in seen for name in rule.contexts}
         named = [entry for path in contexts for entry in confidential_of(path, self.entries)]
-        made = {entry["message_id"]: entry for entry in await self._others.encoded(seen, named)}
+        made = {entry["message_id"]: entry for entry in await self._encoded_here(seen, named)}
         if not made:
             return seen
         self.lost |= _unserved(made, [self._engine, *self._reader.others])
@@ -175,15 +171,65 @@ class Reading:
         self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
         return self._seen()
 
+    async def _encoded_here(self, seen: Sequence[SeenEntry], named: Sequence[HandleEntry]) -> list[HandleEntry]:
+        """The entries among these that had no encoding of the reader's model, with one: behind the public root, as
+        input is, once for all readers of that model. It costs nothing until somebody attends to it.
+
+        Args:
+            seen: The messages of the view.
+            named: Those in which words of the view are encoded, whose own words alone it sees.
+
+        Raises:
+            ForeignHandleError: The words are not in the graph's state; or, with `strict`, an encoding was to be read.
+        """
+        foreign = [each for each in seen if handle_for(each.entry, self.bound.model) is None]
+        for entry, rule in foreign if self._rules.strict else ():
+            if is_of_agent(entry) and rule.mode.hands_on_encodings:
+                raise self._refused(entry, "declare it 'reencoded', or compile without strict=True")
+        wanted = [*(entry for entry, _ in foreign), *(e for e in named if handle_for(e, self.bound.model) is None)]
+        different = list({entry["message_id"]: entry for entry in wanted}.values())
+        calls: list[Prefill] = []
+        for entry in different:
+            if (message := self._words.in_state(entry)) is None:
+                raise self._refused(entry, "its words are not in the graph's state: send the message itself, too")
+            text, kind = message_as(message, self._engine.chat)
+            source = MessageHandle.model_validate(entry["handle"]) if is_of_agent(entry) else None
+            told: dict[str, Any] = {"author": entry["author"], "confidential": entry["confidential"], "source": source}
+            calls.append(Prefill(text, await self._turns.behind_root(kind), **told))
+        handles = await self._shared.ask_for(calls)
+        return [put_in(entry, handle) for entry, handle in zip(different, handles, strict=True)]
+
+    def _refused(self, entry: HandleEntry, advice: str) -> ForeignHandleError:
+        handle = MessageHandle.model_validate(entry["handle"])
+        return ForeignHandleError(
+            f"what {entry['author']!r} said is handle {handle.id!r} of model {handle.base_model!r}, and "
+            f"{self._place.author!r} runs on {self.bound.model!r}: {advice}"
+        )
+
     @property
     def is_parallel(self) -> bool:
         """Whether siblings stand at one offset."""
         return self._rules.positions == "parallel" and self._engine.method == "choreo"
 
     def outgrown(self, error: ContextLengthError) -> ContextLengthError:
-        """The same error, with the edge whose messages take most of the view, and what would make them fewer."""
-        seen = self._seen()
-        return advised(error, seen, self._place.author, self._persona, self.bound.model)
+        """The same error, with the source whose messages take most of the view, and what would make them fewer."""
+        tokens: Counter[str] = Counter()
+        author = self._place.author
+        reader = author.rsplit("|", maxsplit=1)[-1]
+        for entry, _ in self._seen():
+            own = self._reader.has_said(entry)
+            source = reader if own else source_of_author(entry["author"], author) or entry["author"]
+            tokens[source] += length_for(entry, self.bound.model)
+        if not tokens:
+            return error
+        [(source, count)] = tokens.most_common(1)
+        what = "its own" if source == reader else f"{source!r}'s"
+        advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
+        if source == reader:
+            advice = "bound what it keeps by Agent(history=...), or shorten the loop that it is in"
+        elif source == START_SOURCE:
+            what, advice = "input", "send less"
+        return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
 
     def _kept(self, shown: list[SeenEntry]) -> tuple[list[SeenEntry], list[SeenEntry]]:
         """What the reader keeps in its view, and what it does not."""
@@ -270,33 +316,27 @@ class Reading:
         new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
+        found: list[tuple[BaseMessage, str, bool, MessageHandle | str | None]] = []
         callers, called = callers_of(self._messages), tools_called(self._messages)
-        authors = [
-            writer_of(callers[str(m.id)])
-            if str(m.id) in callers
-            else _author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author)
-            for m in new
-        ]
-        edited = [known_handle(self._engine, handle_of(m)) for m in new]
-        marks = [
-            before[str(m.id)]["confidential"] if m.id in before else (is_confidential(callers.get(str(m.id), m)))
-            for m in new
-        ]
-        answers = [
-            None if author == START_SOURCE else encoding_of(m, self._engines)
-            for m, author in zip(new, authors, strict=True)
-        ]
-        for m, author, mark, source, answer in zip(new, authors, marks, edited, answers, strict=True):
-            if isinstance(answer, MessageHandle):
-                continue
-            text, kind = message_as(m, chat, called=called)
-            given: dict[str, Any] = {"author": author, "role": _role(m), "confidential": mark, "source": source}
-            calls.append(Prefill(text, await self._turns.behind_root(kind), again=is_encoded(m, before), **given))
+        for m in new:
+            known_as, caller = before.get(str(m.id)), callers.get(str(m.id))
+            author = writer_of(caller) if caller else _author(m, known_as)
+            author = author or _writer(m, self._rules, self._place.author)
+            mark = known_as["confidential"] if known_as else is_confidential(caller or m)
+            answer = None if author == START_SOURCE else encoding_of(m, self._engines)
+            found.append((m, author, mark, answer))
+            if not isinstance(answer, MessageHandle):
+                text, kind = message_as(m, chat, called=called)
+                source = known_handle(self._engine, handle_of(m))
+                given: dict[str, Any] = {"author": author, "role": _role(m), "confidential": mark, "source": source}
+                calls.append(Prefill(text, await self._turns.behind_root(kind), again=is_encoded(m, before), **given))
         encoded = iter(await self._shared.ask_for(calls))
-        handles = [answer if isinstance(answer, MessageHandle) else next(encoded) for answer in answers]
-        around = [task.branch for task in self._place.around]
-        made = entries_of(new, authors, handles, marks, before, self.superstep, callers, around)
-        for entry, answer in zip(made, answers, strict=True):
+        said = [
+            (m, author, mark, answer if isinstance(answer, MessageHandle) else next(encoded))
+            for m, author, mark, answer in found
+        ]
+        made = entries_of(said, before, self.superstep, callers, [task.branch for task in self._place.around])
+        for entry, (*_, answer) in zip(made, found, strict=True):
             if entry["message_id"] in news:
                 entry["superstep"] = known[entry["message_id"]]["superstep"]
             if isinstance(answer, MessageHandle):

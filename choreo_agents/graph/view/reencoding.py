@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
 from choreo_agents.chat import tools_called
-from choreo_agents.engine import Prefill
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.by_model import length_for
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.bound_engine import BoundEngine
-from choreo_agents.graph.view.placed_view import PlacedView
-from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.view.run_place import RunPlace
-from choreo_agents.graph.view.user_turns import UserTurns
-from choreo_agents.graph.visibility import REENCODED, VisibilityMode
+from choreo_agents.graph.visibility import VisibilityMode
 from choreo_agents.graph.words.entries import is_input
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.kv.handle import MessageHandle
@@ -147,41 +143,3 @@ def confidential_of(path: str, entries: Sequence[HandleEntry]) -> list[HandleEnt
     """The messages of a private context that is a node's, in the order in which they were said."""
     said = [entry for entry in entries if entry["author"] == path and entry["confidential"]]
     return sorted(said, key=lambda one: one["superstep"])
-
-
-async def named_context(
-    name: str,
-    view: PlacedView,
-    place: RunPlace,
-    rules: ReaderRules,
-    entries: Sequence[HandleEntry],
-    words: ReaderWords,
-    turns: UserTurns,
-    is_own: Callable[[HandleEntry], bool],
-) -> None:
-    """Append the messages of a private context to what words are encoded behind.
-
-    Args:
-        name: As its graph calls it.
-        view: The root and the contexts named before.
-        place: Of the reader, and `rules` by which it reads.
-        entries: All that was said, and the `words` of it.
-        turns: What stands around messages.
-        is_own: Whether a message is the reader's own.
-    """
-    path = context_path(name, place)
-    for text in rules.systems.get(name, ()):
-        is_first = rules.public is None and len(view.handles) == len(turns.root.handles)
-        told, kind = instructions(text, turns.chat, later=not is_first)
-        await turns.lead_to(view, kind)
-        [made] = await turns.ask_for([Prefill(told, view.handles, author=path, role="system")])
-        view.add(made)
-    if name not in rules.systems and name not in rules.confidential:
-        raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
-    for entry in confidential_of(path, entries):
-        handle = words.handle(entry)
-        tokens, kind = words.again(entry, handle, REENCODED, own=is_own(entry))
-        await turns.lead_to(view, kind)
-        call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
-        [made] = await turns.ask_for([call])
-        view.add(made)

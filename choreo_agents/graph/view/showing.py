@@ -8,13 +8,14 @@ from typing import Any
 from choreo_agents.engine import Prefill
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.messages.message import thinker
+from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.reader_rules import CallReader
-from choreo_agents.graph.view.reencoding import ReaderWords, named_context
+from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, context_path
 from choreo_agents.graph.view.user_turns import UserTurns
-from choreo_agents.graph.visibility import Rule
+from choreo_agents.graph.visibility import REENCODED, Rule
 from choreo_agents.graph.words.entries import is_forgotten, is_input
 from choreo_agents.graph.words.thoughts import recalled
 from choreo_agents.kv.handle import MessageHandle
@@ -189,9 +190,7 @@ class ShownMessages:
         author, confidential = entry["author"], entry["confidential"]
         scope = view if is_readers else self._turns.root.copy()
         for name in rule.contexts:
-            await named_context(
-                name, scope, self._reader.place, self._rules, entries, self._words, self._turns, self._reader.has_said
-            )
+            await self._named_context(name, scope, entries)
         later = not (self._is_first(view) and self._is_first(scope))
         words, kind = self._words.again(entry, handle, rule.mode, later=later, own=own)
         await self._turns.lead_to(scope, kind)
@@ -207,3 +206,25 @@ class ShownMessages:
         kept = made.id == handle.id or (is_input(entry) and self._lasts(view))
         (self._shared.handles if kept else self.copies).append(made)
         return made
+
+    async def _named_context(self, name: str, view: PlacedView, entries: Sequence[HandleEntry]) -> None:
+        """Append the messages of a private context to what words are encoded behind.
+
+        Args:
+            name: As its graph calls it.
+            view: The root and the contexts named before.
+            entries: All that was said.
+        """
+        path, rules, turns = context_path(name, self._reader.place), self._rules, self._turns
+        for text in rules.systems.get(name, ()):
+            is_first = rules.public is None and len(view.handles) == len(turns.root.handles)
+            await turns.tell(view, [instructions(text, turns.chat, later=not is_first)], path, None)
+        if name not in rules.systems and name not in rules.confidential:
+            raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
+        for entry in confidential_of(path, entries):
+            handle = self._bound.handle(entry)
+            tokens, kind = self._words.again(entry, handle, REENCODED, own=self._reader.has_said(entry))
+            await turns.lead_to(view, kind)
+            call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
+            [made] = await self._shared.ask_for([call])
+            view.add(made)

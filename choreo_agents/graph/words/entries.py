@@ -59,20 +59,25 @@ def entry_of(
 
 
 def entries_of(
-    new: Sequence[BaseMessage],
-    authors: Sequence[str],
-    handles: Sequence[MessageHandle],
-    marks: Sequence[bool],
+    said: Sequence[tuple[BaseMessage, str, bool, MessageHandle]],
     before: Mapping[str, HandleEntry],
     superstep: int,
     callers: Mapping[str, BaseMessage],
     around: Sequence[int] = (),
 ) -> list[HandleEntry]:
-    """Entries of messages that were encoded just now, in branches `around`; of what `callers` called, by message."""
+    """Entries of messages that were encoded just now, each with who said it, whether confidentially, and its handle.
+
+    Args:
+        said: These.
+        before: Entries that they had, by message.
+        superstep: In which they count as said.
+        callers: Of tools' results, the messages that called for them.
+        around: The branches that they stand in.
+    """
     made: list[HandleEntry] = []
-    for index, (message, author, handle) in enumerate(zip(new, authors, handles, strict=True)):
+    for index, (message, author, mark, handle) in enumerate(said):
         # Ids are drawn at random: without what is around it, each run would have what branches were told otherwise.
-        entry = entry_of(handle, author, superstep, message, branch=index, around=around, confidential=marks[index])
+        entry = entry_of(handle, author, superstep, message, branch=index, around=around, confidential=mark)
         persona, known = persona_of(message), before.get(str(message.id))
         claimed = unproven_of(message)
         if persona is not None and claimed is None:
@@ -96,7 +101,7 @@ def entries_of(
                 entry["edited"] = True
                 if "thoughts" in entry:
                     entry["thoughts"] = None
-        elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
+        elif made and author != made[-1]["author"] and not are_siblings(said[index - 1][0], message):
             superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
         made.append(entry)
     return made
