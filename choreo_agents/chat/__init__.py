@@ -6,14 +6,12 @@ Read `tools` (what an agent may call), `speech` (what its tokens say), `speaking
 
 from choreo_agents.chat.asking import ChatRequest, Reuse
 from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
-from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.formats import answer_format, closed, schema_of_type
 from choreo_agents.chat.guides import CompiledGuides
 from choreo_agents.chat.history import THOUGHT_BLOCKS, calls_in, calls_made, result_turn, tools_called
 from choreo_agents.chat.recording import RecordedChats, remove_recording
-from choreo_agents.chat.reply import reply
 from choreo_agents.chat.required import led, required_call
-from choreo_agents.chat.speaking import Speaking, Spoken
+from choreo_agents.chat.speaking import Speaking
 from choreo_agents.chat.thinking import answer_header, thinking_before
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
 from choreo_agents.chat.turns import thoughts_said, turn_said
@@ -25,11 +23,9 @@ __all__ = [
     "ChatRequest",
     "CompiledGuides",
     "Described",
-    "MessageChunks",
     "RecordedChats",
     "Reuse",
     "Speaking",
-    "Spoken",
     "Tool",
     "ToolChoice",
     "answer_format",
@@ -44,7 +40,6 @@ __all__ = [
     "led",
     "own_turns",
     "remove_recording",
-    "reply",
     "required_call",
     "required_tools",
     "result_turn",

@@ -16,18 +16,15 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 
 from choreo_agents.chat.anywhere import view_anywhere
 from choreo_agents.chat.asking import ChatRequest
-from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.encodings import Encodings
 from choreo_agents.chat.logprobs import logprobs_of, said_tokens
 from choreo_agents.chat.prompt import Piece, PromptCutter, whole_prompt
-from choreo_agents.chat.reply import reply
-from choreo_agents.chat.required import led
 from choreo_agents.chat.shown_text import before_stop
 from choreo_agents.chat.spans import ChatSpan, spans_of
 from choreo_agents.chat.speaking import Speaking
 from choreo_agents.chat.thinking import answer_header, thinking_before
 from choreo_agents.chat.turns import turn_said
-from choreo_agents.engine import Decode, Engine, Prefill, StreamedToken, Thinking, UnkeptRun
+from choreo_agents.engine import Decode, Engine, Prefill, StreamedToken, UnkeptRun
 from choreo_agents.errors import ContextLengthError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
@@ -64,7 +61,6 @@ class ChatCall:
         chat, tools = engine.chat, request.tools
         self._thinks = request.thinks(chat)
         self._header = answer_header(chat, None, thinks=self._thinks, calls=bool(tools))
-        self._thinking: Thinking | None = None
         self._memo = uuid.uuid4().hex if self._thinks else None
         self._encodings: Encodings | None = None
         self.decode: Decode | None = None
@@ -156,33 +152,35 @@ class ChatCall:
         sampling, rest = request.sampling, engine.model.adapter.max_positions - read - _MARGIN
         self._counts = request.counts_thoughts and "max_tokens" in request.sampling.model_fields_set
         room = rest - (0 if self._counts else sampling.within(rest // 2).longest)
-        calls = bool(request.tools)
-        sampling, guide, ways = led(engine, request.tools, request.required, sampling)
-        if guide is not None and request.may_be_cut:
-            guide = replace(guide, key=f"{guide.key}, which may be cut", may_be_cut=True)
-        thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
-        thinking = None if thinking is None else replace(thinking, counts=self._counts)
-        self._read, self._thinking = read - len(header), thinking
-        self.opened = len(header) if thinking is None else len(engine.model.encode(thinking.answer))
-        self._chunks = MessageChunks(engine.model, thinking, request.message_id, None, sampling.stop)
-        # Of two calls that are asked the same each has results of its own.
-        place = request.message_id or uuid.uuid4().hex
-        self._speaking = Speaking(self._chunks, engine.model, request.tools, place, ways)
+        thinking, calls = None, bool(request.tools)
+        if self._thinks:
+            thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls)
+            thinking = replace(thinking, counts=self._counts)
+        self._read = read - len(header)
+        self._speaking = Speaking(
+            engine,
+            header,
+            thinking,
+            sampling,
+            request.tools,
+            request.required,
+            # Of two calls that are asked the same each has results of its own.
+            request.message_id or uuid.uuid4().hex,
+            message_id=request.message_id,
+            stop=sampling.stop,
+            may_be_cut=request.may_be_cut,
+        )
+        self.opened = self._speaking.opened
         self.decode = Decode(
             header,
             view,
             offsets,
-            sampling=sampling,
             author=f"{request.agent}.assistant",
-            closing=engine.chat.turn_end,
-            ends=self._speaking.ends,
-            in_parts=self._speaking.in_parts,
             adapter=request.adapter,
             priority=request.priority,
             timeout_s=request.timeout_s,
-            thinking=thinking,
             memo=self._memo,
-            guide=guide,
+            **self._speaking.asked,
         )
         return self.decode
 
@@ -195,28 +193,18 @@ class ChatCall:
         self.engine.threads.hold([item])
         self.handle, self.message = item, self._replied(item)
         self.queued_s = self.engine.usage(item).queued_s
-        yield from self._chunks.last(self.message)
+        yield from self._speaking.last(self.message)
 
     def _replied(self, handle: MessageHandle) -> AIMessage:
         engine, request = self.engine, self.request
-        spoken = self._speaking.said(engine.tokens(handle)[self.opened :])
-        whole, spoken = spoken, spoken.cut(lambda words: before_stop(words, request.sampling.stop).strip())
+        whole = self._speaking.said(handle)
+        spoken = whole.cut(lambda words: before_stop(words, request.sampling.stop).strip())
         thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
         metadata: dict[str, Any] = {}
         if request.sampling.logprobs is not None:
             metadata["logprobs"] = logprobs_of(engine.model, said_tokens(engine, handle))
-        message = reply(
-            engine,
-            handle,
-            spoken,
-            thought,
-            self._thinking,
-            read=self._read,
-            header=self.opened,
-            most=request.sampling.max_tokens if self._counts else None,
-            metadata=metadata,
-            id=request.message_id,
-        )
+        most = request.sampling.max_tokens if self._counts else None
+        message = self._speaking.reply(handle, spoken, thought, read=self._read, most=most, metadata=metadata)
         is_whole = whole == spoken  # else what it stopped at stands in its encoding
         if self._encodings is not None and is_whole:
             said = request.adapter, turn_said(message, engine.chat).text

@@ -1,18 +1,27 @@
-"""What a decode says as it comes, and as a whole: words, thoughts, and calls of tools."""
+"""One message of a model, from how its decode is led to the chat message: pieces as they come, and the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from langchain_core.messages import AIMessageChunk, InvalidToolCall, ToolCall
+from langchain_core.messages import AIMessage, AIMessageChunk, InvalidToolCall, ToolCall
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
 
-from choreo_agents.chat.chunks import MessageChunks
+from choreo_agents.chat.logprobs import said_tokens
+from choreo_agents.chat.required import led
+from choreo_agents.chat.shown_text import ShownText, shown_thoughts
 from choreo_agents.chat.speech import Called, Speech, require_names
 from choreo_agents.chat.tools import Described
 from choreo_agents.chat.ways import CallsOrAnswer
-from choreo_agents.engine import StreamedToken
-from choreo_agents.models import LoadedModel, tools_format
+from choreo_agents.engine import Engine, StreamedToken, Thinking
+from choreo_agents.engine.decoding.thoughts import PhaseTexts
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText, tools_format
+from choreo_agents.models.chat.tools.literals import to_json
+from choreo_agents.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -29,55 +38,79 @@ class Spoken:
 
 
 class Speaking:
-    """Of one decode.
+    """Of one decode: its pieces add up to the message.
 
     Args:
-        chunks: Of the message.
-        model: Whose tokens they are.
+        engine: Decodes it.
+        opening: The tokens that it starts with, where nothing is thought before.
+        thinking: How its model thinks before it speaks; None: not at all.
+        sampling: Of the answer.
         tools: What the speaker may call; without any, all that it says is words.
+        required: Of those of which one must be, the names; None: its sampling alone leads it.
         place: See `Speech`.
-        ways: Makes what tells calls from an answer in a form; None: nothing has to.
+        message_id: Of the message, and the `name` of who says it.
+        stop: Texts that end it and are no part of it.
+        may_be_cut: See `Guided`.
 
     Raises:
-        InvalidRequestError: A tool has a name that the model cannot write.
+        GrammarError: It cannot be led by its guide, or by what the arguments of a tool must be.
+        InvalidRequestError: A tool has a name that the model cannot write; see also `led`.
     """
 
     def __init__(
         self,
-        chunks: MessageChunks,
-        model: LoadedModel,
+        engine: Engine,
+        opening: Sequence[int],
+        thinking: Thinking | None,
+        sampling: Sampling,
         tools: Described,
+        required: Collection[str] | None,
         place: str,
-        ways: Callable[[], CallsOrAnswer] | None = None,
+        *,
+        message_id: str | None = None,
+        name: str | None = None,
+        stop: Sequence[str] = (),
+        may_be_cut: bool = False,
     ) -> None:
-        self._chunks = chunks
-        self._model = model
-        self._tools = tools
-        self._place = place
-        self._ways: Callable[[], CallsOrAnswer | None] = ways or (lambda: None)
+        self._engine, self._thinking, self._tools, self._place = engine, thinking, tools, place
+        model = self._model = engine.model
         require_names(model, tools)
+        guide, ways = None, None
+        if required is not None:
+            sampling, guide, ways = led(engine, tools, required, sampling)
+        if guide is not None and may_be_cut:
+            guide = replace(guide, key=f"{guide.key}, which may be cut", may_be_cut=True)
+        self.opened = len(opening if thinking is None else model.encode(thinking.answer))
+        """Tokens before its first word."""
+        how = tools_format(model.chat)
+        self.asked: dict[str, Any] = {
+            "sampling": sampling,
+            "guide": guide,
+            "thinking": thinking,
+            "closing": model.chat.turn_end,
+            # Tokens that end a call's turn by themselves.
+            "ends": tuple(token for text in (how.ends if tools else ()) for token in model.encode(text)[:1]),
+            # A turn may have several messages: a preamble, then a call.
+            "in_parts": bool(tools) and how.is_headed and bool(how.ends),
+        }
+        """What a `Decode` is told of it."""
+        self._ways: Callable[[], CallsOrAnswer | None] = ways or (lambda: None)
         self._speech = Speech(model, tools, place, self._ways()) if tools else None
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """Tokens that end a call's turn by themselves."""
-        ends = tools_format(self._model.chat).ends if self._tools else ()
-        return tuple(token for text in ends for token in self._model.encode(text)[:1])
-
-    @property
-    def in_parts(self) -> bool:
-        """Tell whether a turn may have several messages: a preamble, then a call."""
-        how = tools_format(self._model.chat)
-        return bool(self._tools) and how.is_headed and bool(how.ends)
+        self._said: dict[str, Any] = {"id": message_id, "name": name}
+        turn_end = model.decode(model.encode(FramedText.frame(model.chat.turn_end)), special=False)
+        self._words, self._thoughts = ShownText(turn_end, stop), shown_thoughts(thinking, model)
+        self._called: dict[str | None, bool] = {}
+        """Calls that were shown, by their ids; whether they can be made."""
 
     def hear(self, item: StreamedToken) -> Iterator[AIMessageChunk]:
         """What the next token says."""
         if item.phase == "thoughts":
-            yield from self._chunks.thought(item.text)
+            if piece := self._thoughts.add(item.text):
+                yield self._chunk(_reasoning(piece))
         elif self._speech is not None and item.phase == "answer":
             yield from self._heard(self._speech.add(item.token))
         else:
-            yield from self._chunks.token(item.text)
+            yield from self._heard([item.text])
 
     def rest(self) -> Iterator[AIMessageChunk]:
         """What is left of calls when nothing follows."""
@@ -85,20 +118,123 @@ class Speaking:
 
     def _heard(self, pieces: Sequence[str | Called]) -> Iterator[AIMessageChunk]:
         for piece in pieces:
-            yield from self._chunks.token(piece) if isinstance(piece, str) else self._chunks.call(piece)
+            if not isinstance(piece, str):
+                yield from self._call(piece)
+            elif shown := self._words.add(piece):
+                yield self._chunk(self._text(shown))
 
-    def said(self, tokens: Sequence[int]) -> Spoken:
-        """The whole message, whose tokens behind its header these are."""
-        spoken = _without_end(list(tokens), self._model)
-        if self._speech is None:
-            return Spoken(self._model.decode(spoken, special=False).strip())
-        said = Speech(self._model, self._tools, self._place, self._ways()).whole(spoken)
+    def _call(self, call: Called) -> Iterator[AIMessageChunk]:
+        """A whole call, once."""
+        if call["id"] in self._called:
+            return
+        # What has no number is never joined to anything.
+        number = sum(self._called.values()) if call["type"] == "tool_call" else None
+        self._called[call["id"]] = number is not None
+        args = call["args"] if isinstance(call["args"], str) else to_json(call["args"])
+        yield self._chunk(
+            "", tool_call_chunks=[tool_call_chunk(name=call["name"], args=args, id=call["id"], index=number)]
+        )
+
+    def last(self, message: AIMessage) -> Iterator[AIMessageChunk]:
+        """What is left of the message; the last piece alone says how it ended and what it cost."""
+        thoughts = "".join(
+            str(block["reasoning"])
+            for block in (message.content if isinstance(message.content, list) else [])
+            if isinstance(block, dict) and block.get("type") == "reasoning"
+        )
+        if rest := self._thoughts.rest(thoughts):
+            yield self._chunk(_reasoning(rest))
+        calls: list[Called] = [*message.tool_calls, *message.invalid_tool_calls]
+        for call in calls:
+            yield from self._call(call)
+        yield self._chunk(
+            self._text(self._words.rest(str(message.text))),
+            response_metadata=dict(message.response_metadata),
+            usage_metadata=message.usage_metadata,
+            chunk_position="last",
+        )
+
+    def _text(self, piece: str) -> Any:
+        return [{"type": "text", "text": piece, "index": 1}] if self._thoughts else piece
+
+    def _chunk(self, content: Any, **more: Any) -> AIMessageChunk:
+        return AIMessageChunk(content=content, **self._said, **more)
+
+    def said(self, handle: MessageHandle) -> Spoken:
+        """The words and calls of the whole message."""
+        model = self._model
+        tokens, ending = self._engine.tokens(handle)[self.opened :], model.encode(model.chat.turn_end)
+        # What only looks like what ends its turn was said.
+        tokens = tokens[: -len(ending)] if ending and tokens[-len(ending) :] == ending else tokens
+        if not self._tools:
+            return Spoken(model.decode(tokens, special=False).strip())
+        said = Speech(model, self._tools, self._place, self._ways()).whole(tokens)
         calls = [call for call in said.calls if call["type"] == "tool_call"]
         broken = [call for call in said.calls if call["type"] == "invalid_tool_call"]
         return Spoken(said.words, calls, broken)
 
+    def reply(
+        self,
+        handle: MessageHandle,
+        spoken: Spoken,
+        thought: MessageHandle | None,
+        *,
+        read: int,
+        most: int | None = None,
+        metadata: dict[str, Any] | None = None,
+        **said: Any,
+    ) -> AIMessage:
+        """The whole message: words, thoughts and calls, what it cost, and why it ended.
 
-def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:
-    """A message's tokens before those that end its turn; what only looks like them was said."""
-    ending = model.encode(model.chat.turn_end)
-    return spoken[: -len(ending)] if ending and spoken[-len(ending) :] == ending else spoken
+        Args:
+            handle: Of the message.
+            spoken: What it says.
+            thought: What was decoded, thoughts and answer; None: it was said without thinking. Thoughts get a block of
+                their own.
+            read: Tokens of its view.
+            most: Tokens that it may have sampled at most: what it was made to say beside is not counted.
+            metadata: Of the response, beside the model's name and why it ended.
+            said: Other fields of the message.
+        """
+        engine = self._engine
+        thoughts, reasoning = ("", 0) if thought is None else self._thought(thought, handle)
+        content: Any = spoken.words
+        if thoughts:
+            content = [{"type": "reasoning", "reasoning": thoughts}]
+            content += [{"type": "text", "text": spoken.words}] if spoken.words or not spoken.calls else []
+        made = reasoning + len(said_tokens(engine, handle))
+        output = made if most is None else min(made, most)
+        usage = UsageMetadata(
+            input_tokens=read + self.opened,
+            output_tokens=output,
+            total_tokens=read + self.opened + output,
+            input_token_details=InputTokenDetails(cache_read=engine.usage(handle).tokens_reused),
+        )
+        if reasoning:
+            usage["output_token_details"] = OutputTokenDetails(reasoning=min(reasoning, output))
+        # One that was cut is cut, whatever it calls.
+        is_cut = engine.inspect.finish_reason(handle) == "length"
+        ended = "length" if is_cut else "tool_calls" if spoken.calls else "stop"
+        return AIMessage(
+            content=content,
+            tool_calls=spoken.calls,
+            invalid_tool_calls=spoken.broken,
+            response_metadata={"model_name": engine.model.name, "finish_reason": ended, **(metadata or {})},
+            usage_metadata=usage,
+            **{**self._said, **said},
+        )
+
+    def _thought(self, thought: MessageHandle, handle: MessageHandle) -> tuple[str, int]:
+        """What was thought before a message, in the words that a stream of it adds up to, and its length in tokens."""
+        if self._thinking is None:
+            return "", 0
+        *_, made = self._engine.inspect.records([thought])
+        assert made.sampled is not None
+        sampled = list(made.tokens[slice(*made.sampled)])
+        texts, shown = PhaseTexts(self._model, self._thinking), shown_thoughts(self._thinking, self._model)
+        said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
+        return "".join(map(shown.add, said)), len(sampled) - len(self._engine.logprobs(handle))
+
+
+def _reasoning(piece: str) -> Any:
+    return [{"type": "reasoning", "reasoning": piece, "index": 0}]

@@ -15,11 +15,8 @@ from langchain_core.runnables.config import merge_configs
 
 from choreo_agents.chat import (
     Described,
-    MessageChunks,
     Speaking,
     ToolChoice,
-    led,
-    reply,
     required_tools,
 )
 from choreo_agents.engine import Engine, PlayedCall
@@ -305,32 +302,34 @@ class _Call:
         message_id, thinking, view = place.message_id(self._superstep), self._thinking, self._view
         memo = place.memo(self._superstep) or str(uuid.uuid4())
         await turn.recall(memo, place)
-        chunks = MessageChunks(engine.model, thinking, message_id, place.node)
-        header = self._opening if thinking is None else engine.model.encode(thinking.answer)
-        sampling, guide, ways = self._sampling, None, None
-        if agent.tools:
-            sampling, guide, ways = led(engine, *required_tools(agent.tools, agent.tool_choice), sampling)
         at = place.at(self._superstep)
-        speaking = Speaking(chunks, engine.model, agent.tools, f"{at} {view.end}", ways)
+        # Without tools the engine leads it: it remembers what it has compiled.
+        tools, required = required_tools(agent.tools, agent.tool_choice) if agent.tools else (agent.tools, None)
+        speaking = Speaking(
+            engine,
+            self._opening,
+            thinking,
+            self._sampling,
+            tools,
+            required,
+            f"{at} {view.end}",
+            message_id=message_id,
+            name=place.node,
+        )
         known = None if self._answer is None else self._answer.tokens
         stream = turn.reading.bound.astream(
             self._opening,
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
-            sampling=sampling,
             author=place.author,
             confidential=agent.confidential,
-            closing=engine.chat.turn_end,
-            ends=speaking.ends,
-            in_parts=speaking.in_parts,
             memo=memo,
             anew=place.again,
             adapter=agent.adapter,
             watch=self._watch,
-            thinking=thinking,
-            guide=guide,
             played=PlayedCall(at, known, known is not None),
+            **speaking.asked,
         )
         handle = None
         async with aclosing(stream):
@@ -342,25 +341,15 @@ class _Call:
                 await run.show(speaking.hear(item))
         assert handle is not None
         await run.show(speaking.rest())
-        said = speaking.said(engine.tokens(handle)[len(header) :])
+        said = speaking.said(handle)
         try:
             beside = {} if agent.output is None or said.calls or said.broken else agent.output.noted(said.words)
         except GuideError:
             engine.release(handle)  # nobody will ever name it
             raise
         thought = next(reversed(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
-        message = reply(
-            engine,
-            handle,
-            said,
-            thought,
-            thinking,
-            read=sum(each.length for each in view.handles),
-            header=len(header),
-            name=turn.place.node,
-            id=message_id,
-            additional_kwargs=beside,
-        )
+        read = sum(each.length for each in view.handles)
+        message = speaking.reply(handle, said, thought, read=read, additional_kwargs=beside)
         noted = {
             "handle": handle.id,
             "model": handle.model,
@@ -372,7 +361,7 @@ class _Call:
             **opening_of(agent, turn.state),
         }
         message = turn.signer.noted(message, noted)
-        await run.show(chunks.last(message))
+        await run.show(speaking.last(message))
         await run.end(message)
         first = self._first_s or time.perf_counter()
         report(engine, turn.place.node, handle, said.words, started_s=turn.started_s, first_token_s=first)
