@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 from xml.sax.saxutils import quoteattr
 
 from choreo_agents.pml.markup.checks import check_schema
@@ -12,6 +14,7 @@ from choreo_agents.pml.markup.reading import RawElement, RawText, read_xml
 from choreo_agents.pml.markup.sources import read_included
 from choreo_agents.pml.markup.syntax import (
     ROLES,
+    TAGS,
     Argument,
     ChatTurn,
     Import,
@@ -27,30 +30,15 @@ from choreo_agents.pml.markup.syntax import (
 )
 from choreo_agents.pml.markup.whitespace import Flow, append_text
 
-_TAGS = ("module", "union", "parameter", "param", "system", "user", "assistant")
 _SPACE = "xml:space"
 _WHOLE = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|schema)[\s/>])", re.DOTALL)
 _LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def parse_schema(text: str, source: str, folder: Path | None, problems: Problems) -> SchemaTree | None:
-    """The tree of a schema; None if there is not even its element. What is wrong becomes a problem.
-
-    Args:
-        text: The `<schema>` element.
-        source: What places call it.
-        folder: Below which `src` finds files; None: nowhere.
-        problems: Takes what is wrong.
-    """
-    tree = parse_document(text, source, folder, problems, ("schema",))
-    return tree if isinstance(tree, SchemaTree) else None
-
-
-def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> PromptTree | None:
-    """The tree of a prompt, likewise; also of one that is no `<prompt>` element but what stands in it."""
+def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> SchemaTree | PromptTree | None:
+    """The tree of a prompt, also of one that is no `<prompt>` element but what stands in it: see `parse_document`."""
     around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
-    tree = parse_document(text, source, None, problems, ("prompt",), around)
-    return tree if isinstance(tree, PromptTree) else None
+    return parse_document(text, source, None, problems, ("prompt",), around)
 
 
 def parse_document(
@@ -61,7 +49,16 @@ def parse_document(
     roots: tuple[str, ...] = ("schema", "prompt"),
     around: tuple[str, str] = ("", ""),
 ) -> SchemaTree | PromptTree | None:
-    """The tree of whichever of these a document is."""
+    """The tree of a document; None if there is not even its element. What is wrong becomes a problem.
+
+    Args:
+        text: The document.
+        source: What places call it.
+        folder: Below which `src` finds files; None: nowhere.
+        problems: Takes what is wrong.
+        roots: The elements that it may be.
+        around: See `read_xml`.
+    """
     root, whole = read_xml(text, source, problems, around=around)
     if root is None:
         return None
@@ -70,7 +67,7 @@ def parse_document(
         problems.add(root.place, f"the document is a <{root.tag}>", expected)
         return None
     if root.tag == "prompt":
-        return _PromptParser(problems).prompt(root)
+        return _PromptParser(problems, at_start=False).prompt(root)
     tree = _SchemaParser(folder, problems).schema(root)
     check_schema(tree, problems, whole=whole)
     return tree
@@ -79,9 +76,9 @@ def parse_document(
 class _Reader:
     """What schemas and prompts have in common."""
 
-    def __init__(self, problems: Problems, *, open_start: bool) -> None:
+    def __init__(self, problems: Problems, *, at_start: bool) -> None:
         self.problems = problems
-        self.flow = Flow(open_start=open_start)
+        self.flow = Flow(at_start)
         self.preserve = [False]
 
     def text(self, raw: RawText) -> str:
@@ -117,7 +114,7 @@ class _Reader:
 
 class _SchemaParser(_Reader):
     def __init__(self, folder: Path | None, problems: Problems) -> None:
-        super().__init__(problems, open_start=False)
+        super().__init__(problems, at_start=True)
         self.folder = folder
 
     def schema(self, raw: RawElement) -> SchemaTree:
@@ -143,14 +140,11 @@ class _SchemaParser(_Reader):
             elif child.tag in ROLES:
                 nodes.append(self.turn(child))
             else:
-                self.unknown(child, "escape what is meant as text: &lt;" + child.tag)
+                expected = nearest(child.tag, TAGS, "escape what is meant as text: &lt;" + child.tag)
+                self.problems.add(child.place, f"there is no <{child.tag}> in a schema", expected)
+                self.children(child)  # what is right inside is still read for problems
         self.leave()
         return tuple(nodes)
-
-    def unknown(self, raw: RawElement, otherwise: str) -> None:
-        """An element that is none of the language's: what is right inside is still read for problems."""
-        self.problems.add(raw.place, f"there is no <{raw.tag}> in a schema", nearest(raw.tag, _TAGS, otherwise))
-        self.children(raw)
 
     def module(self, raw: RawElement) -> Module:
         attributes = self.attributes(raw, "name", "src", "cache", "confidential")
@@ -163,23 +157,27 @@ class _SchemaParser(_Reader):
     def union(self, raw: RawElement) -> Union:
         scaffold = self.attributes(raw, "scaffold").get("scaffold", "").strip()
         for child in raw.children:
-            if isinstance(child, RawText):
-                if child.text.strip():
-                    self.problems.add(child.place, "there is text in a <union>", "<module> only")
-            elif child.tag != "module":
-                self.problems.add(child.place, f"there is a <{child.tag}> in a <union>", "<module> only")
-        members = [child for child in raw.children if isinstance(child, RawElement) and child.tag == "module"]
-        blanks = [child.text for child in raw.children if isinstance(child, RawText) and not child.text.strip()]
-        last = raw.children[-1] if raw.children else None
-        tail = blanks.pop() if isinstance(last, RawText) and blanks else ""
-        choosing = self.flow.choose(blanks)
+            if isinstance(child, RawElement):
+                if child.tag != "module":
+                    self.problems.add(child.place, f"there is a <{child.tag}> in a <union>", "<module> only")
+            elif child.text.strip():
+                self.problems.add(child.place, "there is text in a <union>", "<module> only")
+            elif child is not raw.children[-1]:
+                self.flow.owe(child.text)
+        before, after = self.flow, list[Flow]()
         read: list[Module] = []
         self.enter(raw)
-        for member in members:
-            with choosing.member():
-                read.append(self.module(member))
+        for child in raw.children:
+            if isinstance(child, RawElement) and child.tag == "module":
+                # Each is read as if it were the only one.
+                self.flow = replace(before)
+                read.append(self.module(child))
+                after.append(self.flow)
         self.leave()
-        choosing.end(tail)
+        if after:
+            self.flow = Flow(all(flow.at_start for flow in after), max((flow.owed for flow in after), key=len))
+        if raw.children and isinstance(last := raw.children[-1], RawText):
+            self.flow.owe(last.text)
         return Union(tuple(read), raw.place, scaffold)
 
     def parameter(self, raw: RawElement, nodes: list[SchemaNode]) -> None:
@@ -205,7 +203,7 @@ class _SchemaParser(_Reader):
         self.flow.turn()
         children = self.included(raw) if "src" in attributes else self.children(raw)
         self.flow.turn()
-        return ChatTurn(_role(raw.tag), children, raw.place)
+        return ChatTurn(cast(Role, raw.tag), children, raw.place)
 
     def included(self, raw: RawElement) -> tuple[SchemaNode, ...]:
         """The text of the file that an element names."""
@@ -229,9 +227,6 @@ class _SchemaParser(_Reader):
 
 
 class _PromptParser(_Reader):
-    def __init__(self, problems: Problems) -> None:
-        super().__init__(problems, open_start=True)
-
     def prompt(self, raw: RawElement) -> PromptTree:
         schema = self.required(raw, "schema")
         place = raw.places.get("schema", raw.place)
@@ -249,7 +244,7 @@ class _PromptParser(_Reader):
                 append_text(nodes, self.text(child), child.place)
             elif child.tag in ROLES:
                 nodes.append(self.turn(child))
-            elif child.tag in ("prompt", "schema", *_TAGS):
+            elif child.tag in ("prompt", "schema", *TAGS):
                 self.problems.add(child.place, f"there is a <{child.tag}> in a prompt", "an import, text or a turn")
                 self.children(child)
             else:
@@ -261,7 +256,7 @@ class _PromptParser(_Reader):
         self.attributes(raw)
         self.flow.turn()
         self.enter(raw)
-        nodes: list[PromptNode] = []
+        nodes: list[Text] = []
         for child in raw.children:
             if isinstance(child, RawText):
                 append_text(nodes, self.text(child), child.place)
@@ -270,8 +265,4 @@ class _PromptParser(_Reader):
                 self.problems.add(child.place, message, "text: what is imported stands where the schema has it")
         self.leave()
         self.flow.turn()
-        return ChatTurn(_role(raw.tag), tuple(node for node in nodes if isinstance(node, Text)), raw.place)
-
-
-def _role(tag: str) -> Role:
-    return next(role for role in ROLES if role == tag)
+        return ChatTurn(cast(Role, raw.tag), tuple(nodes), raw.place)

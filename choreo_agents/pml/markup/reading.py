@@ -80,7 +80,7 @@ def read_xml(
         parser.feed(around[0] + text + around[1])
         parser.close()
     except SAXParseException as error:
-        place = places.of(error.getLineNumber() or 1, error.getColumnNumber() or 0)
+        place = places.at(places.index(error.getLineNumber() or 1, error.getColumnNumber() or 0))
         said = str(error.getMessage())
         problems.add(place, f"not well-formed XML: {said}", _HINTS.get(said, "") or handler.expected())
     except DefusedXmlException:
@@ -114,9 +114,6 @@ class _Places:
 
     def index(self, line: int, column: int) -> int:
         return self.starts[min(line, len(self.starts)) - 1] + column
-
-    def of(self, line: int, column: int) -> SourcePlace:
-        return self.at(self.index(line, column))
 
     def at(self, index: int) -> SourcePlace:
         index = min(max(index, self.prefix), len(self.text))
