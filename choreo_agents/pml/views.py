@@ -62,9 +62,7 @@ class PromptView:
         self.release()
 
 
-def encoded_view(
-    engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle], *, lazy: bool = False
-) -> PromptView:
+def encoded_view(engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle], *, lazy: bool) -> PromptView:
     """The view of a prompt, with what modules do not hold encoded: each text with all before it in sight.
 
     Args:
