@@ -314,25 +314,14 @@ def load_model(
 
 def _lean(adapter: ModelAdapter, prompt: ProbePrompt, served: AttentionBackend, *, packed: int) -> str | None:
     """Let a model's lean pass serve it, if it can be had and is right; why not."""
-    if adapter.device.type == "cuda" or isinstance(served, TritonBackend):
-        return _tried(adapter, prompt, served, fused_forward)
-    small = adapter.parameters <= _SMALL
-    if not packed and not small:
-        return "its weights are not laid out for the CPU"
-    try:
-        native = served if isinstance(served, NativeBackend) else _backend(adapter, "native")
-    except InvalidRequestError as reason:
-        return str(reason)
-    return _tried(adapter, prompt, native, lean_forward)
-
-
-def _tried(
-    adapter: ModelAdapter,
-    prompt: ProbePrompt,
-    served: AttentionBackend,
-    make: Callable[[Any, HeadShape], LeanForward | FusedForward],
-) -> str | None:
-    """Let a pass serve a model if it can be made and is right; why not."""
+    make: Callable[[Any, HeadShape], LeanForward | FusedForward] = fused_forward
+    if adapter.device.type != "cuda" and not isinstance(served, TritonBackend):
+        if not packed and adapter.parameters > _SMALL:
+            return "its weights are not laid out for the CPU"
+        try:
+            make, served = lean_forward, served if isinstance(served, NativeBackend) else _backend(adapter, "native")
+        except InvalidRequestError as reason:
+            return str(reason)
     try:
         adapter.lean = make(adapter.model, _heads(adapter))
         require_movable(adapter, prompt, served)

@@ -195,15 +195,10 @@ class _Derivation:
 
     def _trims(self, role: str) -> bool:
         """Whether the template leaves out blanks around somebody's words."""
-        turns: dict[str, list[Turn]] = {
-            "user": [said("user")],
-            "assistant": [said("user"), said("assistant")],
-            "system": [said("system"), said("user")],
-        }
-        at = -1 if role != "system" else 0
-        bare = self.template.render(turns[role])
-        spaced = [*turns[role]]
-        spaced[at] = spaced[at] | {"content": f" {spaced[at]['content']} "}
+        around = {"user": ["user"], "assistant": ["user", "assistant"], "system": ["system", "user"]}
+        turns = [said(each) for each in around[role]]
+        spaced = [turn | {"content": f" {turn['content']} "} if turn["role"] == role else turn for turn in turns]
+        bare = self.template.render(turns)
         return bare is not None and self.template.render(spaced) == bare
 
 

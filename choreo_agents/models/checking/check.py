@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ class ModelCheck:
                 "holds_weights": memory.holds_weights,
                 "holds_context": memory.holds_context,
             },
-            **self.facts.as_object(),
+            **asdict(self.facts),
             "has_template": self.has_template,
             "views": [view.as_object() for view in (*self.shared, *self.reencoded)],
         }

@@ -77,9 +77,8 @@ def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> Non
         raise UnsupportedModelError(f"the weights are quantised by {method!r}, which nobody here reads: of {known}")
     lacking = [package for module, package in _PACKAGES.get(method, {}).items() if not _importable(module)]
     if lacking:
-        raise UnsupportedModelError(
-            f"the weights are quantised by {method}: {missing_package(f'that needs {_listed(lacking)}', *lacking)}"
-        )
+        said = f"that needs {' and '.join(lacking)}"
+        raise UnsupportedModelError(f"the weights are quantised by {method}: {missing_package(said, *lacking)}")
     if method in _FP8 and dtype not in (None, torch.bfloat16):
         raise UnsupportedModelError(
             f"the weights are FP8 ({method}), which become bfloat16 and cannot be multiplied with "
@@ -106,7 +105,3 @@ def _importable(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(names)
