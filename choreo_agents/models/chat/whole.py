@@ -29,7 +29,7 @@ class WholeConversation:
         result: How it writes what a tool has returned, if it has a form for that.
     """
 
-    def __init__(self, template: Template, *, usual: bool, result: ResultFormat | None = None) -> None:
+    def __init__(self, template: Template, *, usual: bool, result: ResultFormat | None) -> None:
         self._template, self._usual, self._result = template, usual, result
         self._switch, self._thinks, self._answers = switched(template)
 
