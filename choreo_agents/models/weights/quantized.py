@@ -44,9 +44,8 @@ _DENSE_ON_CPU = ("fp8", "mxfp4")
 
 def quantization_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
     """What a configuration says of how its weights were quantised; None if they were not."""
-    found = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(), "quantization_config", None
-    )
+    told = (getattr(each, "quantization_config", None) for each in (config, config.get_text_config()))
+    found = next(filter(None, told), None)
     if found is None:
         return None
     said: Mapping[str, Any] = found if isinstance(found, Mapping) else found.to_dict()

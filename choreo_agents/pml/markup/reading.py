@@ -65,7 +65,7 @@ def read_xml(
         around: Tags that are put around the text first; places do not count them.
     """
     text = text.removeprefix("\ufeff")
-    places = _Places(text, source, around[0])
+    places = Places(text, source, around[0])
     bad = forbidden_character(text)
     if bad is not None:
         place = places.at(bad.start() + len(around[0]))
@@ -105,10 +105,10 @@ class _TooDeepError(Exception):
     pass
 
 
-class _Places:
+class Places:
     """Translates the parser's lines and columns into places, and into indices of the text."""
 
-    def __init__(self, text: str, source: str, prefix: str) -> None:
+    def __init__(self, text: str, source: str, prefix: str = "") -> None:
         self.text, self.source, self.prefix = prefix + text, source, len(prefix)
         self.starts = [0, *(match.end() for match in _LINE.finditer(self.text))]
 
@@ -125,7 +125,7 @@ class _Places:
 class _Handler(ContentHandler, LexicalHandler):
     """Builds the elements."""
 
-    def __init__(self, places: _Places, locator: DefusedExpatParser) -> None:
+    def __init__(self, places: Places, locator: DefusedExpatParser) -> None:
         super().__init__()
         self.places, self.locator = places, locator
         self.root: RawElement | None = None
