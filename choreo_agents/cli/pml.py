@@ -163,7 +163,8 @@ def _grow(tree: Tree, spans: tuple[Span, ...]) -> None:
     for span in spans:
         match span:
             case TextSpan():
-                tree.add(_line(span, _quoted(span.text), "dim"))
+                short = span.text if len(span.text) <= _SHOWN else f"{span.text[: _SHOWN - 1]}…"
+                tree.add(_line(span, repr(short), "dim"))
             case SlotSpan():
                 tree.add(_line(span, f"parameter {span.name}", "yellow"))
             case ModuleSpan():
@@ -178,8 +179,3 @@ def _line(span: Span, what: str, style: str) -> Text:
     if not span.length:
         return Text.assemble(f"{span.start:>5} (empty)    ", (what, style))
     return Text.assemble(f"{span.start:>5}–{span.end - 1:<5} ", (f"{span.length:>5}  ", "dim"), (what, style))
-
-
-def _quoted(text: str) -> str:
-    short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-    return repr(short)

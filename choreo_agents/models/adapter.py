@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -117,12 +117,13 @@ class ModelAdapter:
 def _end_tokens(model: PreTrainedModel, end_token: int | None) -> tuple[int, ...]:
     """All that generation stops at: of its own settings and of the tokenizer; where neither says, of the model's."""
     generation = model.generation_config
-    said = [*_listed(None if generation is None else generation.eos_token_id), *_listed(end_token)]
-    return tuple(dict.fromkeys(said or _listed(model.config.get_text_config().eos_token_id)))
+    said = [*listed(None if generation is None else generation.eos_token_id), *listed(end_token)]
+    return tuple(dict.fromkeys(said or listed(model.config.get_text_config().eos_token_id)))
 
 
-def _listed(ends: int | list[int] | None) -> list[int]:
-    return [] if ends is None else [*ends] if isinstance(ends, list) else [ends]
+def listed(ends: Any) -> list[int]:
+    """The tokens that a setting names: one, several, or none."""
+    return [] if ends is None else [int(each) for each in ends] if isinstance(ends, list | tuple) else [int(ends)]
 
 
 def max_positions(config: PreTrainedConfig) -> int:

@@ -31,6 +31,8 @@ _PARTIAL = ".partial"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _OTHER_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
 """Ways to begin that change the weights beside which the adapter was then trained."""
+_MORE_WEIGHTS = ("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices", "layer_replication")
+"""Options that train more than two matrices of each layer, or repeat layers."""
 _NOT_ALONE = ("alora_invocation_tokens", "use_bdlora", "use_qalora", "kasa_config", "arrow_config", "monteclora_config")
 """Options that do more to a token than to add two products."""
 
@@ -126,7 +128,8 @@ def exchanged(folder: Path, names: Sequence[str]) -> Iterator[Path]:
         made = Path(staged)
         yield made
         there = {name for name in names if (made / name).exists()}
-        differ = [name for name in names if not _is_same(made / name, folder / name)]
+        known = [name for name in names if name in there or (folder / name).exists()]
+        differ = [name for name in known if not same_file(made / name, folder / name)]
         if len(differ) > 1:
             (folder / CONFIG_FILE).unlink(missing_ok=True)
             differ = [*{*differ, CONFIG_FILE}]
@@ -137,10 +140,6 @@ def exchanged(folder: Path, names: Sequence[str]) -> Iterator[Path]:
                 (made / name).replace(folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)
-
-
-def _is_same(made: Path, known: Path) -> bool:
-    return same_file(made, known) or not (made.exists() or known.exists())
 
 
 def require_base(what: str, trained: str | None, serves: str) -> None:
@@ -160,17 +159,10 @@ def _read_config(folder: Path) -> Any:
         raise AdapterError(f"{CONFIG_FILE} in {str(folder)!r} cannot be read: {error}") from error
     if not isinstance(config, LoraConfig):
         raise AdapterError(f"the adapter in {str(folder)!r} is a {config.peft_type}: only LoRA can be served")
-    unusual = {
-        "use_dora": config.use_dora,
-        "bias": config.bias not in (None, "none"),
-        "modules_to_save": bool(config.modules_to_save),
-        "lora_bias": getattr(config, "lora_bias", False),
-        "trainable_token_indices": bool(getattr(config, "trainable_token_indices", None)),
-        "layer_replication": bool(config.layer_replication),
-        **{name: bool(getattr(config, name, None)) for name in _NOT_ALONE},
-        f"init_lora_weights={config.init_lora_weights!r}": str(config.init_lora_weights).startswith(_OTHER_WEIGHTS),
-    }
-    asked = [option for option, used in unusual.items() if used]
+    asked = ["bias"] if config.bias not in (None, "none") else []
+    asked += [name for name in (*_MORE_WEIGHTS, *_NOT_ALONE) if getattr(config, name, None)]
+    if str(config.init_lora_weights).startswith(_OTHER_WEIGHTS):
+        asked.append(f"init_lora_weights={config.init_lora_weights!r}")
     if asked:
         raise AdapterError(f"the adapter in {str(folder)!r} uses {asked[0]}, which cannot be served token by token")
     return config
@@ -209,16 +201,14 @@ class _Alphas:
         Raises:
             AdapterError: Its pattern is not matched in time.
         """
-        return self._alpha(module) / (rank**0.5 if self._config.use_rslora else rank)
-
-    def _alpha(self, module: str) -> float:
         try:
-            for pattern, alpha in self._patterns:
-                if pattern.match(module, timeout=max(1e-3, self._until_s - time.monotonic())):
-                    return alpha
+            fitting = (alpha for pattern, alpha in self._patterns if pattern.match(module, timeout=self._left_s()))
+            return next(fitting, self._usual) / (rank**0.5 if self._config.use_rslora else rank)
         except TimeoutError:
             raise AdapterError(f"{self._where} has an alpha_pattern that takes too long to be matched") from None
-        return self._usual
+
+    def _left_s(self) -> float:
+        return max(1e-3, self._until_s - time.monotonic())
 
     def _number(self, told: object) -> float:
         if isinstance(told, bool) or not isinstance(told, int | float) or not math.isfinite(told):

@@ -163,40 +163,37 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
         yield
     except ChoreoError:
         raise
-    except (SafetensorError, JSONDecodeError, RecursionError) as error:
-        raise OSError(f"the {what} of {name!r} are damaged: {error}") from error
-    except torch.OutOfMemoryError as error:
-        raise InvalidRequestError(
-            f"{name!r} does not fit the device's memory ({first_line(error)}): give another device, or a smaller model"
-        ) from error
-    except OSError as error:
-        raise OSError(f"the {what} of {name!r} cannot be read: {first_line(error)}") from error
-    except ImportError as error:
-        raise UnsupportedModelError(
-            f"the {what} of {name!r} cannot be read: {missing_package(first_line(error))}"
-        ) from error
     except Exception as error:  # transformers raises what its parts raise
-        said = str(error)
-        if any(words in said for words in _OWN_CODE):
-            raise UnsupportedModelError(
-                f"the {what} of {name!r} is code that it brings along, which is not run: only models that transformers "
-                "itself knows are served"
-            ) from error
-        if "ignore_mismatched_sizes" in said:
-            raise OSError(f"the weights of {name!r} have other shapes than its configuration says") from error
-        if "Unrecognized configuration class" in said:
-            raise UnsupportedModelError(f"{name!r} is no causal language model that transformers knows") from error
-        if "instantiate the backend tokenizer" in said:
-            raise OSError(
-                f"the {what} of {name!r} cannot be read: there is no tokenizer.json, nor what it is made of"
-            ) from (error)
-        if "Should have a `model_type` key" in said or "does not recognize this architecture" in said:
-            raise UnsupportedModelError(
-                f"the model type of {name!r} is unknown to the transformers that is installed: {first_line(error)}"
-            ) from error
-        raise UnsupportedModelError(
-            f"transformers cannot read the {what} of {name!r}: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise _ours(error, name, what) from error
+
+
+def _ours(error: Exception, name: str, what: str) -> Exception:
+    """What transformers has raised of a part of a model, as an error of ours."""
+    it, said, line = f"the {what} of {name!r}", str(error), first_line(error)
+    kind: type[Exception] = UnsupportedModelError
+    if isinstance(error, SafetensorError | JSONDecodeError | RecursionError):
+        kind, message = OSError, f"{it} are damaged: {error}"
+    elif isinstance(error, torch.OutOfMemoryError):
+        kind, advice = InvalidRequestError, "give another device, or a smaller model"
+        message = f"{name!r} does not fit the device's memory ({line}): {advice}"
+    elif isinstance(error, OSError):
+        kind, message = OSError, f"{it} cannot be read: {line}"
+    elif isinstance(error, ImportError):
+        message = f"{it} cannot be read: {missing_package(line)}"
+    elif any(words in said for words in _OWN_CODE):
+        served = "only models that transformers itself knows are served"
+        message = f"{it} is code that it brings along, which is not run: {served}"
+    elif "ignore_mismatched_sizes" in said:
+        kind, message = OSError, f"the weights of {name!r} have other shapes than its configuration says"
+    elif "Unrecognized configuration class" in said:
+        message = f"{name!r} is no causal language model that transformers knows"
+    elif "instantiate the backend tokenizer" in said:
+        kind, message = OSError, f"{it} cannot be read: there is no tokenizer.json, nor what it is made of"
+    elif "Should have a `model_type` key" in said or "does not recognize this architecture" in said:
+        message = f"the model type of {name!r} is unknown to the transformers that is installed: {line}"
+    else:
+        message = f"transformers cannot read {it}: {type(error).__name__}: {line}"
+    return kind(message)
 
 
 @contextmanager

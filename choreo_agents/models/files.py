@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -18,16 +18,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Raises:
         OSError: The disk is full, or the folder cannot be written.
     """
+    try:
+        with _put(path) as partial:
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(plain, partial, metadata={"format": "pt", **(metadata or {})})
+            _sort_header(partial)
+            partial.chmod(0o644)  # it is written for the owner's eyes only
+    except SafetensorError as error:
+        raise OSError(f"{str(path)!r} cannot be written: {error}") from error
+
+
+@contextlib.contextmanager
+def _put(path: Path) -> Iterator[Path]:
+    """A file to write to, which then takes the place of that which was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     try:
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(plain, partial, metadata={"format": "pt", **(metadata or {})})
-        _sort_header(partial)
-        partial.chmod(0o644)  # it is written for the owner's eyes only
+        yield partial
         partial.replace(path)
-    except SafetensorError as error:
-        raise OSError(f"{str(path)!r} cannot be written: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -68,14 +76,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: The disk is full, or the folder cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    with _put(path) as partial:
         partial.write_text(text)
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,13 +62,10 @@ def _digest(tensor: Tensor, *, rounded: bool) -> bytes:
         return b"".join(name.encode() + _digest(getattr(tensor, name), rounded=rounded) for name in parts)
     flat = tensor.contiguous().flatten()
     rows = flat.view(-1, tensor.shape[-1]) if tensor.ndim and flat.numel() else flat[:, None]
-    sums = b"".join(_row_sums(_bits(block, rounded=rounded)) for block in _blocks(rows))
-    return sums + _host_bytes(_bits(flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES], rounded=rounded))
-
-
-def _blocks(rows: Tensor) -> Iterator[Tensor]:
     most = _BLOCK if rows.device.type == "cpu" else _BLOCK << 8
-    yield from torch.split(rows, max(1, most // max(1, rows.shape[-1])))
+    blocks = torch.split(rows, max(1, most // max(1, rows.shape[-1])))
+    sums = b"".join(_row_sums(_bits(block, rounded=rounded)) for block in blocks)
+    return sums + _host_bytes(_bits(flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES], rounded=rounded))
 
 
 def _bits(weights: Tensor, *, rounded: bool) -> Tensor:
@@ -143,10 +141,8 @@ class WeightFiles:
             return str(said["fingerprint"])
         found = find_out()
         if self.settled and WeightFiles.of(self.folder) == self:
-            try:
+            with suppress(OSError):
                 write_text(place, json.dumps({"fingerprint": found, "weights": str(self.folder)}))
-            except OSError:
-                return found
         return found
 
 

@@ -230,6 +230,29 @@ def usable_device(device: str | torch.device) -> torch.device:
     return found.device
 
 
+def opened(
+    name: str | Path, device: str | torch.device, dtype: torch.dtype | None, *, weights: bool = True
+) -> tuple[Checkpoint, torch.device]:
+    """A model whose configuration says nothing against serving it, and where that is to be.
+
+    Args:
+        name: See `load_model`.
+        device: See `load_model`.
+        dtype: That was asked for; None: the usual one.
+        weights: Whether its small files are not enough.
+
+    Raises:
+        What `load_model` does, before anything but small files is read.
+    """
+    source = WEIGHTS if str(name) == EMBEDDED else located(name, weights=weights)
+    # It is small enough to be faster on a CPU, and says the same on every machine.
+    where = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
+    checkpoint = Checkpoint.read(str(name), source)
+    require_supported(checkpoint.config)
+    require_loadable(checkpoint.config, dtype)
+    return checkpoint, where
+
+
 def context_of(name: str) -> int | None:
     """Return the context length, in tokens, of a model that need not be loaded; None: it is in no folder here."""
     source = WEIGHTS if name == EMBEDDED else Path(name)
@@ -278,12 +301,7 @@ def load_model(
     dtype = dtype_named(dtype)
     if generation_config not in get_args(GenerationConfigUse):
         raise InvalidRequestError(f'generation_config must be "auto" or "off", not {generation_config!r}')
-    source = WEIGHTS if str(name) == EMBEDDED else located(name)
-    # It is small enough to be faster on a CPU, and says the same on every machine.
-    device = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
-    checkpoint = Checkpoint.read(str(name), source)
-    require_supported(checkpoint.config)
-    require_loadable(checkpoint.config, dtype)
+    checkpoint, device = opened(name, device, dtype)
     # What a few small files tell comes before gigabytes.
     tokenizer = checkpoint.tokenizer()
     turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
@@ -314,25 +332,14 @@ def load_model(
 
 def _lean(adapter: ModelAdapter, prompt: ProbePrompt, served: AttentionBackend, *, packed: int) -> str | None:
     """Let a model's lean pass serve it, if it can be had and is right; why not."""
-    if adapter.device.type == "cuda" or isinstance(served, TritonBackend):
-        return _tried(adapter, prompt, served, fused_forward)
-    small = adapter.parameters <= _SMALL
-    if not packed and not small:
-        return "its weights are not laid out for the CPU"
-    try:
-        native = served if isinstance(served, NativeBackend) else _backend(adapter, "native")
-    except InvalidRequestError as reason:
-        return str(reason)
-    return _tried(adapter, prompt, native, lean_forward)
-
-
-def _tried(
-    adapter: ModelAdapter,
-    prompt: ProbePrompt,
-    served: AttentionBackend,
-    make: Callable[[Any, HeadShape], LeanForward | FusedForward],
-) -> str | None:
-    """Let a pass serve a model if it can be made and is right; why not."""
+    make: Callable[[Any, HeadShape], LeanForward | FusedForward] = fused_forward
+    if adapter.device.type != "cuda" and not isinstance(served, TritonBackend):
+        if not packed and adapter.parameters > _SMALL:
+            return "its weights are not laid out for the CPU"
+        try:
+            make, served = lean_forward, served if isinstance(served, NativeBackend) else _backend(adapter, "native")
+        except InvalidRequestError as reason:
+            return str(reason)
     try:
         adapter.lean = make(adapter.model, _heads(adapter))
         require_movable(adapter, prompt, served)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -130,7 +131,8 @@ def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
         # Not in inference mode: compressed-tensors makes the model's weights in its first forward pass. They would be
         # of that mode, and no gradients flow through such.
         with run_first(model), torch.no_grad():
-            draws = _DRAWS if _has_experts(model) and model.dtype != torch.float32 else 1
+            has_experts = any("experts" in name for name, _ in model.named_modules())
+            draws = _DRAWS if has_experts and model.dtype != torch.float32 else 1
             out = model(input_ids=torch.tensor([tokens] * (1 + draws), device=model.device), use_cache=False)
     finally:
         hook.remove()
@@ -140,18 +142,6 @@ def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
         raise UnsupportedModelError(f"the model's logits are no numbers in {model.dtype}: {advice}")
     moved = [(plain - other.float().cpu()).abs().max().item() for other in out.logits[1:]]
     return ProbePrompt(tokens, plain, max(_ROUNDED_LATER * median(moved), _ROUTED_ELSEWHERE * max(moved)))
-
-
-def _has_experts(model: PreTrainedModel) -> bool:
-    return any("experts" in name for name, _ in model.named_modules())
-
-
-def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
-    """The model's own logits, [tokens, vocabulary], before its attention is routed to the engine."""
-    with torch.inference_mode():
-        out = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
-    logits: torch.Tensor = out.logits[0].float()
-    return logits
 
 
 def probe_tokens(vocabulary_size: int) -> list[int]:
@@ -165,7 +155,7 @@ class ProbePrompt:
 
     tokens: list[int]
     logits: torch.Tensor
-    """`plain_logits` of the tokens, on the host."""
+    """[tokens, vocabulary], on the host: before its attention is routed to the engine."""
     rounding: float = 0.0
     """How far rounding may move them, judged by embeddings that are rounded anew: far, in models of random weights that
     amplify it, and where one bit decides between two experts."""
@@ -216,7 +206,7 @@ def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: Attenti
 
 def _moved_logits(
     adapter: ModelAdapter, tokens: list[int], cut: int, backend: AttentionBackend
-) -> tuple[torch.Tensor, ...]:
+) -> Sequence[torch.Tensor]:
     """For each pair of shifts, by which the two sides of the cut are encoded behind where they are shown, the second's
     logits: all in one step, since a forward pass of a few tokens costs as much as one of many.
     """

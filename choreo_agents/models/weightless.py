@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """What whoever has loaded a model tells of it: plain values, for any wire."""
+class _ToldOfAdapters:
+    """What is told of a `ModelAdapter`, by its own names."""
 
-    name: str
-    """As it was loaded there."""
     fingerprint: str
     weights: str
-    """As of `ModelAdapter`."""
     max_positions: int
     vocabulary_size: int
     heads: int
@@ -47,6 +44,14 @@ class ServedModel:
     geometry: KVGeometry
     kinds: tuple[AttentionKind, ...]
     end_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServedModel(_ToldOfAdapters):
+    """What whoever has loaded a model tells of it: plain values, for any wire."""
+
+    name: str
+    """As it was loaded there."""
     device: str
     moved: tuple[float, float]
     """What moving cached keys did to its logits, and what rounding explains of that."""
@@ -57,22 +62,10 @@ class ServedModel:
 def served_model(model: LoadedModel) -> ServedModel:
     """What is to be told of a model; `weights` of a large one takes a while the first time."""
     adapter = model.adapter
-    return ServedModel(
-        model.name,
-        adapter.fingerprint,
-        adapter.weights,
-        adapter.max_positions,
-        adapter.vocabulary_size,
-        adapter.heads,
-        adapter.parameters,
-        adapter.geometry,
-        adapter.kinds,
-        adapter.end_tokens,
-        str(adapter.device),
-        (model.probe.error, model.probe.tolerance),
-        model.prepacked,
-        model.sampling_defaults,
-    )
+    told: dict[str, Any] = {each.name: getattr(adapter, each.name) for each in fields(_ToldOfAdapters)}
+    told |= {"prepacked": model.prepacked, "sampling_defaults": model.sampling_defaults}
+    moved = (model.probe.error, model.probe.tolerance)
+    return ServedModel(name=model.name, device=str(adapter.device), moved=moved, **told)
 
 
 def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str, Any] | None = None) -> LoadedModel:
@@ -119,15 +112,7 @@ class WeightlessAdapter(ModelAdapter):
         self._checkpoint = checkpoint
         self.device = torch.device("cpu")
         """Of what little is kept here."""
-        self.fingerprint, self._weights = served.fingerprint, served.weights
-        self.max_positions, self.vocabulary_size = served.max_positions, served.vocabulary_size
-        self.heads, self.parameters = served.heads, served.parameters
-        self.geometry, self.kinds, self.end_tokens = served.geometry, served.kinds, served.end_tokens
-
-    @property
-    def weights(self) -> str:
-        """See `ModelAdapter`."""
-        return self._weights
+        vars(self).update((each.name, getattr(served, each.name)) for each in fields(_ToldOfAdapters))
 
     @cached_property
     def skeleton(self) -> PreTrainedModel:

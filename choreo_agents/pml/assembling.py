@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeGuard
+from typing import Literal
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel
-from choreo_agents.pml.compiler import CompiledSchema, PieceKey, Scaffold, check_length
+from choreo_agents.pml.compiler import CompiledSchema, Scaffold, SchemaPiece, check_length
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import Argument, ChatTurn, Import, Path, PromptTree, Role, Text
 from choreo_agents.pml.prompt import Prompt
 
-
-@dataclass(frozen=True)
-class PlacedPiece:
-    """An encoded piece in a prompt's view; whole, at the position where it was encoded."""
-
-    key: PieceKey
-    offset: int
+Kind = Literal["argument", "module", "text"]
+"""The argument of a parameter, text of a module that is not cached, or the prompt's own text or turn."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +27,7 @@ class FreshText:
     offset: int
     role: Role | None
     """Of a turn of the prompt."""
-    kind: Literal["argument", "module", "text"]
-    """The argument of a parameter, text of a module that is not cached, or the prompt's own text or turn."""
+    kind: Kind
     module: Path
     """Whose argument or text it is; () for the schema's and the prompt's own."""
     confidential: bool
@@ -45,8 +39,8 @@ class Assembly:
     """A prompt as pieces of its schema and fresh tokens; none of them overlap."""
 
     prompt: Prompt
-    cached: tuple[PlacedPiece, ...]
-    """In the order of positions. Pieces of slots that have an argument are not among them."""
+    cached: tuple[SchemaPiece, ...]
+    """Whole, and where they were encoded, in that order. Pieces of slots that have an argument are not among them."""
     fresh: tuple[FreshText, ...]
     """In the order of positions, in which they are encoded: each attends to cached pieces and to those before it."""
     end: int
@@ -81,7 +75,7 @@ class _Assembling:
     def __init__(self, compiled: CompiledSchema, prompt: Prompt, model: LoadedModel) -> None:
         self.compiled, self.prompt, self.model = compiled, prompt, model
         self.problems = Problems()
-        self.cached: list[PlacedPiece] = []
+        self.cached: list[SchemaPiece] = []
         self.fresh: list[FreshText] = []
         self.modules = {module.path: module for module in compiled.layout.modules() if module.path in prompt.arguments}
         self.taken: list[tuple[int, int]] = []
@@ -99,14 +93,13 @@ class _Assembling:
             keys = self.compiled.keys[path, scaffold]
             for key, span in zip(keys, module.own(), strict=True):
                 self.taken.append((span.start, span.end))
-                argument = self.prompt.arguments[path].get(span.name) if isinstance(span, SlotSpan) else None
-                if argument is not None:
-                    assert isinstance(span, SlotSpan)
-                    self._place_argument(module, span, argument)
+                given = self.prompt.arguments[path]
+                if isinstance(span, SlotSpan) and span.name in given:
+                    self._place_argument(module, span, given[span.name])
                 elif module.cached:
-                    self.cached.append(PlacedPiece(key, span.start))
+                    self.cached.append(self.compiled.pieces[key])
                 else:
-                    self._place(span.tokens, span.start, None, "module", module)
+                    self._place(span.tokens, span.start, "module", module, None)
                 if isinstance(span, TextSpan) and span.ends:
                     self.user_ends[span.end] = span.start
             self.user_ends |= {at: at for at in module.open_ends}
@@ -118,21 +111,16 @@ class _Assembling:
         last = max((number for number, mark in enumerate(marks) if mark.event == "open"), default=-1)
         at_end: list[Text | ChatTurn] = []
         for number, mark in enumerate(marks):
-            if mark.node is None:
-                continue
-            role, tokens = self._encoded(mark.node)
-            start = self._gap(marks, number, len(tokens)) if number < last and role is None else None
-            if start is None:
+            if isinstance(mark.node, Text) and number < last:
+                tokens = self.model.encode(FramedText.words(mark.node.text))
+                if (start := self._gap(marks, number, len(tokens))) is not None:
+                    self._place_text(tokens, start, None)
+                    self.filled[start] = start + len(tokens)
+                    continue
+            if mark.node is not None:
                 at_end.append(mark.node)
-            else:
-                self._place_text(tokens, start, role)
-                self.filled[start] = start + len(tokens)
         for node in at_end:
-            if not self._is_users(node):
-                role, tokens = self._encoded(node)
-                self._place_text(tokens, self._last, role)
-            else:
-                self._place_users_turn(node)
+            self._place_at_end(node)
 
     def done(self) -> Assembly:
         end = max((end for _, end in self.taken), default=0)
@@ -140,11 +128,11 @@ class _Assembling:
         self.problems.require_none()
         return Assembly(
             self.prompt,
-            tuple(sorted(self.cached, key=lambda piece: piece.offset)),
+            tuple(sorted(self.cached, key=lambda piece: piece.start)),
             tuple(sorted(self.fresh, key=lambda text: text.offset)),
             end,
             self.user_ends.get(end),
-            sum(len(self.compiled.pieces[piece.key].tokens) for piece in self.cached),
+            sum(len(piece.tokens) for piece in self.cached),
             sum(len(text.tokens) for text in self.fresh),
         )
 
@@ -156,60 +144,46 @@ class _Assembling:
                 chosen |= dict.fromkeys(scaffold, scaffold)
         return chosen
 
-    def _place(
-        self,
-        tokens: tuple[int, ...],
-        start: int,
-        role: Role | None,
-        kind: Literal["argument", "module", "text"],
-        module: ModuleSpan,
-    ) -> None:
+    def _place(self, tokens: Sequence[int], start: int, kind: Kind, module: ModuleSpan, role: Role | None) -> None:
         if tokens:
-            self.fresh.append(FreshText(tokens, start, role, kind, module.path, module.confidential))
+            self.fresh.append(FreshText(tuple(tokens), start, role, kind, module.path, module.confidential))
 
     def _place_argument(self, module: ModuleSpan, span: SlotSpan, argument: Argument) -> None:
-        tokens = tuple(self.model.encode(FramedText.words(span.lead + argument.value))) if argument.value else ()
+        tokens = self.model.encode(FramedText.words(span.lead + argument.value)) if argument.value else []
         if len(tokens) > span.length:
             message = f"the argument of {argument.name!r} has {len(tokens)} tokens"
             self.problems.add(argument.place, message, f"at most {span.length}")
-        self._place(tokens, span.start, None, "argument", module)
+        self._place(tokens, span.start, "argument", module, None)
 
-    def _encoded(self, node: Text | ChatTurn) -> tuple[Role | None, tuple[int, ...]]:
-        if isinstance(node, Text):
-            return None, tuple(self.model.encode(FramedText.words(node.text)))
-        words = "".join(child.text for child in node.children if isinstance(child, Text))
-        return node.role, tuple(self.model.encode(self.model.chat.turn(node.role, words)))
-
-    def _is_users(self, node: Text | ChatTurn) -> TypeGuard[ChatTurn]:
-        """Whether it is a turn of a user's, where users and model must take turns."""
-        chat = self.model.chat
-        users = ("user", "system") if chat.leads else ("user",)
-        return chat.merges is not None and isinstance(node, ChatTurn) and node.role in users
-
-    def _place_users_turn(self, turn: ChatTurn) -> None:
-        """Place a turn of a user's at the end: right behind another it goes on in that."""
+    def _place_at_end(self, node: Text | ChatTurn) -> None:
+        """Place a text or turn; where users and model must take turns, a user's goes on in another right before it."""
         chat, encode, at = self.model.chat, self.model.encode, self._last
-        words = "".join(child.text for child in turn.children if isinstance(child, Text))
+        if isinstance(node, Text):
+            return self._place_text(encode(FramedText.words(node.text)), at, None)
+        words = "".join(child.text for child in node.children if isinstance(child, Text))
+        if chat.merges is None or node.role not in ("user", "system" if chat.leads else "user"):
+            return self._place_text(encode(chat.turn(node.role, words)), at, node.role)
         opened = self.user_ends.pop(at, None)
         if opened is not None and opened < at:
             self.taken.remove((opened, at))
-            self.cached = [piece for piece in self.cached if piece.offset != opened]
+            self.cached = [piece for piece in self.cached if piece.start != opened]
             self.fresh = [text for text in self.fresh if text.offset != opened]
         opening = chat.user.plain if opened is None else str(chat.merges)
         start = at if opened is None else opened
-        self._place_text(tuple(encode(FramedText.frame(opening) + chat.part(words))), start, turn.role)
+        self._place_text(encode(FramedText.frame(opening) + chat.part(words)), start, node.role)
         behind = self._last
         if chat.user.after:
-            self._place_text(tuple(encode(chat.user.after)), behind, turn.role)
+            self._place_text(encode(chat.user.after), behind, node.role)
         self.user_ends[self._last] = behind
+        return None
 
     @property
     def _last(self) -> int:
         """The position after all that is placed."""
         return self.taken[-1][1] if self.taken else 0
 
-    def _place_text(self, tokens: tuple[int, ...], start: int, role: Role | None) -> None:
-        self._place(tokens, start, role, "text", self.compiled.layout)
+    def _place_text(self, tokens: Sequence[int], start: int, role: Role | None) -> None:
+        self._place(tokens, start, "text", self.compiled.layout, role)
         insort(self.taken, (start, start + len(tokens)))
 
     def _gap(self, marks: list[_Mark], number: int, length: int) -> int | None:

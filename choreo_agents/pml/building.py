@@ -25,10 +25,10 @@ from choreo_agents.pml.markup.syntax import (
     ChatTurn,
     Module,
     Parameter,
-    Role,
     SchemaNode,
     SchemaTree,
     SourcePlace,
+    Text,
     Union,
 )
 from choreo_agents.pml.markup.whitespace import append_text, lead_of
@@ -58,34 +58,13 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class ModulePart:
-    """A module of a schema that is built."""
+class _Called(Module):
+    """A module, or the schema, that a function wrote: parameters are yet to be put in the place of their marks."""
 
-    name: str
-    parts: tuple[Part, ...]
-    slots: Mapping[str, Slot]
-    cache: bool
-    confidential: bool
-    place: SourcePlace
+    slots: Mapping[str, Slot] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class UnionPart:
-    """A union of a schema that is built."""
-
-    members: tuple[ModulePart, ...]
-    scaffold: str = ""
-
-
-@dataclass(frozen=True)
-class TurnPart:
-    """A chat turn of a schema that is built."""
-
-    role: Role
-    parts: tuple[Part, ...]
-
-
-Part = str | ModulePart | UnionPart | TurnPart
+Part = str | Module | Union | ChatTurn
 Content = str | Iterable[Part]
 Writer = Callable[..., Content]
 """Its parameters are slots, by their defaults; it returns one text, or several parts."""
@@ -102,13 +81,13 @@ def slot(length: int, scaffold: str = "") -> Slot:
 
 
 @overload
-def module(function: Writer, /) -> ModulePart: ...
+def module(function: Writer, /) -> Module: ...
 
 
 @overload
 def module(
     *, name: str | None = None, cache: bool = True, confidential: bool = False
-) -> Callable[[Writer], ModulePart]: ...
+) -> Callable[[Writer], Module]: ...
 
 
 def module(
@@ -116,120 +95,110 @@ def module(
 ) -> Any:
     """Make a module of a function, under its name unless another is given."""
 
-    def made(function: Writer) -> ModulePart:
-        place = _place(function)
-        slots, content = _called(function)
+    def made(function: Writer) -> Module:
         said = getattr(function, "__name__", "") if name is None else name
-        return ModulePart(said, content, slots, cache, confidential, place)
+        return _called(said, function, cache=cache, confidential=confidential)
 
     return made if function is None else made(function)
 
 
-def module_of(name: str, *parts: Part, cache: bool = True, confidential: bool = False) -> ModulePart:
+def module_of(name: str, *parts: Part, cache: bool = True, confidential: bool = False) -> Module:
     """A module without parameters."""
-    return ModulePart(name, parts, {}, cache, confidential, _HERE)
+    return Module(name, _nodes(parts), _HERE, cache, confidential)
 
 
-def union(*members: ModulePart, scaffold: str = "") -> UnionPart:
+def union(*members: Module, scaffold: str = "") -> Union:
     """Modules of which a prompt imports one at most.
 
     Args:
         members: The modules.
         scaffold: The name of the one that stands there while what comes after it is encoded; empty: none.
     """
-    return UnionPart(members, scaffold)
+    return Union(members, _HERE, scaffold)
 
 
-def system(*parts: Part) -> TurnPart:
+def system(*parts: Part) -> ChatTurn:
     """A system turn."""
-    return TurnPart("system", parts)
+    return ChatTurn("system", _nodes(parts), _HERE)
 
 
-def user(*parts: Part) -> TurnPart:
+def user(*parts: Part) -> ChatTurn:
     """A user's turn."""
-    return TurnPart("user", parts)
+    return ChatTurn("user", _nodes(parts), _HERE)
 
 
-def assistant(*parts: Part) -> TurnPart:
+def assistant(*parts: Part) -> ChatTurn:
     """An assistant's turn."""
-    return TurnPart("assistant", parts)
+    return ChatTurn("assistant", _nodes(parts), _HERE)
 
 
 def build(name: str, content: Content | Writer, scaffolds: Iterable[Iterable[str]] = ()) -> SchemaTree:
     """The tree of a schema; raises a `PMLError` with all that is wrong in it."""
-    place = _place(content) if callable(content) else _HERE
-    slots, parts = _called(content) if callable(content) else ({}, _parts(content))
     problems = Problems()
-    nodes = _Builder(problems, slots, place).whole(parts, 1)
-    sets = tuple(tuple(names) for names in scaffolds)
-    tree = SchemaTree(name, nodes, place, sets, None)
-    if not name:
-        problems.add(place, "the schema has an empty name", "a name")
+    written = _called(name, content) if callable(content) else Module(name, _nodes(content), _HERE)
+    whole = _Builder(problems, written).whole("schema", 1)
+    tree = SchemaTree(name, whole.children, whole.place, tuple(tuple(names) for names in scaffolds))
     check_schema(tree, problems)
     problems.require_none()
     return tree
 
 
-def _place(function: Writer) -> SourcePlace:
-    code = getattr(function, "__code__", None)
-    return _HERE if code is None else SourcePlace(Path(code.co_filename).name, code.co_firstlineno, 1)
-
-
-def _called(function: Writer) -> tuple[Mapping[str, Slot], tuple[Part, ...]]:
-    """The parameters of a function, and what it returns for them."""
+def _called(name: str, function: Writer, *, cache: bool = True, confidential: bool = False) -> _Called:
+    """A module of what a function returns for its parameters."""
     slots: dict[str, Slot] = {}
     for each in inspect.signature(function).parameters.values():
         if not isinstance(each.default, Slot):
             raise TypeError(f"parameter {each.name!r} of {function!r} has no slot: write {each.name}: Slot = slot(5)")
         slots[each.name] = replace(each.default, name=each.name)
-    return slots, _parts(function(**slots))
+    code = getattr(function, "__code__", None)
+    place = _HERE if code is None else SourcePlace(Path(code.co_filename).name, code.co_firstlineno, 1)
+    return _Called(name, _nodes(function(**slots)), place, cache, confidential, slots)
 
 
-def _parts(content: Content) -> tuple[Part, ...]:
-    return (content,) if isinstance(content, str) else tuple(content)
+def _nodes(content: Content) -> tuple[SchemaNode, ...]:
+    parts = (content,) if isinstance(content, str) else content
+    return tuple(Text(part, _HERE) if isinstance(part, str) else part for part in parts)
 
 
-@dataclass(frozen=True)
 class _Builder:
     """Makes the nodes of a module, or of the schema."""
 
-    problems: Problems
-    slots: Mapping[str, Slot]
-    place: SourcePlace
-    used: set[str] = field(default_factory=set)
+    def __init__(self, problems: Problems, written: Module) -> None:
+        self.problems, self.written, self.place = problems, written, written.place
+        self.slots = written.slots if isinstance(written, _Called) else {}
+        self.used: set[str] = set()
 
-    def whole(self, parts: Iterable[Part], depth: int) -> tuple[SchemaNode, ...]:
-        """All nodes, in which each of the slots must be."""
-        nodes = self.nodes(parts, depth)
+    def whole(self, what: str, depth: int) -> Module:
+        """All of it, in which each of the slots must be."""
+        if not self.written.name:
+            self.problems.add(self.place, f"the {what} has an empty name", "a name")
+        nodes, made = self.nodes(self.written.children, depth), self.written
         for name in (name for name in self.slots if name not in self.used):
             self.problems.add(self.place, f"parameter {name!r} stands in no text", f"{{{name}}} in an f-string")
-        return nodes
+        return Module(made.name, nodes, self.place, made.cache, made.confidential)
 
-    def nodes(self, parts: Iterable[Part], depth: int) -> tuple[SchemaNode, ...]:
+    def nodes(self, parts: Iterable[SchemaNode], depth: int) -> tuple[SchemaNode, ...]:
         """Those of these parts."""
         nodes: list[SchemaNode] = []
         if depth >= MOST_NESTED:
             self.problems.add(self.place, f"more than {MOST_NESTED} elements are nested", f"at most {MOST_NESTED}")
             return ()
         for part in parts:
-            if isinstance(part, str):
-                self._text(nodes, part)
-            elif isinstance(part, ModulePart):
-                nodes.append(self._module(part, depth))
-            elif isinstance(part, UnionPart):
-                members = tuple(self._module(member, depth + 1) for member in part.members)
-                nodes.append(Union(members, members[0].place if members else self.place, part.scaffold))
-            elif isinstance(part, TurnPart):
-                nodes.append(ChatTurn(part.role, self.nodes(part.parts, depth + 1), self.place))
-            else:
-                self.problems.add(self.place, f"{part!r} is no part of a schema", "text, a module, a union or a turn")
+            match part:
+                case Text():
+                    self._text(nodes, part.text)
+                case Module():
+                    nodes.append(_Builder(self.problems, part).whole("module", depth + 1))
+                case Union():
+                    inside = (_Builder(self.problems, member) for member in part.members)
+                    members = tuple(member.whole("module", depth + 2) for member in inside)
+                    nodes.append(Union(members, members[0].place if members else self.place, part.scaffold))
+                case ChatTurn():
+                    nodes.append(ChatTurn(part.role, self.nodes(part.children, depth + 1), self.place))
+                case _:
+                    message = f"{part!r} is no part of a schema"
+                    self.problems.add(self.place, message, "text, a module, a union or a turn")
         return tuple(nodes)
-
-    def _module(self, part: ModulePart, depth: int) -> Module:
-        if not part.name:
-            self.problems.add(part.place, "the module has an empty name", "a name")
-        children = _Builder(self.problems, part.slots, part.place).whole(part.parts, depth + 1)
-        return Module(part.name, children, part.place, part.cache, part.confidential)
 
     def _text(self, nodes: list[SchemaNode], text: str) -> None:
         for number, piece in enumerate(_MARK.split(text)):

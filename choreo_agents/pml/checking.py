@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from choreo_agents.errors import PMLError, PMLProblem
@@ -27,52 +28,44 @@ def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tupl
     Raises:
         OSError: A file cannot be read.
     """
-    problems = Problems()
+    found: list[PMLProblem] = []
     schemas: dict[str, SchemaTree | None] = {}
     prompts: list[PromptTree] = []
     compiled: dict[str, CompiledSchema] = {}
     for path in paths:
-        own = Problems()
-        text = read_document(path, own)
-        tree = None if own.found else parse_document(text, str(path), path.parent, own)
-        if isinstance(tree, SchemaTree):
-            if tree.name in schemas:
-                own.add(tree.place, f"another of these files is schema {tree.name!r}", "a name that is used once")
-            schemas[tree.name] = None if own.found else tree
-            if model is not None and not own.found:
-                try:
+        with _told(found) as problems:
+            text = read_document(path, problems)
+            problems.require_none()
+            tree = parse_document(text, str(path), path.parent, problems)
+            if isinstance(tree, PromptTree):
+                prompts.append(tree)
+            elif tree is not None:
+                if tree.name in schemas:
+                    expected = "a name that is used once"
+                    problems.add(tree.place, f"another of these files is schema {tree.name!r}", expected)
+                schemas[tree.name] = None if problems.found else tree
+                problems.require_none()
+                if model is not None:
                     compiled[tree.name] = compile_schema(Schema(tree), model)
-                except PMLError as error:
-                    own.found.extend(error.problems)
-        elif tree is not None:
-            prompts.append(tree)
-        problems.found.extend(own.found)
-    for prompt in prompts:
-        _check_prompt(prompt, schemas, compiled, problems, model)
-    return tuple(dict.fromkeys(sorted(problems.found, key=lambda each: (each.file, each.line, each.column))))
+    for tree in prompts:
+        with _told(found) as problems:
+            if tree.schema not in schemas:
+                expected = nearest(tree.schema, schemas, "the schema's file among those that are checked")
+                problems.add(tree.place, f"none of these files is schema {tree.schema!r}", expected)
+            elif (schema := schemas[tree.schema]) is not None:  # else what is wrong there has been said
+                prompt = resolve(schema, tree, problems)
+                problems.require_none()
+                if model is not None and tree.schema in compiled:
+                    compile_prompt(compiled[tree.schema], prompt, model)
+    return tuple(dict.fromkeys(sorted(found, key=lambda each: (each.file, each.line, each.column))))
 
 
-def _check_prompt(
-    tree: PromptTree,
-    schemas: dict[str, SchemaTree | None],
-    compiled: dict[str, CompiledSchema],
-    problems: Problems,
-    model: LoadedModel | None,
-) -> None:
-    if tree.schema not in schemas:
-        message = f"none of these files is schema {tree.schema!r}"
-        problems.add(
-            tree.place, message, nearest(tree.schema, schemas, "the schema's file among those that are checked")
-        )
-        return
-    schema = schemas[tree.schema]
-    if schema is None:
-        return  # what is wrong there has been said
-    own = Problems()
-    prompt = resolve(schema, tree, own)
-    problems.found.extend(own.found)
-    if model is not None and not own.found and tree.schema in compiled:
-        try:
-            compile_prompt(compiled[tree.schema], prompt, model)
-        except PMLError as error:
-            problems.found.extend(error.problems)
+@contextmanager
+def _told(found: list[PMLProblem]) -> Iterator[Problems]:
+    """Add what is wrong with one file to what was found."""
+    problems = Problems()
+    try:
+        yield problems
+        problems.require_none()
+    except PMLError as error:
+        found.extend(error.problems)

@@ -89,7 +89,7 @@ def compile_schema(schema: Schema, model: LoadedModel) -> CompiledSchema:
     problems.require_none()
     scaffolds = _scaffolds(schema, layout)
     pieces = _Pieces(placeholder_of(model))
-    pieces.add(layout, (), None)
+    pieces.add(layout, ())
     modules = {module.path: module for module in layout.modules()}
     for scaffold in scaffolds:
         pieces.add_together(scaffold, modules)
@@ -136,47 +136,44 @@ class _Pieces:
         """What a module's first piece attends to when no scaffold is used."""
         self._standing: dict[PieceKey, tuple[Path, ...]] = {}
         """Of pieces that stand for unions: their members, of which a scaffold of the schema may name others."""
-        self._confidential: set[PieceKey] = set()
-        self._suffix = ""
-        """Of the keys of the scaffold whose pieces are made."""
+        self.scaffold: Scaffold | None = None
+        """Whose pieces are made; None: the plain ones."""
 
-    def add(self, module: ModuleSpan, seen: tuple[PieceKey, ...], scaffold: Scaffold | None) -> None:
+    def add(self, module: ModuleSpan, seen: tuple[PieceKey, ...]) -> None:
         """Make the pieces of a module that comes after `seen`, and of all modules inside."""
-        if scaffold is None:
+        if self.scaffold is None:
             self.before[module.path] = seen
         own: list[PieceKey] = []
         for child in module.children:
             match child:
                 case TextSpan() | SlotSpan():
-                    own.append(self._make(module, child, len(own), seen, scaffold))
+                    own.append(self._make(module, child, len(own), seen))
                     seen = (*seen, own[-1])
                 case ModuleSpan():
-                    self.add(child, seen, scaffold)
+                    self.add(child, seen)
                 case UnionSpan():
                     for member in child.members:
-                        self.add(member, seen, scaffold)
-                    seen = (*seen, *self._standing_in(child, scaffold))
-        self.own[module.path, scaffold] = tuple(own)
+                        self.add(member, seen)
+                    seen = (*seen, *self._standing_in(child))
+        self.own[module.path, self.scaffold] = tuple(own)
 
-    def _standing_in(
-        self, union: UnionSpan, scaffold: Scaffold | None, around: tuple[Path, ...] = ()
-    ) -> Iterator[PieceKey]:
+    def _standing_in(self, union: UnionSpan, around: tuple[Path, ...] = ()) -> Iterator[PieceKey]:
         """What of a union is seen by what comes after it: the member that its scaffold names."""
         members = (*around, *(each.path for each in union.members))
         for member in (each for each in union.members if each.path[-1] == union.scaffold):
-            own = iter(self.own[member.path, scaffold])
+            own = iter(self.own[member.path, self.scaffold])
             for child in member.children:
                 if isinstance(child, TextSpan | SlotSpan):
                     key = next(own)
                     self._standing[key] = members
                     yield key
                 elif isinstance(child, UnionSpan):
-                    yield from self._standing_in(child, scaffold, members)
+                    yield from self._standing_in(child, members)
 
     def add_together(self, scaffold: Scaffold, modules: Mapping[Path, ModuleSpan]) -> None:
         """Make the pieces of a scaffold's members; the first is encoded as it is without a scaffold."""
         first, *others = scaffold
-        self._suffix = f" [{' '.join('/'.join(path) for path in scaffold)}]"
+        self.scaffold = scaffold
         for module in modules[first].modules():
             self.own[module.path, scaffold] = self.own[module.path, None]
         together = dict.fromkeys(self.own[first, None])
@@ -185,7 +182,7 @@ class _Pieces:
             before = [key for key in before if not self._is_replaced(key, scaffold)]
             if before:  # members stand one behind the other: only what they are in comes between
                 seen = sorted([*before, *seen], key=lambda key: self.made[key].start)
-            self.add(modules[path], tuple(seen), scaffold)
+            self.add(modules[path], tuple(seen))
             together |= dict.fromkeys(self.own[path, scaffold])
 
     def _is_replaced(self, key: PieceKey, scaffold: Scaffold) -> bool:
@@ -194,23 +191,12 @@ class _Pieces:
         others = [each for each in members if module[: len(each)] != each]
         return bool(members) and (module in scaffold or any(path[: len(o)] == o for o in others for path in scaffold))
 
-    def _make(
-        self,
-        module: ModuleSpan,
-        span: TextSpan | SlotSpan,
-        number: int,
-        parents: tuple[PieceKey, ...],
-        scaffold: Scaffold | None,
-    ) -> PieceKey:
-        key = f"{'/'.join(module.path)}#{number}"
-        if scaffold is not None:
-            key += self._suffix
+    def _make(self, module: ModuleSpan, span: TextSpan | SlotSpan, number: int, seen: tuple[PieceKey, ...]) -> PieceKey:
+        together = "" if self.scaffold is None else f" [{' '.join('/'.join(path) for path in self.scaffold)}]"
+        key = f"{'/'.join(module.path)}#{number}{together}"
         slot = span if isinstance(span, SlotSpan) else None
-        tokens = span.tokens if slot is None else (*span.tokens, *(self.fill,) * (span.length - len(span.tokens)))
-        confidential = module.confidential or (bool(self._confidential) and not self._confidential.isdisjoint(parents))
-        if confidential:
-            self._confidential.add(key)
-        self.made[key] = SchemaPiece(
-            key, module.path, tokens, span.start, parents, slot, module.cached, confidential, scaffold
-        )
+        tokens = (*span.tokens, *(self.fill,) * (span.length - len(span.tokens)))
+        confidential = module.confidential or any(self.made[parent].confidential for parent in seen)
+        made = (key, module.path, tokens, span.start, seen, slot, module.cached, confidential, self.scaffold)
+        self.made[key] = SchemaPiece(*made)
         return key

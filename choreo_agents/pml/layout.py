@@ -33,18 +33,11 @@ Encode = Callable[[FramedText], list[int]]
 
 
 @dataclass(frozen=True)
-class TextSpan:
-    """Tokens that stand together: the schema's words, and the template's frames."""
+class _Placed:
+    """Positions."""
 
     start: int
-    text: str
-    tokens: tuple[int, ...]
-    ends: bool = False
-    """Whether it closes a user's turn, where users and model must take turns: then nothing is joined to it."""
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
+    length: int
 
     @property
     def end(self) -> int:
@@ -52,11 +45,19 @@ class TextSpan:
 
 
 @dataclass(frozen=True)
-class SlotSpan:
+class TextSpan(_Placed):
+    """Tokens that stand together: the schema's words, and the template's frames."""
+
+    text: str
+    tokens: tuple[int, ...]
+    ends: bool = False
+    """Whether it closes a user's turn, where users and model must take turns: then nothing is joined to it."""
+
+
+@dataclass(frozen=True)
+class SlotSpan(_Placed):
     """The positions that a parameter holds."""
 
-    start: int
-    length: int
     name: str
     lead: str
     """Is encoded before an argument, as one text with it: a blank, or nothing."""
@@ -64,18 +65,12 @@ class SlotSpan:
     tokens: tuple[int, ...]
     """Of the text that holds its place; none: nothing in particular does."""
 
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
 
 @dataclass(frozen=True)
-class ModuleSpan:
+class ModuleSpan(_Placed):
     """The positions of a module, or of the whole schema, whose path is empty."""
 
     path: Path
-    start: int
-    length: int
     children: tuple[Span, ...]
     place: SourcePlace
     cached: bool
@@ -83,10 +78,6 @@ class ModuleSpan:
     """Both count for all that is inside."""
     open_ends: tuple[int, ...] = ()
     """Where users' turns end that nothing closes."""
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
 
     def modules(self) -> Iterator[ModuleSpan]:
         """This and every module inside, in the order in which they are written."""
@@ -102,18 +93,12 @@ class ModuleSpan:
 
 
 @dataclass(frozen=True)
-class UnionSpan:
+class UnionSpan(_Placed):
     """The positions that members of a union share."""
 
-    start: int
-    length: int
     members: tuple[ModuleSpan, ...]
     scaffold: str
     """The member that stands there for what comes after it; empty: none."""
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
 
 
 Span = TextSpan | SlotSpan | ModuleSpan | UnionSpan
@@ -158,32 +143,29 @@ class _Writing:
     def done(self, children: tuple[SchemaNode, ...]) -> ModuleSpan:
         self.add(children)
         self._settle()
-        spans, ends = tuple(self.spans), tuple(self.open_ends)
-        length = self.at - self.start
-        return ModuleSpan(self.path, self.start, length, spans, self.place, self.cached, self.confidential, ends)
+        where, ends = (self.start, self.at - self.start, self.path, tuple(self.spans)), tuple(self.open_ends)
+        return ModuleSpan(*where, self.place, self.cached, self.confidential, ends)
 
     def add(self, children: tuple[SchemaNode, ...]) -> None:
         for child in children:
-            match child:
-                case Text():
-                    self.write(FramedText.words(child.text))
-                    continue
-                case ChatTurn():
-                    self._turn(child)
-                    continue
-            self._settle()
-            match child:
-                case Parameter():
-                    lead = child.lead or self.owed
-                    held = self.encode(FramedText.words(lead + child.scaffold)) if child.scaffold else ()
-                    self.spans.append(SlotSpan(self.at, child.length, child.name, lead, child.place, tuple(held)))
-                case Module():
-                    self.spans.append(self._inner(child))
-                case Union():
-                    members = tuple(self._inner(member) for member in child.members)
-                    length = max((member.length for member in members), default=0)
-                    self.spans.append(UnionSpan(self.at, length, members, child.scaffold))
-            self.owed = ""
+            if isinstance(child, Text):
+                self.write(FramedText.words(child.text))
+            elif isinstance(child, ChatTurn):
+                self._turn(child)
+            else:
+                self._settle()
+                self.spans.append(self._span(child))
+                self.owed = ""
+
+    def _span(self, node: Parameter | Module | Union) -> Span:
+        if isinstance(node, Parameter):
+            lead = node.lead or self.owed
+            held = self.encode(FramedText.words(lead + node.scaffold)) if node.scaffold else ()
+            return SlotSpan(self.at, node.length, node.name, lead, node.place, tuple(held))
+        if isinstance(node, Module):
+            return self._inner(node)
+        members = tuple(self._inner(member) for member in node.members)
+        return UnionSpan(self.at, max((each.length for each in members), default=0), members, node.scaffold)
 
     def write(self, text: FramedText) -> None:
         """Append words to those that stand right before."""
@@ -207,31 +189,23 @@ class _Writing:
         self.owed = opening[len(bare) :]
         self.add(turn.children)
         self.owed, after = "", FramedText.frame(form.after)
-        if not is_users:
+        if is_users:
+            if self.closing is not None:
+                self._settle()
+            self.closing = after
+        else:
             self.write(after)
-            return
-        if self.closing is not None:
-            self._settle()
-        self.closing = after
 
     def _settle(self) -> None:
         """Give what stands last its positions."""
         for text, ends in ((self.words, False), (self.closing, True)):
-            tokens = () if text is None else tuple(self.encode(text))
-            if text is not None and tokens:
-                self.spans.append(TextSpan(self.at, text.text, tokens, ends))
+            if text is not None and (tokens := tuple(self.encode(text))):
+                self.spans.append(TextSpan(self.at, len(tokens), text.text, tokens, ends))
             elif text is not None and ends:
                 self.open_ends.append(self.at)
         self.words = self.closing = None
 
     def _inner(self, module: Module) -> ModuleSpan:
-        return _Writing(
-            self.chat,
-            self.encode,
-            (*self.path, module.name),
-            module.place,
-            self.at,
-            self.cached and module.cache,
-            self.confidential or module.confidential,
-            self.owed,
-        ).done(module.children)
+        cached, confidential = self.cached and module.cache, self.confidential or module.confidential
+        where = ((*self.path, module.name), module.place, self.at)
+        return _Writing(self.chat, self.encode, *where, cached, confidential, self.owed).done(module.children)

@@ -57,7 +57,7 @@ class SchemaLibrary:
         """That encodes and answers."""
         store = None if folder is None else engine.kv.store(folder, disk_bytes)
         # A twin that re-encodes text has nothing to keep.
-        self._kept = engine.kv.kept_in(store) if store is not None and engine.method == "choreo" else None
+        self._kept = engine.kv.kept_in(store if engine.method == "choreo" else None)
         self._known: dict[str, tuple[CompiledSchema, Shelf]] = {}
         self._lock = threading.Lock()
         """Of what is known and what shelves hold of it: both change together."""
@@ -183,13 +183,11 @@ class SchemaLibrary:
         Raises:
             OSError: Something could not be.
         """
-        if self._kept is not None:
-            written(self._kept)
+        written(self._kept)
 
     def close(self) -> None:
         """Write what is to be written, and give everything up but files; the engine stays open."""
-        if self._kept is not None:
-            self._kept.close()
+        self._kept.close()
         for schema in self.schemas:
             self.forget(schema)
 

@@ -15,7 +15,6 @@ from choreo_agents.pml.markup.syntax import (
     PromptTree,
     SchemaTree,
     modules_of,
-    scope_of,
 )
 
 
@@ -50,15 +49,14 @@ class _Resolver:
 
     def enter(self, parent: SchemaTree | Module, tree: PromptTree | Import, path: Path) -> None:
         """Take what is imported inside a module, or the schema."""
-        scope = scope_of(parent)
         what = f"module {'/'.join(path)!r}" if path else f"schema {self.schema.name!r}"
-        slots = {each.name for each in scope.parameters}
+        slots = {each.name for each in parent.parameters()}
         for argument in tree.arguments:
             if argument.name not in slots:
                 message = f"{what} has no parameter {argument.name!r}"
                 self.problems.add(argument.place, message, nearest(argument.name, slots, "no attribute"))
         self.used[path] = MappingProxyType({each.name: each for each in tree.arguments})
-        modules = {module.name: module for module in scope.modules}
+        modules = {module.name: module for module in parent.modules()}
         taken: dict[int, str] = {}
         for child in (child for child in tree.children if isinstance(child, Import)):
             module = modules.get(child.name)
@@ -69,7 +67,7 @@ class _Resolver:
             if below in self.used:
                 self.problems.add(child.place, f"module {'/'.join(below)!r} is imported twice", "one import of it")
                 continue
-            for number, union in enumerate(scope.unions):
+            for number, union in enumerate(parent.unions()):
                 if any(member is module for member in union.members):
                     other = taken.setdefault(number, child.name)
                     if other != child.name:

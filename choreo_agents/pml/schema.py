@@ -8,10 +8,10 @@ from pathlib import Path
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.pml.building import Content, Writer, build
-from choreo_agents.pml.markup.parser import parse_prompt, parse_schema
+from choreo_agents.pml.markup.parser import parse_document, parse_prompt
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.sources import read_document
-from choreo_agents.pml.markup.syntax import SchemaTree
+from choreo_agents.pml.markup.syntax import PromptTree, SchemaTree
 from choreo_agents.pml.markup.writer import write_schema
 from choreo_agents.pml.prompt import Prompt, resolve
 
@@ -57,9 +57,9 @@ class Schema:
             PMLError: With all that is wrong in it.
         """
         problems = Problems()
-        tree = parse_schema(text, source, None if folder is None else Path(folder), problems)
+        tree = parse_document(text, source, None if folder is None else Path(folder), problems, ("schema",))
         problems.require_none()
-        assert tree is not None
+        assert isinstance(tree, SchemaTree)
         return cls(tree)
 
     @classmethod
@@ -96,7 +96,7 @@ class Schema:
         """
         problems = Problems()
         tree = parse_prompt(pml, source, problems, schema=self.name)
-        prompt = None if tree is None else resolve(self.tree, tree, problems)
+        prompt = resolve(self.tree, tree, problems) if isinstance(tree, PromptTree) else None
         problems.require_none()
         assert prompt is not None
         return prompt

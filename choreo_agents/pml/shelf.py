@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Literal
 
 from choreo_agents.engine import Engine, Prefill
@@ -56,13 +57,13 @@ class Shelf:
 
     Args:
         engine: Encodes pieces, and has them on the device and the host.
-        kept: Has them on disk; None: every process encodes them again.
+        kept: Has them on disk, if it has a store; else every process encodes them again.
     """
 
     def __init__(self, engine: Engine, kept: KeptKV | None = None) -> None:
-        self._engine, self._kept = engine, kept
+        self._engine, self._kept = engine, engine.kv.kept_in(None) if kept is None else kept
         stats, geometry = engine.stats(), engine.model.adapter.geometry
-        self._together = min(_TOGETHER, stats.kv_budget_bytes // geometry.bytes_per_token // 4)
+        self._together = max(1, min(_TOGETHER, stats.kv_budget_bytes // geometry.bytes_per_token // 4))
         self._lock = threading.RLock()
         self._slots: Mapping[PieceKey, _Slot] = {}
 
@@ -77,15 +78,9 @@ class Shelf:
             slots: dict[PieceKey, _Slot] = {}
             for piece in pieces:
                 parents = [slots[parent] for parent in piece.parents]
-                call = Prefill(
-                    piece.tokens,
-                    [parent.key.handle for parent in parents],
-                    [parent.call.new_offset for parent in parents],
-                    piece.start,
-                    "/".join([schema, *piece.module]),
-                    "module",
-                    confidential=piece.confidential,
-                )
+                seen = [slot.key.handle for slot in parents], [slot.call.new_offset for slot in parents]
+                author = "/".join([schema, *piece.module])
+                call = Prefill(piece.tokens, *seen, piece.start, author, "module", confidential=piece.confidential)
                 known = self._slots.get(piece.key)
                 if known is None or known.call != call:
                     depth = 1 + max((parent.depth for parent in parents), default=0)
@@ -142,16 +137,14 @@ class Shelf:
 
     def evict(self, keys: Iterable[PieceKey], *, files: bool = False) -> None:
         """Give pieces up on the device and the host; with `files`, on disk, too. What is pinned stays."""
-        if self._kept is not None:
-            self._kept.wait()
+        self._kept.wait()
         with self._lock:
             free = [slot for slot in map(self._slot, keys) if self._tier(slot) is None or not slot.pinned]
             for slot in free:
                 self._give_up(slot)
-            if files and self._kept is not None:
+            if files:
                 self._kept.discard([slot.key.id for slot in free])
-        if files and self._kept is not None:
-            self._kept.wait()
+        self._kept.wait()
 
     def place(self, key: PieceKey) -> tuple[Place, bool]:
         """The fastest memory that has a piece, and whether it is pinned there."""
@@ -179,11 +172,11 @@ class Shelf:
             return False
 
     def _filed(self, slot: _Slot) -> bool:
-        return self._kept is not None and self._kept.has(slot.key.id)
+        return self._kept.has(slot.key.id)
 
     def _read(self, slot: _Slot, held: ExitStack) -> bool:
         """Take a piece in from its file, once for all calls that wait for it; whether that was good."""
-        assert self._kept is not None and self._kept.store is not None
+        assert self._kept.store is not None
         with slot.reading:
             if self._hold(slot, held):
                 return True
@@ -208,7 +201,7 @@ class Shelf:
                 handles = self._engine.prefill([slot.call for slot in together])
                 for slot in together:
                     self._take(slot, held)
-            if self._kept is not None:
+            if self._kept.store is not None:
                 self._kept.keep(handles, lost_too=True)
                 if patient:
                     written(self._kept)
@@ -257,22 +250,12 @@ def _levels(asked: Iterable[_Slot]) -> Iterator[list[_Slot]]:
         if slot not in found:
             found[slot] = None
             left += slot.parents
-    for _, level in groupby(sorted(found, key=_depth), key=_depth):
+    for _, level in groupby(sorted(found, key=attrgetter("depth")), key=attrgetter("depth")):
         yield list(level)
-
-
-def _depth(slot: _Slot) -> int:
-    return slot.depth
 
 
 def _batches(slots: Sequence[_Slot], most: int) -> Iterator[list[_Slot]]:
     """The same in parts of about so many tokens, or of one piece."""
-    batch, tokens = list[_Slot](), 0
-    for slot in slots:
-        batch.append(slot)
-        tokens += slot.key.length
-        if tokens >= most:
-            yield batch
-            batch, tokens = [], 0
-    if batch:
-        yield batch
+    ends = accumulate(slot.key.length for slot in slots)
+    for _, batch in groupby(zip(slots, ends, strict=True), key=lambda each: (each[1] - 1) // most):
+        yield [slot for slot, _ in batch]

@@ -62,9 +62,7 @@ class PromptView:
         self.release()
 
 
-def encoded_view(
-    engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle], *, lazy: bool = False
-) -> PromptView:
+def encoded_view(engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle], *, lazy: bool) -> PromptView:
     """The view of a prompt, with what modules do not hold encoded: each text with all before it in sight.
 
     Args:
@@ -73,7 +71,7 @@ def encoded_view(
         modules: Their handles by piece key.
         lazy: In the step of the answer that reads it, instead of now.
     """
-    placed = [(piece.offset, modules[piece.key]) for piece in assembly.cached]
+    placed = [(piece.start, modules[piece.key]) for piece in assembly.cached]
     leases = engine.kv.lease([handle for _, handle in placed])
     view = PromptView(engine.chat, assembly.end, assembly.cached_tokens, assembly.fresh_tokens, leases, placed)
     try:

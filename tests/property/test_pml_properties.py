@@ -155,7 +155,7 @@ def test_a_prompt_uses_each_position_once_and_loses_no_text(schema: Schema, data
 
 
 def assert_sound(compiled: CompiledSchema, assembly: Assembly) -> None:
-    spans = [(piece.offset, piece.offset + len(compiled.pieces[piece.key].tokens)) for piece in assembly.cached]
+    spans = [(piece.start, piece.start + len(compiled.pieces[piece.key].tokens)) for piece in assembly.cached]
     spans += [(text.offset, text.offset + len(text.tokens)) for text in assembly.fresh]
     used = set(assembly.prompt.arguments)
     filled = {

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel
 from choreo_agents.models.chat import TurnFormat
-from choreo_agents.pml import Schema, Slot
-from choreo_agents.pml.building import ModulePart, Part, TurnPart, UnionPart
+from choreo_agents.pml import Schema, Slot, assistant, module, system, union, user
+from choreo_agents.pml.building import Part
 from choreo_agents.pml.markup.syntax import (
     ChatTurn,
     Module,
@@ -87,20 +87,24 @@ def parts(draw: st.DrawFn, text: st.SearchStrategy[str], depth: int, *, turns: b
             elif kind == "u" and depth:
                 members = [name for name, _ in zip(names, range(draw(st.integers(1, 3))), strict=False)]
                 made = tuple(draw(modules(text, name, depth - 1, turns=turns)) for name in members)
-                found += [UnionPart(made)] if made else []
+                found += [union(*made)] if made else []
             elif kind == "T" and turns:
                 inner = tuple(some(depth - 1 if depth else 0, False))
-                found.append(TurnPart(draw(st.sampled_from(["system", "user", "assistant"])), inner))
+                found.append(draw(st.sampled_from([system, user, assistant]))(*inner))
         return found
 
     return tuple(some(depth, turns)), slots
 
 
 @st.composite
-def modules(draw: st.DrawFn, text: st.SearchStrategy[str], name: str, depth: int, *, turns: bool) -> ModulePart:
+def modules(draw: st.DrawFn, text: st.SearchStrategy[str], name: str, depth: int, *, turns: bool) -> Module:
     inside, slots = draw(parts(text, depth, turns=turns))
     cache, confidential = draw(st.tuples(st.sampled_from([True, True, False]), st.booleans()))
-    return ModulePart(name, inside, slots, cache, confidential, HERE)
+
+    def content(**given: Slot) -> Sequence[Part]:
+        return inside
+
+    return module(name=name, cache=cache, confidential=confidential)(with_slots(content, slots))
 
 
 @st.composite
@@ -219,8 +223,8 @@ def all_choices(tree: SchemaTree) -> Iterator[dict[int, int]]:
                 find(child.children)
 
     find(tree.children)
-    for numbers in product(*(range(len(union.members)) for union in unions)):
-        yield {id(union): number for union, number in zip(unions, numbers, strict=True)}
+    for numbers in product(*(range(len(each.members)) for each in unions)):
+        yield {id(each): number for each, number in zip(unions, numbers, strict=True)}
 
 
 def other_words(tree: SchemaTree, path: tuple[str, ...]) -> SchemaTree:

@@ -206,8 +206,8 @@ class KVTransfer:
         place.make()
         return store
 
-    def kept_in(self, store: KVStore) -> KeptKV:
-        """What writes the tenant's messages to a store, in the background; close it before the engine."""
+    def kept_in(self, store: KVStore | None) -> KeptKV:
+        """What writes the tenant's messages to a store, or nowhere, in the background; close it before the engine."""
         return KeptKV(self._tenant.core, self._tenant.find, store)
 
     def keep(self, handles: Sequence[MessageHandle]) -> None:

@@ -57,8 +57,6 @@ class ImportedPrompt:
         self._assembly = compile_prompt(schema, prompt, engine.model)
         self._decode = engine.model.decode
         self._closing = tuple(engine.model.encode(engine.chat.user.after)) if engine.chat.merges is not None else ()
-        pieces = {piece.key: piece for piece in schema.cached_pieces()}
-        self._pieces = [pieces[placed.key] for placed in self._assembly.cached]
         # A schema starts as a conversation does: without words in it, a root would only say so twice.
         self._has_root = public is not None
         root = len(engine.model.encode(engine.chat.root(public))) if self._has_root else 0
@@ -73,8 +71,8 @@ class ImportedPrompt:
     def told(self) -> Sequence[ToldText]:
         """What it says, in the order of positions; nothing where a slot has no argument."""
         placed: list[tuple[int, Sequence[int], str | None, bool, bool]] = [
-            (at.offset, piece.tokens, None, False, piece.confidential)
-            for at, piece in zip(self._assembly.cached, self._pieces, strict=True)
+            (piece.start, piece.tokens, None, False, piece.confidential)
+            for piece in self._assembly.cached
             if piece.slot is None
         ]
         placed += [
@@ -94,7 +92,7 @@ class ImportedPrompt:
     def texts(self, owner: str) -> Mapping[str, set[tuple[int, ...]]]:
         """What it says, by the name of the module, or of the private context that its own words belong to: `owner`."""
         found: dict[str, set[tuple[int, ...]]] = {}
-        for piece in self._pieces:
+        for piece in self._assembly.cached:
             found.setdefault(name_of(self._schema, piece.module), set()).add(tuple(piece.tokens))
         for text in self._assembly.fresh:
             found.setdefault(self._author(text, owner), set()).add(tuple(text.tokens))
@@ -136,7 +134,7 @@ class ImportedPrompt:
         # A user's turn at its end stays open: others may go on in it.
         end = self._assembly.end if open_end is None else open_end
         cached = zip(self._assembly.cached, modules, strict=True)
-        placed = [(piece.offset, handle) for piece, handle in cached if piece.offset < end]
+        placed = [(piece.start, handle) for piece, handle in cached if piece.start < end]
         for text in self._assembly.fresh:
             if text.offset >= end:
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -163,17 +164,13 @@ class _Calling:
         """The grammars that a call may have been written in, and what stands before and behind it."""
         at = text.index(_NAMES[0])
         behind = at + len(_NAMES[0])
-        decoder = json.JSONDecoder()
-        for start in [found.start() for found in re.finditer(r"\{", text[:at])]:
-            found = _decoded(decoder, text, start)
-            if found is not None and found[1] > at:
-                yield from self._object(text, start, *found)
-        for each in re.finditer(r"\{", text[behind:]):
-            start = behind + each.start()
-            found = _decoded(decoder, text, start)
-            if found is not None and found[0] == _ARGUMENTS:
-                named = CallGrammar("named", "", "", "", before_arguments=text[behind:start])
-                yield named, text[:at], text[found[1] :]
+        for start, said, end in _objects(text):
+            if start < at < end:
+                yield from self._object(text, start, said, end)
+        for start, said, end in _objects(text[behind:]):
+            if said == _ARGUMENTS:
+                named = CallGrammar("named", "", "", "", before_arguments=text[behind : behind + start])
+                yield named, text[:at], text[behind + end :]
                 return
         python = re.match(rf"\(\s*{_KEY}\s*=\s*(['\"]){_VALUE}\1\s*,\s*{_OTHER_KEY}\s*=\s*{_COUNT}\s*\)", text[behind:])
         if python is not None:
@@ -197,12 +194,10 @@ class _Calling:
         written = text[start:end]
         at = written.index(_NAMES[0])
         rest = written[at + len(_NAMES[0]) :]
-        opened = next(
-            (each.start() for each in re.finditer(r"\{", rest) if _decoded_as(rest, each.start(), _ARGUMENTS)), None
-        )
-        if opened is None:
+        place = next(((start, end) for start, said, end in _objects(rest) if said == _ARGUMENTS), None)
+        if place is None:
             return
-        _, closed = json.JSONDecoder().raw_decode(rest, opened)
+        opened, closed = place
         grammar = CallGrammar(
             "object", "", "", "", written[:at].replace(_IDS[0], ID), rest[:opened].replace(_IDS[0], ID),
             rest[closed:].replace(_IDS[0], ID), name, given,
@@ -314,14 +309,8 @@ def _marks(text: str) -> str:
     return text.replace(_NAMES[0], TOOL).replace(_IDS[0], ID)
 
 
-def _decoded(decoder: json.JSONDecoder, text: str, start: int) -> tuple[Any, int] | None:
-    try:
-        found = decoder.raw_decode(text, start)
-    except ValueError:
-        return None
-    return found if isinstance(found[0], dict) else None
-
-
-def _decoded_as(text: str, start: int, wanted: Any) -> bool:
-    found = _decoded(json.JSONDecoder(), text, start)
-    return found is not None and found[0] == wanted
+def _objects(text: str) -> Iterator[tuple[int, Any, int]]:
+    """The JSON objects of a text, those in others too: where each starts, what it says, and where it ends."""
+    for brace in re.finditer(r"\{", text):
+        with suppress(ValueError):
+            yield brace.start(), *json.JSONDecoder().raw_decode(text, brace.start())

@@ -83,7 +83,7 @@ class _Derivation:
             system,
             user,
             assistant,
-            later=self._later(bos, first),
+            later=self._later(first),
             answer=None if answer is None or answer.rstrip(" ") == assistant.plain.rstrip(" ") else answer,
             default_system=default,
             merges=_SEPARATOR if leads or not self.has_pairs else None,
@@ -173,37 +173,32 @@ class _Derivation:
             return first
         return bos if bos and common.startswith(bos) and not self.user_open.startswith(bos) else ""
 
-    def _later(self, bos: str, first: str) -> TurnFormat | None:
+    def _later(self, first: str) -> TurnFormat | None:
         """Instructions that come after other turns: where the template has none of these, the family's developer's."""
         talk = [said("user"), said("assistant"), said("system"), said("user", 1)]
         for first_said in ([], [said("system", 1)]):  # some take the only instructions for the first, wherever given
             found = self.template.around([*first_said, *talk])
-            if found is not None and self._is_turn(found[-3].removeprefix(self.assistant_end), found[-2]):
-                return self._instructions(found[-3].removeprefix(self.assistant_end), found[-2])
+            form = None if found is None else self._instructions(found[-3].removeprefix(self.assistant_end), found[-2])
+            if form is not None:
+                return form
         found = self.template.around([said("developer"), said("user")])
-        if "developer" not in str(self.template.tokenizer.chat_template):
-            return None  # a role that it writes since it writes any
-        if found is not None and found[0].startswith(first) and self._is_turn(found[0].removeprefix(first), found[1]):
-            return self._instructions(found[0].removeprefix(bos if bos == first else first), found[1])
-        return None
+        is_known = "developer" in str(self.template.tokenizer.chat_template)  # else it writes any role
+        if found is None or not is_known or not found[0].startswith(first):
+            return None
+        return self._instructions(found[0].removeprefix(first), found[1])
 
-    def _is_turn(self, opening: str, behind: str) -> bool:
-        return bool(opening.strip()) and behind.endswith(self.user_open)
-
-    def _instructions(self, opening: str, behind: str) -> TurnFormat:
+    def _instructions(self, opening: str, behind: str) -> TurnFormat | None:
+        """The form of a turn that stands between these, if it is one."""
+        if not opening.strip() or not behind.endswith(self.user_open):
+            return None
         return TurnFormat(opening, None, behind.removesuffix(self.user_open), self._trims("system"))
 
     def _trims(self, role: str) -> bool:
         """Whether the template leaves out blanks around somebody's words."""
-        turns: dict[str, list[Turn]] = {
-            "user": [said("user")],
-            "assistant": [said("user"), said("assistant")],
-            "system": [said("system"), said("user")],
-        }
-        at = -1 if role != "system" else 0
-        bare = self.template.render(turns[role])
-        spaced = [*turns[role]]
-        spaced[at] = spaced[at] | {"content": f" {spaced[at]['content']} "}
+        around = {"user": ["user"], "assistant": ["user", "assistant"], "system": ["system", "user"]}
+        turns = [said(each) for each in around[role]]
+        spaced = [turn | {"content": f" {turn['content']} "} if turn["role"] == role else turn for turn in turns]
+        bare = self.template.render(turns)
         return bare is not None and self.template.render(spaced) == bare
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.errors import ChatTemplateError, InvalidRequestError
+from choreo_agents.models.lines import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -124,7 +125,7 @@ class Template:
 
     def failed(self) -> ChatTemplateError:
         """The error of a template that writes not even one question."""
-        why = "" if self._failure is None else f": {type(self._failure).__name__}: {_line(self._failure)}"
+        why = "" if self._failure is None else f": {type(self._failure).__name__}: {first_line(self._failure)}"
         return ChatTemplateError(
             f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'!r} cannot write one question{why}; "
             "mend it, or remove it: turns are then plain lines"
@@ -176,7 +177,3 @@ def _shared(one: list[str], other: list[str]) -> list[str]:
     while same < min(len(one), len(other)) and one[same] == other[same]:
         same += 1
     return one[:same]
-
-
-def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

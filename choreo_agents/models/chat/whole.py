@@ -29,7 +29,7 @@ class WholeConversation:
         result: How it writes what a tool has returned, if it has a form for that.
     """
 
-    def __init__(self, template: Template, *, usual: bool, result: ResultFormat | None = None) -> None:
+    def __init__(self, template: Template, *, usual: bool, result: ResultFormat | None) -> None:
         self._template, self._usual, self._result = template, usual, result
         self._switch, self._thinks, self._answers = switched(template)
 
@@ -61,18 +61,16 @@ class WholeConversation:
             shown = _told(shown, SPOKEN[0] if thinks else SPOKEN[1])
         elif thinks != self._usual:
             template = (self._thinks if thinks else self._answers) or template
-        described = hiding.hidden([*tools]) or None
+        asked: dict[str, Any] = {"answer": True, "tools": hiding.hidden([*tools]) or None}
         if effort is not None:
             template, other = (template.with_options(reasoning_effort=each) for each in (effort, _NO_EFFORT))
-            if template.render(shown, answer=True, tools=described) == other.render(
-                shown, answer=True, tools=described
-            ):
+            if template.render(shown, **asked) == other.render(shown, **asked):
                 return None
-        text = template.render(shown, answer=True, tools=described)
+        text = template.render(shown, **asked)
         if text is None or not _says_all(text, [turn["content"] for turn in said]):
             return None
         skeleton = _Skeleton(shown)
-        if not skeleton.is_whole(template.render(skeleton.turns, answer=True, tools=described), self._result):
+        if not skeleton.is_whole(template.render(skeleton.turns, **asked), self._result):
             return None
         return _opened(hiding.shown(text), header)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,9 @@ from choreo_agents.models.checking.comparing import ViewComparison, compared
 from choreo_agents.models.checking.facts import ModelFacts, facts_of
 from choreo_agents.models.checking.needs import DtypeChoice, MemoryNeeds, StoredWeights, dtype_of, needs_of
 from choreo_agents.models.checking.talk import views
-from choreo_agents.models.checkpoint import Checkpoint
-from choreo_agents.models.embedded import WEIGHTS
-from choreo_agents.models.loader import AUTO, EMBEDDED, usable_device
-from choreo_agents.models.located import located
+from choreo_agents.models.loader import AUTO, opened
 from choreo_agents.models.spelling import spelling_of
-from choreo_agents.models.support import require_supported
 from choreo_agents.models.weights.dtypes import dtype_named
-from choreo_agents.models.weights.quantized import require_loadable
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +59,7 @@ class ModelCheck:
                 "holds_weights": memory.holds_weights,
                 "holds_context": memory.holds_context,
             },
-            **self.facts.as_object(),
+            **asdict(self.facts),
             "has_template": self.has_template,
             "views": [view.as_object() for view in (*self.shared, *self.reencoded)],
         }
@@ -91,11 +86,7 @@ def check_model(
         OSError: Its files are damaged.
     """
     dtype = dtype_named(dtype)
-    source = WEIGHTS if str(name) == EMBEDDED else located(name, weights=False)
-    where = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
-    checkpoint = Checkpoint.read(str(name), source)
-    require_supported(checkpoint.config)
-    require_loadable(checkpoint.config, dtype)
+    checkpoint, where = opened(name, device, dtype, weights=False)
     tokenizer = checkpoint.tokenizer()
     template = Template(tokenizer, chat)
     turns = chat_format(tokenizer, chat)

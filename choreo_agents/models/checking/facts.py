@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from choreo_agents.models.adapter import max_positions
+from choreo_agents.models.adapter import listed, max_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -41,10 +41,6 @@ class ModelFacts:
     turn_end: str
     """What closes an answer."""
 
-    def as_object(self) -> dict[str, Any]:
-        """JSON-plain."""
-        return asdict(self)
-
 
 def facts_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat) -> ModelFacts:
     """What the small files of a model tell."""
@@ -63,11 +59,11 @@ def _stop_tokens(
 ) -> list[StopToken]:
     """Those of the generation settings and of the tokenizer; where neither says, of the configuration."""
     told = {
-        "generation_config.json": _listed(generation.get("eos_token_id")),
-        "tokenizer": _listed(tokenizer.eos_token_id),
+        "generation_config.json": listed(generation.get("eos_token_id")),
+        "tokenizer": listed(tokenizer.eos_token_id),
     }
     if not any(told.values()):
-        told = {"config.json": _listed(getattr(text, "eos_token_id", None))}
+        told = {"config.json": listed(getattr(text, "eos_token_id", None))}
     closing = tokenizer.encode(chat.turn_end, add_special_tokens=False)
     numbers = dict.fromkeys(number for numbers in told.values() for number in numbers)
     return [
@@ -79,10 +75,6 @@ def _stop_tokens(
         )
         for number in numbers
     ]
-
-
-def _listed(said: Any) -> list[int]:
-    return [] if said is None else [int(each) for each in said] if isinstance(said, list | tuple) else [int(said)]
 
 
 def _layers(text: PreTrainedConfig) -> dict[str, int]:

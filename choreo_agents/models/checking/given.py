@@ -25,10 +25,8 @@ def written(template: Template, chat: ChatFormat, view: View) -> str | None:
 def ways(chat: ChatFormat, view: View) -> Iterator[tuple[Told, bool]]:
     """Where the reader's instructions may stand, and whether others speak in a user's turn: the nearest to it first."""
     places: tuple[Told, ...] = ("system", "user", "before the question", "no system")
-    first = view.encodes_again and chat.merges is not None
-    for merged in (first, not first):
-        if merged and chat.merges is None:
-            continue
+    orders = (view.encodes_again, not view.encodes_again) if chat.merges is not None else (False,)
+    for merged in orders:
         for told in places if view.instructions else places[:1]:
             yield told, merged
 

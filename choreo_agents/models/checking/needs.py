@@ -16,7 +16,7 @@ from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.free_memory import free_bytes
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models.adapter import max_positions
-from choreo_agents.models.weights.dtypes import SERVED, has_kernels, require_served, usual_dtype
+from choreo_agents.models.weights.dtypes import require_served, usual_dtype
 from choreo_agents.models.weights.quantized import is_dense, method_of, quantization_of
 
 if TYPE_CHECKING:
@@ -88,12 +88,10 @@ def dtype_of(config: PreTrainedConfig, stored: StoredWeights | None, device: tor
     said = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     own = said if isinstance(said, torch.dtype) else (stored.dtype if stored is not None else None) or torch.float32
     if asked is not None:
-        require_served(asked)
         return DtypeChoice(own, asked, "asked for", method)
     require_served(own)
     served = own if method is not None else usual_dtype(own, device)
     why = "the checkpoint's own" if served == own else f"{device.type} has no kernels for the checkpoint's own"
-    assert served in SERVED and (method is not None or has_kernels(served, device))
     return DtypeChoice(own, served, why, method)
 
 
@@ -167,12 +165,9 @@ def needs_of(
     text = checkpoint.config.get_text_config()
     told = None if is_dense(quantization_of(checkpoint.config), device) else stored
     weights = checkpoint.parameters() * dtype.itemsize if told is None else told.served_bytes(dtype)
-    geometry = KVGeometry(text.num_hidden_layers, _kv_heads(text), _head_size(text), dtype)
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    geometry = KVGeometry(text.num_hidden_layers, kv_heads, _head_size(text), dtype)
     return MemoryNeeds(weights, stored is not None, geometry.bytes_per_token, max_positions(text), free_bytes(device))
-
-
-def _kv_heads(text: PreTrainedConfig) -> int:
-    return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
 
 
 def _head_size(text: PreTrainedConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,12 @@ from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.models.lean.made_of import MadeOf
-from choreo_agents.models.lean.shape import LeanLayer, LeanShape, eps_of
+from choreo_agents.models.lean.shape import Angles, LeanLayer, LeanShape, eps_of
 
 _GATED_TOGETHER = 1024
 """Numbers that one program gates."""
 _TURNED_NUMBERS = 1024
 """Numbers of heads that one program turns."""
-Angles = Mapping[Any, tuple[Tensor, Tensor]]
-"""Cosines and sines of each token's own position, [tokens, half] in fp32, by rotation."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ class FusedForward:
         heads, dim = self._heads, self._heads.head_dim
         turned = (heads.heads + heads.kv_heads) * dim
         x = functional.embedding(tokens, self._shape.embedding.weight)
-        angles = self._angles(positions, attention.kinds)
+        wide = self._norm.new_empty(0, dtype=torch.float32)
+        angles = self._shape.angles(wide, positions, attention.kinds)
         found: Tensor | None = None
         for number, layer in enumerate(self._decoders):
             qkv = layer.products["qkv"](_normed(x, found, layer.norms[0], layer.eps[0]))
@@ -88,18 +87,6 @@ class FusedForward:
         last = _normed(x[wanted], found[wanted], self._norm, self._eps)
         logits: Tensor = self._shape.head(last)
         return logits
-
-    def _angles(self, positions: Tensor, kinds: Sequence[AttentionKind]) -> Angles:
-        wide = self._norm.new_empty(0, dtype=torch.float32)
-        cos, sin = self._shape.rotary(wide, positions[None])
-        found: dict[Any, tuple[Tensor, Tensor]] = {}
-        for kind in kinds:
-            if kind.rotation is not None and kind.rotation not in found:
-                half = kind.rotation.dimensions // 2
-                # Each angle stands there twice, in the places of the two dimensions that it turns.
-                each = slice(0, half) if kind.rotation.pairing == "halves" else slice(0, 2 * half, 2)
-                found[kind.rotation] = cos[0, :, each].contiguous(), sin[0, :, each].contiguous()
-        return found
 
 
 def _power(number: int) -> int:

@@ -60,8 +60,9 @@ class LeanForward:
         self._head = side_by_side((shape.head,), pairs=kernels.tiles) if laid_out else None
         self._made_of = MadeOf(model, shape.modules())
         first = shape.layers[0]
-        self._width, self._inner = first.o.out_features, first.down.in_features
-        self._longest = max(self._width, self._inner, first.o.in_features)
+        [o], [down] = first.products["o"], first.products["down"]
+        self._width, self._inner = o.out_features, down.in_features
+        self._longest = max(self._width, self._inner, o.in_features)
         self._layers: WeakKeyDictionary[KVPool, list[LayerStruct]] = WeakKeyDictionary()
         """Where each pool's layers are."""
 
@@ -98,7 +99,7 @@ class LeanForward:
             scratch=None if scratch is None else scratch.data_ptr(),
             scratch_each=0 if scratch is None else scratch.shape[1],
         )
-        angles = self._angles(x, positions, attention)
+        angles = shape.angles(x, positions, attention.prepared)
         plans = {}
         for kind, prepared in attention.prepared.items():
             assert isinstance(prepared, NativeAttention)
@@ -122,18 +123,6 @@ class LeanForward:
             return head.multiply(normed, shape.head.bias, self._kernels)
         logits: Tensor = shape.head(normed.to(shape.head.weight.dtype))
         return logits
-
-    def _angles(self, x: Tensor, positions: Tensor, attention: StepAttention) -> dict[Any, tuple[Tensor, Tensor]]:
-        """Cosines and sines as the model turns its own tokens, [tokens, half], by rotation."""
-        cos, sin = self._shape.rotary(x[None], positions[None])
-        found: dict[Any, tuple[Tensor, Tensor]] = {}
-        for kind in attention.prepared:
-            if kind.rotation is not None and kind.rotation not in found:
-                half = kind.rotation.dimensions // 2
-                # Each angle stands there twice, in the places of the two dimensions that it turns.
-                each = slice(0, half) if kind.rotation.pairing == "halves" else slice(0, 2 * half, 2)
-                found[kind.rotation] = cos[0, :, each].contiguous(), sin[0, :, each].contiguous()
-        return found
 
     def _layers_of(self, pool: KVPool) -> list[LayerStruct]:
         if not pool.keys:

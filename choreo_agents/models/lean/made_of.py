@@ -24,17 +24,10 @@ class MadeOf:
 
     def __init__(self, model: nn.Module, read: Iterable[nn.Module]) -> None:
         modules = {id(module): module for module in read}
-        self._weights: list[tuple[dict[str, Any], str, Tensor, Any]] = [
+        self._weights: list[tuple[dict[str, Any], str, Tensor | None, Any]] = [
             (module._parameters, name, weight, state_of(weight))
             for module in modules.values()
             for name, weight in module._parameters.items()
-            if weight is not None
-        ]
-        self._absent = [
-            (module._parameters, name)
-            for module in modules.values()
-            for name, weight in module._parameters.items()
-            if weight is None
         ]
         self._numbers = [
             (vars(module), name, value)
@@ -61,7 +54,6 @@ class MadeOf:
         """Whether all of it still is."""
         return (
             all(held.get(name) is weight and state_of(weight) == seen for held, name, weight, seen in self._weights)
-            and all(held.get(name) is None for held, name in self._absent)
             and all(held.get(name) is module for held, name, module in self._places)
             and all(held.get(name) == value for held, name, value in self._numbers)
             and not any("forward" in own for own in self._own)
@@ -69,6 +61,6 @@ class MadeOf:
         )
 
 
-def state_of(weight: Tensor) -> tuple[int, int]:
-    """Changes with what torch writes into it, and with where it is."""
-    return weight._version, weight.data_ptr()
+def state_of(weight: Tensor | None) -> tuple[int, int] | None:
+    """Changes with what torch writes into it, and with where it is; None of a bias that is not there."""
+    return None if weight is None else (weight._version, weight.data_ptr())

@@ -6,7 +6,7 @@ right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.rope import PureRotation
 from choreo_agents.native.library import has_tiles, multiply_tiles
 from choreo_agents.native.structs import PANEL
 
@@ -25,6 +27,8 @@ _PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "down": ("mlp.down_proj",),
 }
 _DTYPES = {torch.float32, torch.bfloat16}
+Angles = Mapping[PureRotation, tuple[Tensor, Tensor]]
+"""Cosines and sines of each token's own position, [tokens, half] in fp32, by rotation."""
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
@@ -42,14 +46,6 @@ class LeanLayer:
     eps: tuple[float, float]
     """Of its norms, and of those of its heads."""
 
-    @property
-    def o(self) -> nn.Linear:
-        return self.products["o"][0]
-
-    @property
-    def down(self) -> nn.Linear:
-        return self.products["down"][0]
-
 
 @dataclass(frozen=True)
 class LeanShape:
@@ -66,6 +62,18 @@ class LeanShape:
         yield from (self.embedding, self.norm, self.rotary, self.head)
         for layer in self.layers:
             yield from (*chain.from_iterable(layer.products.values()), *layer.norms, *(layer.head_norms or ()))
+
+    def angles(self, like: Tensor, positions: Tensor, kinds: Iterable[AttentionKind]) -> Angles:
+        """Cosines and sines as the model turns its own tokens, in the dtype of a tensor on its device."""
+        cos, sin = self.rotary(like[None], positions[None])
+        found: dict[PureRotation, tuple[Tensor, Tensor]] = {}
+        for rotation in dict.fromkeys(kind.rotation for kind in kinds):
+            if rotation is not None:
+                half = rotation.dimensions // 2
+                # Each angle stands there twice, in the places of the two dimensions that it turns.
+                each = slice(0, half) if rotation.pairing == "halves" else slice(0, 2 * half, 2)
+                found[rotation] = cos[0, :, each].contiguous(), sin[0, :, each].contiguous()
+        return found
 
 
 class NotLean(Exception):  # noqa: N818 - no failure: a model of another build
@@ -116,7 +124,7 @@ def _require_widths(
 ) -> None:
     """Raise `NotLean` unless every array has the width with which the kernel goes through it."""
     width, dim = embedding.embedding_dim, heads.head_dim
-    inner = layers[0].down.in_features
+    inner = layers[0].products["down"][0].in_features
     own, shared = heads.heads * dim, heads.kv_heads * dim
     wanted = {"qkv": (width, (own, shared, shared)), "gate_up": (width, (inner, inner))}
     wanted |= {"o": (own, (width,)), "down": (inner, (width,))}

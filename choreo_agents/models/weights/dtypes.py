@@ -21,12 +21,7 @@ def has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def usual_dtype(own: torch.dtype, device: torch.device) -> torch.dtype:
-    """The checkpoint's own if the device has kernels for it, else fp32.
-
-    Raises:
-        UnsupportedModelError: No device computes in it.
-    """
-    require_served(own)
+    """The checkpoint's own, which is served, if the device has kernels for it, else fp32."""
     return own if has_kernels(own, device) else torch.float32
 
 

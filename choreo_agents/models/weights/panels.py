@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from choreo_agents.native.library import Kernels, floats, parallel
 from choreo_agents.native.structs import BF16, BF16_PAIRS, DEEP, FP32, PANEL, TILE, LinearStruct, ProductStruct
@@ -117,18 +118,10 @@ def beside(dtype: int, threads: int, rows: int, inputs: int) -> Tensor | None:
 def _paired(weights: Sequence[Tensor], inputs: int, outputs: int) -> Tensor:
     """Weights, [outputs, inputs] each, in pairs of inputs; nothing of their size is made beside."""
     shape = (-(-outputs // PANEL), -(-inputs // DEEP) * DEEP // 2, PANEL, 2)
-    made, at = torch.zeros(shape, dtype=torch.bfloat16, device="cpu"), 0
-    for weight in weights:
-        whole = len(weight) // PANEL
-        for first in range(0, len(weight), PANEL):
-            panel = weight[first : first + PANEL]
-            even = inputs - inputs % 2
-            made[at + first // PANEL, : even // 2, : len(panel)] = (
-                panel[:, :even].reshape(len(panel), -1, 2).transpose(0, 1)
-            )
-            if even < inputs:
-                made[at + first // PANEL, even // 2, : len(panel), 0] = panel[:, -1]
-        at += whole
+    made = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
+    for at, panel in enumerate(panel for weight in weights for panel in torch.split(weight, PANEL)):
+        pairs = functional.pad(panel, (0, inputs % 2)).reshape(len(panel), -1, 2)
+        made[at, : pairs.shape[1], : len(panel)] = pairs.transpose(0, 1)
     return made
 
 

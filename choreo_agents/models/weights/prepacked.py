@@ -238,8 +238,6 @@ def prepack(model: nn.Module, *, replacing: bool = False) -> int:
         How many layers. Each does so by its first product, at a cost of about one step more for all together: whoever
         loads a model to look at it, or to train it, does not pay.
     """
-    if not _available():
-        return 0
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and _may_be_packed(layer)]
     replaced, beside = _shares(model, layers) if replacing else ([], layers)
     # What is replaced goes layer by layer.
@@ -253,14 +251,10 @@ def prepack(model: nn.Module, *, replacing: bool = False) -> int:
         )
         return 0
     right: dict[Shape, bool] = {}
-    count = 0
-    for chosen, replaces in ((replaced, True), (beside, False)):
-        for layer in chosen:
-            if _can_lay_out(layer.weight.dtype):
-                layer.__class__ = PrepackedLinear
-                _packed[layer] = Packed(layer, right, replaces=replaces)
-                count += 1
-    return count
+    for number, layer in enumerate([*replaced, *beside]):
+        layer.__class__ = PrepackedLinear
+        _packed[layer] = Packed(layer, right, replaces=number < len(replaced))
+    return len(replaced) + len(beside)
 
 
 def _shares(model: nn.Module, layers: Sequence[nn.Linear]) -> tuple[list[nn.Linear], list[nn.Linear]]:
@@ -291,29 +285,21 @@ def _is_within(mappings: Sequence[tuple[int, int]], weight: Tensor) -> bool:
     return at >= 0 and weight.data_ptr() + weight.nbytes <= mappings[at][1]
 
 
-def _available() -> bool:
-    if _kernels() is not None:
-        return True
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
 def _may_be_packed(layer: nn.Linear) -> bool:
     weight = layer.weight
     # Subclasses of layers and of tensors, and layers that were given another forward pass, are quantised: they have
     # products of their own.
     own = type(layer) in (nn.Linear, PrepackedLinear) and "forward" not in vars(layer) and type(weight.data) is Tensor
     plain = own and weight.device.type == "cpu" and not is_replaced(weight) and not weight.is_inference()
-    return plain and weight.dtype in _TOLERANCE and weight.numel() >= SMALLEST
+    return plain and weight.dtype in _TOLERANCE and weight.numel() >= SMALLEST and _can_lay_out(weight.dtype)
 
 
 @cache
 def _can_lay_out(dtype: torch.dtype) -> bool:
-    """Whether this processor can, and gives the plain product, of a small matrix."""
+    """Whether this processor and this torch can, and give the plain product, of a small matrix."""
     with torch.inference_mode(False):
         layer = nn.Linear(256, 512, bias=False).to(dtype).requires_grad_(False)
     try:
         return Packed(layer, {}, replaces=False).serves(layer, torch.zeros(1, 256, dtype=dtype))
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, AttributeError):
         return False

@@ -44,9 +44,8 @@ _DENSE_ON_CPU = ("fp8", "mxfp4")
 
 def quantization_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
     """What a configuration says of how its weights were quantised; None if they were not."""
-    found = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(), "quantization_config", None
-    )
+    told = (getattr(each, "quantization_config", None) for each in (config, config.get_text_config()))
+    found = next(filter(None, told), None)
     if found is None:
         return None
     said: Mapping[str, Any] = found if isinstance(found, Mapping) else found.to_dict()
@@ -77,9 +76,8 @@ def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> Non
         raise UnsupportedModelError(f"the weights are quantised by {method!r}, which nobody here reads: of {known}")
     lacking = [package for module, package in _PACKAGES.get(method, {}).items() if not _importable(module)]
     if lacking:
-        raise UnsupportedModelError(
-            f"the weights are quantised by {method}: {missing_package(f'that needs {_listed(lacking)}', *lacking)}"
-        )
+        said = f"that needs {' and '.join(lacking)}"
+        raise UnsupportedModelError(f"the weights are quantised by {method}: {missing_package(said, *lacking)}")
     if method in _FP8 and dtype not in (None, torch.bfloat16):
         raise UnsupportedModelError(
             f"the weights are FP8 ({method}), which become bfloat16 and cannot be multiplied with "
@@ -106,7 +104,3 @@ def _importable(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(names)

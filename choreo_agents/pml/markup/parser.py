@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from xml.sax.saxutils import quoteattr
 
 from choreo_agents.pml.markup.checks import check_schema
@@ -12,6 +15,7 @@ from choreo_agents.pml.markup.reading import RawElement, RawText, read_xml
 from choreo_agents.pml.markup.sources import read_included
 from choreo_agents.pml.markup.syntax import (
     ROLES,
+    TAGS,
     Argument,
     ChatTurn,
     Import,
@@ -27,30 +31,15 @@ from choreo_agents.pml.markup.syntax import (
 )
 from choreo_agents.pml.markup.whitespace import Flow, append_text
 
-_TAGS = ("module", "union", "parameter", "param", "system", "user", "assistant")
 _SPACE = "xml:space"
 _WHOLE = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|schema)[\s/>])", re.DOTALL)
 _LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def parse_schema(text: str, source: str, folder: Path | None, problems: Problems) -> SchemaTree | None:
-    """The tree of a schema; None if there is not even its element. What is wrong becomes a problem.
-
-    Args:
-        text: The `<schema>` element.
-        source: What places call it.
-        folder: Below which `src` finds files; None: nowhere.
-        problems: Takes what is wrong.
-    """
-    tree = parse_document(text, source, folder, problems, ("schema",))
-    return tree if isinstance(tree, SchemaTree) else None
-
-
-def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> PromptTree | None:
-    """The tree of a prompt, likewise; also of one that is no `<prompt>` element but what stands in it."""
+def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> SchemaTree | PromptTree | None:
+    """The tree of a prompt, also of one that is no `<prompt>` element but what stands in it: see `parse_document`."""
     around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
-    tree = parse_document(text, source, None, problems, ("prompt",), around)
-    return tree if isinstance(tree, PromptTree) else None
+    return parse_document(text, source, None, problems, ("prompt",), around)
 
 
 def parse_document(
@@ -61,7 +50,16 @@ def parse_document(
     roots: tuple[str, ...] = ("schema", "prompt"),
     around: tuple[str, str] = ("", ""),
 ) -> SchemaTree | PromptTree | None:
-    """The tree of whichever of these a document is."""
+    """The tree of a document; None if there is not even its element. What is wrong becomes a problem.
+
+    Args:
+        text: The document.
+        source: What places call it.
+        folder: Below which `src` finds files; None: nowhere.
+        problems: Takes what is wrong.
+        roots: The elements that it may be.
+        around: See `read_xml`.
+    """
     root, whole = read_xml(text, source, problems, around=around)
     if root is None:
         return None
@@ -70,7 +68,7 @@ def parse_document(
         problems.add(root.place, f"the document is a <{root.tag}>", expected)
         return None
     if root.tag == "prompt":
-        return _PromptParser(problems).prompt(root)
+        return _PromptParser(problems, at_start=False).prompt(root)
     tree = _SchemaParser(folder, problems).schema(root)
     check_schema(tree, problems, whole=whole)
     return tree
@@ -79,32 +77,39 @@ def parse_document(
 class _Reader:
     """What schemas and prompts have in common."""
 
-    def __init__(self, problems: Problems, *, open_start: bool) -> None:
+    def __init__(self, problems: Problems, *, at_start: bool) -> None:
         self.problems = problems
-        self.flow = Flow(open_start=open_start)
-        self.preserve = [False]
+        self.flow = Flow(at_start)
+        self.preserve = False
 
-    def text(self, raw: RawText) -> str:
-        return self.flow.text(raw.text, verbatim=raw.verbatim or self.preserve[-1])
-
-    def attributes(self, raw: RawElement, *known: str) -> dict[str, str]:
-        """The attributes that are known, without that which says how whitespace is taken."""
+    def attributes(self, raw: RawElement, *known: str) -> None:
+        """Take attributes for a problem that are not known, but for that which says how whitespace is taken."""
         for name in raw.attributes:
             if name not in known and name != _SPACE:
                 message = f"<{raw.tag}> has no attribute {name!r}"
                 self.problems.add(raw.places[name], message, nearest(name, known, "no attribute"))
-        return {name: value for name, value in raw.attributes.items() if name in known}
 
-    def enter(self, raw: RawElement) -> None:
-        """Go inside an element; `leave` goes out again."""
-        space = raw.attributes.get(_SPACE)
+    def inside(self, raw: RawElement, read: Callable[[RawElement, list[Any]], object]) -> tuple[Any, ...]:
+        """What stands in an element: texts, and what `read` appends for the elements in it."""
+        space, before, nodes = raw.attributes.get(_SPACE), self.preserve, list[Any]()
         if space not in (None, "default", "preserve"):
             message = f"{_SPACE} is {space!r}"
             self.problems.add(raw.places[_SPACE], message, "'preserve' or 'default'")
-        self.preserve.append(self.preserve[-1] if space is None else space == "preserve")
+        self.preserve = before if space is None else space == "preserve"
+        for child in raw.children:
+            if isinstance(child, RawText):
+                text = self.flow.text(child.text, verbatim=child.verbatim or self.preserve)
+                append_text(nodes, text, child.place)
+            else:
+                read(child, nodes)
+        self.preserve = before
+        return tuple(nodes)
 
-    def leave(self) -> None:
-        self.preserve.pop()
+    def turn(self, raw: RawElement, read: Callable[[RawElement], tuple[Any, ...]]) -> ChatTurn:
+        self.flow.turn()
+        children = read(raw)
+        self.flow.turn()
+        return ChatTurn(cast(Role, raw.tag), children, raw.place)
 
     def required(self, raw: RawElement, name: str) -> str:
         value = raw.attributes.get(name, "")
@@ -117,74 +122,82 @@ class _Reader:
 
 class _SchemaParser(_Reader):
     def __init__(self, folder: Path | None, problems: Problems) -> None:
-        super().__init__(problems, open_start=False)
+        super().__init__(problems, at_start=True)
         self.folder = folder
 
     def schema(self, raw: RawElement) -> SchemaTree:
-        attributes = self.attributes(raw, "name", "scaffold")
+        self.attributes(raw, "name", "scaffold")
         name = self.required(raw, "name")
         children = self.children(raw)
-        sets = (tuple(each.split()) for each in attributes.get("scaffold", "").split(";"))
+        sets = (tuple(each.split()) for each in raw.attributes.get("scaffold", "").split(";"))
         where = raw.places.get("scaffold")
         return SchemaTree(name, children, raw.place, tuple(names for names in sets if names), where)
 
     def children(self, raw: RawElement) -> tuple[SchemaNode, ...]:
-        nodes: list[SchemaNode] = []
-        self.enter(raw)
+        """What stands in an element, or in the file that it names."""
+        if "src" not in raw.attributes or raw.tag not in ("module", *ROLES):
+            return self.inside(raw, self.node)
+        place = raw.places["src"]
         for child in raw.children:
-            if isinstance(child, RawText):
-                append_text(nodes, self.text(child), child.place)
-            elif child.tag == "module":
-                nodes.append(self.module(child))
-            elif child.tag == "union":
-                nodes.append(self.union(child))
-            elif child.tag in ("parameter", "param"):
-                self.parameter(child, nodes)
-            elif child.tag in ROLES:
-                nodes.append(self.turn(child))
-            else:
-                self.unknown(child, "escape what is meant as text: &lt;" + child.tag)
-        self.leave()
-        return tuple(nodes)
+            if isinstance(child, RawElement) or child.text.strip():
+                self.problems.add(child.place, f"there is something in a <{raw.tag}> that includes a file", "nothing")
+        if self.folder is None:
+            self.problems.add(place, "a schema that is no file includes none", "a folder, or the text itself")
+            return ()
+        text = self.flow.text(read_included(self.folder, raw.attributes["src"], place, self.problems), verbatim=True)
+        return (Text(text, place),) if text else ()
 
-    def unknown(self, raw: RawElement, otherwise: str) -> None:
-        """An element that is none of the language's: what is right inside is still read for problems."""
-        self.problems.add(raw.place, f"there is no <{raw.tag}> in a schema", nearest(raw.tag, _TAGS, otherwise))
-        self.children(raw)
+    def node(self, raw: RawElement, nodes: list[SchemaNode]) -> None:
+        """Append an element to what stands before it."""
+        if raw.tag == "module":
+            nodes.append(self.module(raw))
+        elif raw.tag == "union":
+            nodes.append(self.union(raw))
+        elif raw.tag in ("parameter", "param"):
+            self.parameter(raw, nodes)
+        elif raw.tag in ROLES:
+            self.attributes(raw, "src")
+            nodes.append(self.turn(raw, self.children))
+        else:
+            expected = nearest(raw.tag, TAGS, "escape what is meant as text: &lt;" + raw.tag)
+            self.problems.add(raw.place, f"there is no <{raw.tag}> in a schema", expected)
+            self.children(raw)  # what is right inside is still read for problems
 
     def module(self, raw: RawElement) -> Module:
-        attributes = self.attributes(raw, "name", "src", "cache", "confidential")
+        self.attributes(raw, "name", "src", "cache", "confidential")
         name = self.required(raw, "name")
         cache = self.truth(raw, "cache", otherwise=True)
         confidential = self.truth(raw, "confidential", otherwise=False)
-        children = self.included(raw) if "src" in attributes else self.children(raw)
-        return Module(name, children, raw.place, cache, confidential)
+        return Module(name, self.children(raw), raw.place, cache, confidential)
 
     def union(self, raw: RawElement) -> Union:
-        scaffold = self.attributes(raw, "scaffold").get("scaffold", "").strip()
+        self.attributes(raw, "scaffold")
         for child in raw.children:
-            if isinstance(child, RawText):
-                if child.text.strip():
-                    self.problems.add(child.place, "there is text in a <union>", "<module> only")
-            elif child.tag != "module":
-                self.problems.add(child.place, f"there is a <{child.tag}> in a <union>", "<module> only")
+            if isinstance(child, RawElement):
+                if child.tag != "module":
+                    self.problems.add(child.place, f"there is a <{child.tag}> in a <union>", "<module> only")
+            elif child.text.strip():
+                self.problems.add(child.place, "there is text in a <union>", "<module> only")
+            elif child is not raw.children[-1]:
+                self.flow.owe(child.text)
         members = [child for child in raw.children if isinstance(child, RawElement) and child.tag == "module"]
-        blanks = [child.text for child in raw.children if isinstance(child, RawText) and not child.text.strip()]
-        last = raw.children[-1] if raw.children else None
-        tail = blanks.pop() if isinstance(last, RawText) and blanks else ""
-        choosing = self.flow.choose(blanks)
-        read: list[Module] = []
-        self.enter(raw)
-        for member in members:
-            with choosing.member():
-                read.append(self.module(member))
-        self.leave()
-        choosing.end(tail)
-        return Union(tuple(read), raw.place, scaffold)
+        before, after = self.flow, list[Flow]()
+
+        def read(member: RawElement, nodes: list[Module]) -> None:
+            self.flow = replace(before)  # each is read as if it were the only one
+            nodes.append(self.module(member))
+            after.append(self.flow)
+
+        modules = self.inside(replace(raw, children=list(members)), read)
+        if after:
+            self.flow = Flow(all(flow.at_start for flow in after), max((flow.owed for flow in after), key=len))
+        if raw.children and isinstance(last := raw.children[-1], RawText):
+            self.flow.owe(last.text)
+        return Union(modules, raw.place, raw.attributes.get("scaffold", "").strip())
 
     def parameter(self, raw: RawElement, nodes: list[SchemaNode]) -> None:
         """Append a parameter to what stands before it in the same element."""
-        attributes = self.attributes(raw, "name", "length", "len", "scaffold")
+        self.attributes(raw, "name", "length", "len", "scaffold")
         name = self.required(raw, "name")
         for child in raw.children:
             if isinstance(child, RawElement) or child.text.strip():
@@ -198,28 +211,7 @@ class _SchemaParser(_Reader):
             self.problems.add(raw.places[named[0]], message, "a number of tokens from 1 to 999999999")
         size = int(length) if _LENGTH.fullmatch(length) else 1
         lead = self.flow.lead(nodes, raw.place)
-        nodes.append(Parameter(name, size, lead, raw.place, attributes.get("scaffold", "")))
-
-    def turn(self, raw: RawElement) -> ChatTurn:
-        attributes = self.attributes(raw, "src")
-        self.flow.turn()
-        children = self.included(raw) if "src" in attributes else self.children(raw)
-        self.flow.turn()
-        return ChatTurn(_role(raw.tag), children, raw.place)
-
-    def included(self, raw: RawElement) -> tuple[SchemaNode, ...]:
-        """The text of the file that an element names."""
-        place = raw.places["src"]
-        for child in raw.children:
-            if isinstance(child, RawElement) or child.text.strip():
-                self.problems.add(child.place, f"there is something in a <{raw.tag}> that includes a file", "nothing")
-        if self.folder is None:
-            self.problems.add(place, "a schema that is no file includes none", "a folder, or the text itself")
-            return ()
-        text = read_included(self.folder, raw.attributes["src"], place, self.problems)
-        nodes: list[SchemaNode] = []
-        append_text(nodes, self.flow.text(text, verbatim=True), place)
-        return tuple(nodes)
+        nodes.append(Parameter(name, size, lead, raw.place, raw.attributes.get("scaffold", "")))
 
     def truth(self, raw: RawElement, name: str, *, otherwise: bool) -> bool:
         value = raw.attributes.get(name)
@@ -229,9 +221,6 @@ class _SchemaParser(_Reader):
 
 
 class _PromptParser(_Reader):
-    def __init__(self, problems: Problems) -> None:
-        super().__init__(problems, open_start=True)
-
     def prompt(self, raw: RawElement) -> PromptTree:
         schema = self.required(raw, "schema")
         place = raw.places.get("schema", raw.place)
@@ -242,36 +231,19 @@ class _PromptParser(_Reader):
         return tuple(Argument(name, value, raw.places[name]) for name, value in own.items())
 
     def children(self, raw: RawElement) -> tuple[PromptNode, ...]:
-        nodes: list[PromptNode] = []
-        self.enter(raw)
-        for child in raw.children:
-            if isinstance(child, RawText):
-                append_text(nodes, self.text(child), child.place)
-            elif child.tag in ROLES:
-                nodes.append(self.turn(child))
-            elif child.tag in ("prompt", "schema", *_TAGS):
-                self.problems.add(child.place, f"there is a <{child.tag}> in a prompt", "an import, text or a turn")
-                self.children(child)
-            else:
-                nodes.append(Import(child.tag, self.arguments(child), self.children(child), child.place))
-        self.leave()
-        return tuple(nodes)
+        return self.inside(raw, self.node)
 
-    def turn(self, raw: RawElement) -> ChatTurn:
-        self.attributes(raw)
-        self.flow.turn()
-        self.enter(raw)
-        nodes: list[PromptNode] = []
-        for child in raw.children:
-            if isinstance(child, RawText):
-                append_text(nodes, self.text(child), child.place)
-            else:
-                message = f"there is a <{child.tag}> in a turn of a prompt"
-                self.problems.add(child.place, message, "text: what is imported stands where the schema has it")
-        self.leave()
-        self.flow.turn()
-        return ChatTurn(_role(raw.tag), tuple(node for node in nodes if isinstance(node, Text)), raw.place)
+    def node(self, raw: RawElement, nodes: list[PromptNode]) -> None:
+        """Append an element to what stands before it."""
+        if raw.tag in ROLES:
+            self.attributes(raw)
+            nodes.append(self.turn(raw, lambda turn: self.inside(turn, self.refuse)))
+        elif raw.tag in ("prompt", "schema", *TAGS):
+            self.problems.add(raw.place, f"there is a <{raw.tag}> in a prompt", "an import, text or a turn")
+            self.children(raw)
+        else:
+            nodes.append(Import(raw.tag, self.arguments(raw), self.children(raw), raw.place))
 
-
-def _role(tag: str) -> Role:
-    return next(role for role in ROLES if role == tag)
+    def refuse(self, raw: RawElement, _: list[Text]) -> None:
+        message = f"there is a <{raw.tag}> in a turn of a prompt"
+        self.problems.add(raw.place, message, "text: what is imported stands where the schema has it")

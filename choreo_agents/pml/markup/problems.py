@@ -16,16 +16,12 @@ class Problems:
         self.found: list[PMLProblem] = []
 
     def add(self, place: SourcePlace, message: str, expected: str = "") -> None:
-        self.found.append(problem(place, message, expected))
+        self.found.append(PMLProblem(place.file, place.line, place.column, message, expected))
 
     def require_none(self) -> None:
         """Raise a `PMLError` with all problems, if there are any."""
         if self.found:
             raise PMLError(dict.fromkeys(self.found))
-
-
-def problem(place: SourcePlace, message: str, expected: str = "") -> PMLProblem:
-    return PMLProblem(place.file, place.line, place.column, message, expected)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:

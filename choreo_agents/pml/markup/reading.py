@@ -65,7 +65,7 @@ def read_xml(
         around: Tags that are put around the text first; places do not count them.
     """
     text = text.removeprefix("\ufeff")
-    places = _Places(text, source, around[0])
+    places = Places(text, source, around[0])
     bad = forbidden_character(text)
     if bad is not None:
         place = places.at(bad.start() + len(around[0]))
@@ -80,7 +80,7 @@ def read_xml(
         parser.feed(around[0] + text + around[1])
         parser.close()
     except SAXParseException as error:
-        place = places.of(error.getLineNumber() or 1, error.getColumnNumber() or 0)
+        place = places.at(places.index(error.getLineNumber() or 1, error.getColumnNumber() or 0))
         said = str(error.getMessage())
         problems.add(place, f"not well-formed XML: {said}", _HINTS.get(said, "") or handler.expected())
     except DefusedXmlException:
@@ -105,18 +105,15 @@ class _TooDeepError(Exception):
     pass
 
 
-class _Places:
+class Places:
     """Translates the parser's lines and columns into places, and into indices of the text."""
 
-    def __init__(self, text: str, source: str, prefix: str) -> None:
+    def __init__(self, text: str, source: str, prefix: str = "") -> None:
         self.text, self.source, self.prefix = prefix + text, source, len(prefix)
         self.starts = [0, *(match.end() for match in _LINE.finditer(self.text))]
 
     def index(self, line: int, column: int) -> int:
         return self.starts[min(line, len(self.starts)) - 1] + column
-
-    def of(self, line: int, column: int) -> SourcePlace:
-        return self.at(self.index(line, column))
 
     def at(self, index: int) -> SourcePlace:
         index = min(max(index, self.prefix), len(self.text))
@@ -128,7 +125,7 @@ class _Places:
 class _Handler(ContentHandler, LexicalHandler):
     """Builds the elements."""
 
-    def __init__(self, places: _Places, locator: DefusedExpatParser) -> None:
+    def __init__(self, places: Places, locator: DefusedExpatParser) -> None:
         super().__init__()
         self.places, self.locator = places, locator
         self.root: RawElement | None = None

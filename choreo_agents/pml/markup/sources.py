@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from choreo_agents.pml.markup.problems import Problems
-from choreo_agents.pml.markup.reading import forbidden_character
+from choreo_agents.pml.markup.reading import Places, forbidden_character
 from choreo_agents.pml.markup.syntax import SourcePlace
 
 MOST_BYTES = 1 << 26
@@ -37,7 +37,9 @@ def read_included(folder: Path, name: str, place: SourcePlace, problems: Problem
             bad = forbidden_character(text)
             if bad is None:
                 return text.removesuffix("\n")
-            problems.add(_at(text, bad.start(), str(found)), f"the character {bad.group()!r} is not allowed in XML")
+            problems.add(
+                Places(text, str(found)).at(bad.start()), f"the character {bad.group()!r} is not allowed in XML"
+            )
     except (OSError, ValueError, RuntimeError) as error:
         problems.add(place, f"{name!r} cannot be read: {error}", expected)
     return ""
@@ -49,10 +51,5 @@ def _decoded(content: bytes, name: str, problems: Problems) -> str:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8-sig", errors="replace")
         byte = content[error.start]
-        problems.add(_at(before, len(before), name), f"the byte 0x{byte:02x} is no UTF-8", "a file in UTF-8")
+        problems.add(Places(before, name).at(len(before)), f"the byte 0x{byte:02x} is no UTF-8", "a file in UTF-8")
         return ""
-
-
-def _at(text: str, index: int, name: str) -> SourcePlace:
-    line = text.count("\n", 0, index) + 1
-    return SourcePlace(name, line, index - (text.rfind("\n", 0, index) + 1) + 1)

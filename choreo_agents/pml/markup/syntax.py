@@ -18,6 +18,8 @@ from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+TAGS = ("module", "union", "parameter", "param", *ROLES)
+"""The elements inside a schema."""
 Path = tuple[str, ...]
 """The names of a module and those that it is in, outermost first; () is the schema."""
 
@@ -52,8 +54,24 @@ class Parameter:
     """The text that holds its place while its module is encoded."""
 
 
+class _Scope:
+    """A schema or module, in which things have names: turns and unions are no scopes of their own."""
+
+    children: tuple[SchemaNode, ...]
+
+    def modules(self) -> list[Module]:
+        """All that stand in it, but in no module inside it; and so of the others."""
+        return [node for node in _in_scope(self.children) if isinstance(node, Module)]
+
+    def parameters(self) -> list[Parameter]:
+        return [node for node in _in_scope(self.children) if isinstance(node, Parameter)]
+
+    def unions(self) -> list[Union]:
+        return [node for node in _in_scope(self.children) if isinstance(node, Union)]
+
+
 @dataclass(frozen=True)
-class Module:
+class Module(_Scope):
     """What a prompt imports by its name."""
 
     name: str
@@ -87,7 +105,7 @@ SchemaNode = Text | Parameter | Module | Union | ChatTurn
 
 
 @dataclass(frozen=True)
-class SchemaTree:
+class SchemaTree(_Scope):
     name: str
     children: tuple[SchemaNode, ...]
     place: SourcePlace = field(compare=False)
@@ -125,28 +143,9 @@ class PromptTree:
     place: SourcePlace = field(compare=False)
 
 
-@dataclass(frozen=True)
-class NameScope:
-    """What can be named inside a module: turns and unions are no scopes of their own."""
-
-    modules: tuple[Module, ...]
-    parameters: tuple[Parameter, ...]
-    unions: tuple[Union, ...]
-
-
-def scope_of(parent: SchemaTree | Module) -> NameScope:
-    """All modules, parameters and unions that stand in a schema or module, but in no module inside it."""
-    nodes = list(_in_scope(parent.children))
-    return NameScope(
-        tuple(node for node in nodes if isinstance(node, Module)),
-        tuple(node for node in nodes if isinstance(node, Parameter)),
-        tuple(node for node in nodes if isinstance(node, Union)),
-    )
-
-
 def modules_of(parent: SchemaTree | Module, path: Path = ()) -> Iterator[tuple[Path, Module]]:
     """Every module below, with its path: parents first, in the order in which they are written."""
-    for module in scope_of(parent).modules:
+    for module in parent.modules():
         below = (*path, module.name)
         yield below, module
         yield from modules_of(module, below)

@@ -15,8 +15,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from choreo_agents.pml.markup.syntax import SchemaNode, SourcePlace, Text
@@ -27,16 +26,17 @@ PARAGRAPH = "\n\n"
 _RUN = re.compile(f"[{BLANKS}]+")
 
 
+@dataclass
 class Flow:
     """Gives whitespace to whom it belongs, while a document is read from its start to its end.
 
     Args:
-        open_start: Whether something stands before, so that whitespace at the start counts.
+        at_start: Whether nothing stands before, so that whitespace counts for nothing.
+        owed: What the next words start with.
     """
 
-    def __init__(self, *, open_start: bool = False) -> None:
-        self._owed = ""
-        self._at_start = not open_start
+    at_start: bool
+    owed: str = ""
 
     def text(self, text: str, *, verbatim: bool) -> str:
         """The words of a text, with the whitespace that belongs to them; empty if it has none."""
@@ -46,12 +46,12 @@ class Flow:
             return self._take() + text
         words = text.strip(BLANKS)
         if not words:
-            self._owe(_break(text))
+            self.owe(text)
             return ""
         before = len(text) - len(text.lstrip(BLANKS))
-        self._owe(_break(text[:before]))
+        self.owe(text[:before])
         settled = self._take() + _RUN.sub(lambda run: _break(run.group()), words)
-        self._owe(_break(text[before + len(words) :]))
+        self.owe(text[before + len(words) :])
         return settled
 
     def lead(self, before: list[SchemaNode], place: SourcePlace) -> str:
@@ -63,43 +63,16 @@ class Flow:
 
     def turn(self) -> None:
         """A turn starts or ends here: whitespace around counts for nothing."""
-        self._owed, self._at_start = "", True
+        self.owed, self.at_start = "", True
 
-    def choose(self, blanks: Iterable[str]) -> Choosing:
-        """A union starts here, with these texts between its members."""
-        for blank in blanks:
-            self._owe(_break(blank))
-        return Choosing(self)
-
-    def _owe(self, blank: str) -> None:
-        if not self._at_start:
-            self._owed = max(self._owed, blank, key=len)
+    def owe(self, blanks: str) -> None:
+        """Blanks stand here: they belong to what follows."""
+        if not self.at_start:
+            self.owed = max(self.owed, _break(blanks), key=len)
 
     def _take(self) -> str:
-        owed, self._owed, self._at_start = self._owed, "", False
+        owed, self.owed, self.at_start = self.owed, "", False
         return owed
-
-
-class Choosing:
-    """Reads the members of a union: each as if it were the only one."""
-
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._before = (flow._owed, flow._at_start)
-        self._after: list[tuple[str, bool]] = []
-
-    @contextmanager
-    def member(self) -> Iterator[None]:
-        self._flow._owed, self._flow._at_start = self._before
-        yield
-        self._after.append((self._flow._owed, self._flow._at_start))
-
-    def end(self, blank: str) -> None:
-        """The union ends, with this text after its last member."""
-        if self._after:
-            self._flow._owed = max((owed for owed, _ in self._after), key=len)
-            self._flow._at_start = all(at_start for _, at_start in self._after)
-        self._flow._owe(_break(blank))
 
 
 def append_text(nodes: list[Any], text: str, place: SourcePlace) -> None:
@@ -122,8 +95,7 @@ def lead_of(before: list[SchemaNode]) -> str:
 
 def is_settled(text: str, *, at_start: bool) -> bool:
     """Whether a text stays as it is if it is read by rule 1."""
-    flow = Flow(open_start=not at_start)
-    return text[-1:] not in BLANKS and flow.text(text, verbatim=False) == text
+    return text[-1:] not in BLANKS and Flow(at_start).text(text, verbatim=False) == text
 
 
 def _break(blanks: str) -> str:

@@ -47,21 +47,23 @@ class _Writer:
             elif not self.led and _is_led(child) and _is_block(child, after):
                 self.line(depth)
                 self.led = True
-            self.child(child, depth)
             after = child
-
-    def child(self, child: SchemaNode, depth: int) -> None:
-        match child:
-            case Text():
-                self.text(child.text)
-            case Parameter():
-                self.parameter(child)
-            case Module():
-                self.module(child, depth)
-            case Union():
-                self.union(child, depth)
-            case ChatTurn():
-                self.turn(child, depth)
+            match child:
+                case Text():
+                    self.text(child.text)
+                case Parameter():
+                    self.parameter(child)
+                case Module():
+                    self.module(child, depth)
+                case Union():
+                    self.union(child, depth)
+                case ChatTurn():
+                    self.out.append(f"<{child.role}>")
+                    self.loose = True
+                    self.children(child.children, depth + 1)
+                    self.line(depth)
+                    self.out.append(f"</{child.role}>")
+                    self.loose = True
 
     def text(self, text: str) -> None:
         if self.led:
@@ -100,14 +102,6 @@ class _Writer:
         if self.loose:
             self.line(depth)
         self.out.append("</union>")
-
-    def turn(self, turn: ChatTurn, depth: int) -> None:
-        self.out.append(f"<{turn.role}>")
-        self.loose = True
-        self.children(turn.children, depth + 1)
-        self.line(depth)
-        self.out.append(f"</{turn.role}>")
-        self.loose = True
 
 
 def _is_led(node: SchemaNode) -> bool:

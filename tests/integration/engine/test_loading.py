@@ -22,7 +22,7 @@ from choreo_agents.cli import app
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.embedded import WEIGHTS
-from choreo_agents.models.support import ProbePrompt, plain_logits, probe_tokens, require_movable
+from choreo_agents.models.support import ProbePrompt, probe_tokens, require_movable
 
 
 def change_config(folder: Path, **changes: Any) -> Path:
@@ -106,7 +106,8 @@ def test_the_probe_notices_positions_that_are_no_pure_rotation(tmp_path: Path) -
 
     inner.rotary_emb.forward = absolute
     inner.set_attn_implementation("sdpa")
-    expected = plain_logits(model.adapter.model, tokens)
+    with torch.inference_mode():
+        expected = model.adapter.model(torch.tensor([tokens]), use_cache=False).logits[0].float()
     inner.set_attn_implementation("choreo_segments")
     with pytest.raises(UnsupportedModelError, match="not a pure rotation"):
         require_movable(model.adapter, ProbePrompt(tokens, expected), model.backend("auto"))

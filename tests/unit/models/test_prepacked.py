@@ -19,7 +19,9 @@ from choreo_agents.models import load_model
 from choreo_agents.models.weights import prepacked
 from choreo_agents.models.weights.prepacked import Packed, PrepackedLinear, prepack
 
-pytestmark = pytest.mark.skipif(not prepacked._available(), reason="this torch has no prepacked linear layers")
+pytestmark = pytest.mark.skipif(
+    not prepacked._can_lay_out(torch.float32), reason="this torch has no prepacked linear layers"
+)
 
 
 @pytest.fixture(autouse=True, params=["a kernel of our own", "oneDNN"])

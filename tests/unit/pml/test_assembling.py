@@ -27,7 +27,7 @@ def assembled(pml: str, schema: str = SCHEMA) -> tuple[Assembly, list[tuple[int,
 
 
 def keys(assembly: Assembly) -> list[tuple[str, int]]:
-    return [(piece.key, piece.offset) for piece in assembly.cached]
+    return [(piece.key, piece.start) for piece in assembly.cached]
 
 
 def test_a_prompt_of_nothing_is_the_schemas_own_text() -> None:

@@ -32,7 +32,7 @@ from choreo_agents.pml import (
     compile_schema,
     module_of,
 )
-from choreo_agents.pml.building import ModulePart
+from choreo_agents.pml.markup.syntax import Module
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
 from choreo_bench.language import vocabulary
@@ -78,7 +78,7 @@ def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> Pr
     left, asked = length - len(model.encode(chat.bos)), new - around
     if left < 1 or asked < 1:
         raise ValueError(f"{length} cached and {new} new tokens leave no room for words: ask for more")
-    modules: list[ModulePart] = []
+    modules: list[Module] = []
     while left:
         tokens = min(left, MODULE_TOKENS)
         modules.append(module_of(f"part-{len(modules) + 1}", _words(model, tokens, rng)))
@@ -191,7 +191,7 @@ class PromptTimer:
     def _copied(self) -> float:
         """Seconds that all that the prompt imports takes from host memory to the device, with nothing beside it."""
         with self.library.assemble(self.prompt) as view:
-            cached = {piece.offset for piece in self._assembly.cached}
+            cached = {piece.start for piece in self._assembly.cached}
             handles = [handle for offset, handle in view.placed if offset in cached]
             self.engine.kv.park()
             started = time.perf_counter()

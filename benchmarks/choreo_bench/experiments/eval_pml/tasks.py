@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import ChatFormat, FramedText
-from choreo_agents.pml import Prompt, Schema, module_of
-from choreo_agents.pml.building import TurnPart
+from choreo_agents.pml import Prompt, Schema, module_of, user
+from choreo_agents.pml.markup.syntax import ChatTurn
 from choreo_bench.language import Problem, ProblemMessage, Task
 from choreo_bench.language.synthesis import SYNTHESIS_TASKS, Parts, Synthesis
 from choreo_bench.language.tasks import MultiDocument, TwoHop
@@ -94,9 +94,9 @@ def written(chat: ChatFormat, messages: Sequence[ProblemMessage]) -> FramedText:
     return sum(turns, FramedText())
 
 
-def _turn(message: ProblemMessage) -> TurnPart:
+def _turn(message: ProblemMessage) -> ChatTurn:
     """The same turn in a schema, where nobody has a name of his own."""
-    return TurnPart(message.role, (f"{message.author}: {message.text}" if message.author else message.text,))
+    return replace(user(f"{message.author}: {message.text}" if message.author else message.text), role=message.role)
 
 
 def require_document_tasks(names: Sequence[str]) -> list[Task]:
