@@ -24,8 +24,7 @@ from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.owner import EngineOwner
-from choreo_agents.engine.pending import Pending
-from choreo_agents.engine.request_builder import PlacedCall
+from choreo_agents.engine.pending import Pending, PlacedCall
 from choreo_agents.engine.settings import MethodName, Settings
 from choreo_agents.engine.stock.computing import Computing
 from choreo_agents.engine.tenant import Tenant

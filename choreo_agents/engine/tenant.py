@@ -19,9 +19,9 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.pending import Answer, OnToken, Pending
+from choreo_agents.engine.pending import Answer, OnToken, Pending, PlacedCall
 from choreo_agents.engine.rate_limit import RateLimiter
-from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
+from choreo_agents.engine.request_builder import RequestBuilder
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
@@ -198,14 +198,8 @@ class Tenant:
             request.priority = max(request.priority, call.priority)
         else:
             self.core.loop.hurry(request, call.priority)
-        return pending.awaited(
-            request,
-            batch.scope,
-            placed.said,
-            prefilled=isinstance(call, Prefill) and not call.lazy,
-            deadline=None if call.timeout_s is None else batch.started + call.timeout_s,
-            on_token=batch.on_token,
-        )
+        deadline = None if call.timeout_s is None else batch.started + call.timeout_s
+        return pending.awaited(request, placed, batch.scope, deadline, batch.on_token)
 
     def _decoded(self, placed: PlacedCall, call: Decode, batch: _Batch) -> Message | None:
         """The answer that the same decode was given before."""

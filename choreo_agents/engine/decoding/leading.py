@@ -46,11 +46,6 @@ def led_answer(
     return None if call.sampling.forced is not None else _led(model, call, stops, compiled)
 
 
-def compiled(model: LoadedModel, grammar: Grammar) -> MakeGuide:
-    """What makes guides of a grammar; of a model that nobody guides, nothing is made for that."""
-    return model.grammars.compile(grammar)
-
-
 def ends_replay(
     model: LoadedModel,
     call: Decode,

@@ -9,7 +9,7 @@ from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.keeping.wanted import give_back
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.request_builder import PlacedCall, ReadCall
+from choreo_agents.engine.pending import PlacedCall, ReadCall
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import CapacityError, ContextLengthError, InvalidRequestError
 from choreo_agents.kv.pool import KVPool
