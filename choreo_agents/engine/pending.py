@@ -10,8 +10,7 @@ from choreo_agents.engine.calls import Decode, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.leading import LedAnswer
 from choreo_agents.engine.messages.entering import entering
-from choreo_agents.engine.messages.labels import Label
-from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.message import Label, Lineage, Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage

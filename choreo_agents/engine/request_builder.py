@@ -15,8 +15,7 @@ from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.detokenizer import TextStop
 from choreo_agents.engine.decoding.leading import ends_replay, led_answer
 from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
-from choreo_agents.engine.messages.labels import Label
-from choreo_agents.engine.messages.message import Lineage, Message, who_thinks
+from choreo_agents.engine.messages.message import Label, Lineage, Message, who_thinks
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.placement import Placement, place
 from choreo_agents.engine.messages.table import require_handle

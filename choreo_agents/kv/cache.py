@@ -207,7 +207,7 @@ class KVCache:
         assert {*self._wanted} == {entry for entry in self._entries if entry.wanted}
         for entry in self._entries:
             assert entry.staged is None or entry.wanted or entry.writing is not None
-            assert entry.wanted >= 0 and entry.pins >= 0 and entry.hosted_bytes == self._host.bytes_of(entry)
+            assert entry.wanted >= 0 and entry.pins >= 0 and bool(entry.hosted_bytes) == (entry in self._host)
             if entry.segment is not None:
                 assert entry.segment.pins > 0 and entry.segment.encoded == entry.tokens
                 assert entry not in self._host and (entry.staged is None or entry.writing is not None)

@@ -11,7 +11,10 @@ from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.endings import failed
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.scheduler import Waiting, place_in_queue
+from choreo_agents.runtime.scheduler import Waiting
+
+MOST_OVERTAKEN = 64
+"""How many requests of a higher priority may be put before one that came earlier: so that none starves."""
 
 
 class Reclaimer(Protocol):
@@ -204,3 +207,11 @@ class Admission:
 def _followed(request: Request) -> Sequence[Request]:
     """Those that it may share a step with though it reads what they encode; a mapper needs what it maps before."""
     return () if request.mapper else request.encoding.after()
+
+
+def place_in_queue(queue: Sequence[Request], priority: int, most: int = MOST_OVERTAKEN) -> int:
+    """Where a new request goes: behind all of its priority or a higher one, and whoever was overtaken often enough."""
+    at = len(queue)
+    while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
+        at -= 1
+    return at

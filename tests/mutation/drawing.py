@@ -41,7 +41,7 @@ ROOMS = {
         "kv/store/places.py",
         "kv/store/store.py",
     ),
-    "audit": ("graph/audit", "engine/inspect"),
+    "audit": ("graph/audit", "engine/inspect.py"),
     "PML": ("pml",),
 }
 """Folders and files of each room; a file that one names for itself is not another's, whose folder it may be in."""

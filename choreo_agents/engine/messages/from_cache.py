@@ -16,7 +16,7 @@ from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.movements import RESTORED
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Request, all_or_none
+from choreo_agents.runtime.request import Encoding, Request, all_or_none
 from choreo_agents.runtime.step import Binding
 
 
@@ -77,7 +77,7 @@ def wanted(table: MessageTable, messages: Sequence[Message]) -> list[CacheEntry]
     return entries
 
 
-class FromCache:
+class FromCache(Encoding):
     """A request over its parents' own encodings, wherever these are. Wants them from the call on, so that releasing a
     handle meanwhile harms nothing."""
 
@@ -169,8 +169,6 @@ class FromCache:
             under_way = self.recomputer.running(entry.key)
             return None if under_way is None else under_way.segment
         return entry.segment
-
-    def bound(self, segment: Segment) -> None: ...
 
     def unpin(self) -> None:
         arriving, self.arriving = self.arriving, []
