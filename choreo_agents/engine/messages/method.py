@@ -13,8 +13,8 @@ from typing import Protocol
 
 from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.settings import MethodName
-from choreo_agents.runtime.admission import Reclaimer
 from choreo_agents.runtime.request import Encoding
+from choreo_agents.runtime.under_way import Reclaimer
 
 
 class Method(Reclaimer, Protocol):
