@@ -15,12 +15,11 @@ from typing import NamedTuple, Protocol
 
 from choreo_agents.attention.backends import told
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
-from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
+from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
 from choreo_agents.engine.messages.holdings import Holdings
 from choreo_agents.engine.messages.method import Method
 from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import Settings
@@ -253,7 +252,7 @@ class EngineCore:
         self.cache = self.execution.cache(self, HostedEntries(memory.host_bytes), files)
         made = MessageTable(self.cache, adapter.fingerprint) if table is None else table
         self.table = made.enter_cache(self.cache)
-        self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
+        self.recomputer = Recomputer(self.table, self._numbers.__next__)
         self.method = self.execution.method(self)
         self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
@@ -280,10 +279,6 @@ class EngineCore:
         self.execution.load_adapter(self, loaded, name, naming)
         with self.lock:
             return self.adapters.add(loaded, name, naming.tenant)
-
-    def count_found(self, tokens: int, tenant: str) -> None:
-        """Count the prompt of a tenant's prefill that found its message encoded, or on its way for another call."""
-        self.counters.add(tenant, "tokens_reused", tokens)
 
     def next_number(self) -> int:
         """Of the next request."""

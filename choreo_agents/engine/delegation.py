@@ -4,7 +4,7 @@
 they change from version to version, so its engines and this package are of one version. Begin with `Execution` in
 `choreo_agents.engine.core`, which says what an implementer provides.
 
-    engine      EngineCore, EngineOwner, Tenant, Settings, MethodName, Computing
+    engine      EngineCore, EngineOwner, Tenant, Settings, Computing
     adapters    Loaded, read_loaded
     messages    Message, Lineage, Naming, Scope, MessageTable
     lineage     LineageRow, LineageExchange, row_of
@@ -25,7 +25,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.engine.pending import Pending, PlacedCall
-from choreo_agents.engine.settings import MethodName, Settings
+from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import filled
 from choreo_agents.kv.cache import KVCache
@@ -65,7 +65,6 @@ __all__ = [
     "Loaded",
     "Message",
     "MessageTable",
-    "MethodName",
     "Naming",
     "Pending",
     "PlacedCall",

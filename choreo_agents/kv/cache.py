@@ -110,13 +110,18 @@ class KVCache:
             return False
         kv = self._host.take(entry) or entry.staged
         assert kv is not None
+        from_disk = entry.filed and entry.writing is None
         try:
-            entry.fill(self.pool, segment, kv, arrivals)
+            if arrivals is None:
+                self.pool.write(segment, kv)
+            else:
+                segment.encoded, entry.arriving = entry.tokens, Arrival(segment, kv, from_disk)
+                arrivals.append(entry.arriving)
         except BaseException:
             entry.staged = kv
             self.pool.unpin(segment)
             raise
-        self.movements.add(entry.tenant, RESTORED[entry.filed and entry.writing is None])
+        self.movements.add(entry.tenant, RESTORED[from_disk])
         entry.segment = segment
         if entry.writing is None:
             entry.staged = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -332,15 +331,3 @@ class Request:
         """Whether nothing is left to sample or, where later readers need it, to encode."""
         prompt = 0 if self.binding is None else len(self.binding.prompt)
         return self.ended and (self.pending == 0 or (self.encoded >= prompt and not self.owner.encodes_end))
-
-
-@contextmanager
-def all_or_none(made: Sequence[Request]) -> Iterator[None]:
-    """Give up requests that were made, if the block fails before all are: nobody may wait for what will never run."""
-    try:
-        yield
-    except BaseException:
-        for request in made:
-            request.over = True
-            request.owner.abandon(request)
-        raise

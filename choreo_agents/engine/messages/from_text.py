@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from choreo_agents.engine.messages.message import Lineage
-from choreo_agents.engine.settings import MethodName
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
 from choreo_agents.kv.segment import Segment
@@ -22,7 +21,6 @@ class TextMethod:
     keeps_kv = False
 
     def __init__(self, pool: KVPool, *, prefix_cache: bool) -> None:
-        self.name: MethodName = "baseline" if prefix_cache else "naive"
         self._pool = pool
         self._tree = PrefixTree(pool) if prefix_cache else None
 

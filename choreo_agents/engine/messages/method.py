@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from choreo_agents.engine.messages.message import Lineage
-from choreo_agents.engine.settings import MethodName
 from choreo_agents.runtime.request import Encoding
 from choreo_agents.runtime.under_way import Reclaimer
 
@@ -20,7 +19,6 @@ from choreo_agents.runtime.under_way import Reclaimer
 class Method(Reclaimer, Protocol):
     """Decides what a call encodes and reuses."""
 
-    name: MethodName
     keeps_kv: bool
     """Whether prefill encodes and messages own KV; otherwise they are text."""
 
