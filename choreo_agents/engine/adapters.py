@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,10 +44,6 @@ class Loaded:
         """Names all that it does."""
         return f"{self.lora_key}+{self.mapper_key}{'+boundaries' if self.boundaries else ''}"
 
-    def does_as(self, other: Loaded) -> bool:
-        """Whether both do the same."""
-        return self.key == other.key
-
 
 class AdapterRegistry:
     """Of one engine. Used under its lock only.
@@ -65,18 +60,9 @@ class AdapterRegistry:
         """By the names that its calls use."""
         self._default: tuple[str, Loaded] | None = None
         """The engine's, which all tenants have, and its name."""
-        self._loras: dict[str, LoraAdapter] = {}
-        self._mappers: dict[str, CacheMapper] = {}
-
-    @property
-    def loras(self) -> Mapping[str, LoraAdapter]:
-        """By fingerprint; grows."""
-        return self._loras
-
-    @property
-    def mappers(self) -> Mapping[str, CacheMapper]:
-        """By fingerprint; grows."""
-        return self._mappers
+        self.loras: dict[str, LoraAdapter] = {}
+        """By fingerprint; grows, as `mappers` does."""
+        self.mappers: dict[str, CacheMapper] = {}
 
     @property
     def default_key(self) -> str:
@@ -121,7 +107,7 @@ class AdapterRegistry:
                 f"an adapter cannot be called {name!r}: give it another name, load_adapter(folder, name)"
             )
         known = self._of(tenant).get(name)
-        if known is not None and not known.does_as(loaded):
+        if known is not None and known.key != loaded.key:
             own = name in self._by_tenant.get(tenant, {})
             whose = f"that of {str(known.folder)!r}" if own else "the engine's own"
             raise AdapterError(f"another adapter is called {name!r}, {whose}: name this otherwise")
@@ -140,12 +126,10 @@ class AdapterRegistry:
         self._by_tenant.pop(tenant, None)
         named = [loaded for own in self._by_tenant.values() for loaded in own.values()]
         named += [self._default[1]] if self._default else []
-        for weights, keys in (
-            (self._loras, {each.lora_key for each in named}),
-            (self._mappers, {each.mapper_key for each in named}),
-        ):
-            for key in weights.keys() - keys:
-                del weights[key]
+        for key in self.loras.keys() - {each.lora_key for each in named}:
+            del self.loras[key]
+        for key in self.mappers.keys() - {each.mapper_key for each in named}:
+            del self.mappers[key]
 
     def lora_key(self, name: str | None, tenant: str) -> str:
         """The fingerprint of the adapter that a call names, or that calls have by default; empty for the model alone.
@@ -153,18 +137,15 @@ class AdapterRegistry:
         Raises:
             AdapterError: The tenant has none of that name.
         """
-        loaded = self._find(name, tenant)
-        return "" if loaded is None else loaded.lora_key
+        return self._find(name, tenant).lora_key
 
     def mapper_key(self, name: str | None, tenant: str) -> str:
         """The same of its mapper; empty if it has none."""
-        loaded = self._find(name, tenant)
-        return "" if loaded is None else loaded.mapper_key
+        return self._find(name, tenant).mapper_key
 
     def boundaries(self, name: str | None, tenant: str) -> bool:
         """Whether it reads boundaries of branches."""
-        loaded = self._find(name, tenant)
-        return loaded is not None and loaded.boundaries
+        return self._find(name, tenant).boundaries
 
     def name_of(self, lora_key: str, tenant: str) -> str | None:
         """What a tenant calls an adapter first; None for the model alone."""
@@ -172,19 +153,19 @@ class AdapterRegistry:
         return next((name for name, loaded in known if lora_key and loaded.lora_key == lora_key), None)
 
     def _of(self, tenant: str) -> dict[str, Loaded]:
-        return {**dict([self._default] if self._default else []), **self._by_tenant.get(tenant, {})}
+        return dict([self._default] if self._default else []) | self._by_tenant.get(tenant, {})
 
     def _keep(self, loaded: Loaded) -> None:
         if loaded.lora is not None:
-            self._loras[loaded.lora_key] = loaded.lora
+            self.loras[loaded.lora_key] = loaded.lora
         if loaded.mapper is not None:
-            self._mappers[loaded.mapper_key] = loaded.mapper
+            self.mappers[loaded.mapper_key] = loaded.mapper
 
-    def _find(self, name: str | None, tenant: str) -> Loaded | None:
-        if name is None:
-            return self._default[1] if self._default else None
-        if name == BASE:
-            return None
+    def _find(self, name: str | None, tenant: str) -> Loaded:
+        if name is None and self._default:
+            return self._default[1]
+        if name is None or name == BASE:
+            return Loaded(Path(), None, None)
         known = self._of(tenant)
         if name not in known:
             there = ", ".join(map(repr, known)) or "none"

@@ -9,9 +9,10 @@ import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.answering import answer_of, join, thinks, thought_out, views_kept
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
@@ -19,10 +20,9 @@ from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.engine.messages.scope import Scope, current, entered
 from choreo_agents.engine.request_builder import require_urgency
 from choreo_agents.engine.tenant import Tenant
-from choreo_agents.engine.tokenizing import tokens_to_come
-from choreo_agents.engine.turns import LoopTurns
 from choreo_agents.errors import CutAnswerWarning, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
@@ -31,6 +31,25 @@ Plan = Callable[[Scope | None], Generator[Calls, list[MessageHandle], T]]
 returns what it is for."""
 Item = StreamedToken | MessageHandle
 _END = object()
+SLICE_S = 0.005
+"""Seconds for which one may go on: as long as the interpreter lets a thread, when others want to run."""
+LONG = 1 << 14
+"""Characters from which on a text is long: about 15 ms."""
+
+
+class LoopTurns:
+    """Who awaits what is there does not wait, and so would keep its event loop from all others, timeouts, and its own
+    cancelling. Of each loop, remembers when somebody last waited here."""
+
+    def __init__(self) -> None:
+        self._given_s: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+
+    async def given(self) -> None:
+        """Let others have their turn if it is time, and end here if the task was cancelled."""
+        loop, task, now = asyncio.get_running_loop(), asyncio.current_task(), time.perf_counter()
+        if now - self._given_s.get(loop, 0.0) > SLICE_S or (task is not None and task.cancelling()):
+            await asyncio.sleep(0)
+            self._given_s[loop] = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -39,20 +58,31 @@ class Until:
 
     futures: Sequence[Future[Any]]
 
-    def results(self) -> list[Any]:
-        return [future.result() for future in self.futures]
+    def wait(self) -> None:
+        """Return when all is there, or the first of it has failed: whoever asked for it learns why."""
+        with suppress(Exception):
+            for future in self.futures:
+                future.result()
 
-    async def awaited(self, turns: LoopTurns) -> list[Any]:
+    async def awaited(self, turns: LoopTurns) -> None:
+        """The same. Cancelling the task cancels what it waits for."""
         if all(future.done() for future in self.futures):
             # Not a turn of the event loop for each: an agent whose view is there begins before the next is read.
             await turns.given()
-            return self.results()
-        return [await asyncio.wrap_future(future) for future in self.futures]
+            return
+        with suppress(Exception):
+            for future in self.futures:
+                await asyncio.wrap_future(future)
 
 
-Steps = Generator[Until | T, list[Any], None]
-"""Yields what has to be waited for, to be sent what that gives or thrown what it raises, and in between what a caller
-gets."""
+Steps = Generator[Until | T]
+"""Yields what has to be waited for, and in between what a caller gets."""
+
+
+def _results(futures: Sequence[Future[Any]]) -> Generator[Until, None, list[Any]]:
+    """What futures give, once that was waited for; raises what they do."""
+    yield Until(futures)
+    return [future.result() for future in futures]
 
 
 @dataclass(frozen=True)
@@ -121,14 +151,14 @@ class Caller:
                 found: T = done.value
         yield found
 
-    def _made(self, calls: Calls, scope: Scope | None) -> Generator[Until, list[Any], list[MessageHandle]]:
+    def _made(self, calls: Calls, scope: Scope | None) -> Generator[Until, None, list[MessageHandle]]:
         """What comes of a batch."""
         started = yield from self._let_in(calls)
         calls = yield from self._tokenized(calls)
         asked: Any = [thought_out(call) if thinks(call) else call for call in calls]
         answers = self.tenant.submit(asked, scope, started)
         with self.tenant.given_up_if_left(answers, scope):
-            handles: list[MessageHandle] = yield Until(answers)
+            handles: list[MessageHandle] = yield from _results(answers)
             if any(map(thinks, calls)):
                 handles = yield from self._answered(calls, handles, scope, started)
         self._warn_of_cuts(calls, handles)
@@ -149,7 +179,7 @@ class Caller:
 
     def _answered(
         self, calls: Calls, handles: list[MessageHandle], scope: Scope | None, started: float
-    ) -> Generator[Until, list[Any], list[MessageHandle]]:
+    ) -> Generator[Until, None, list[MessageHandle]]:
         """What was said, in the place of what was thought and said; all others as they are.
 
         The calls go on: their time has run since they were started.
@@ -160,7 +190,7 @@ class Caller:
             asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
             answers = self.tenant.submit(asked, scope, started)
             with self.tenant.given_up_if_left(answers, scope):
-                said: list[MessageHandle] = yield Until(answers)
+                said: list[MessageHandle] = yield from _results(answers)
         for (place, call), answer in zip(thought, said, strict=True):
             handles[place] = join(self.tenant, call, handles[place], answer, scope)
         return handles
@@ -174,7 +204,7 @@ class Caller:
         answer.add_done_callback(lambda _: arrived.put(_END))
         texts = PhaseTexts(model, call.thinking)
         with self.tenant.given_up_if_left([answer], scope):
-            while (chosen := (yield Until([arrived.next()]))[0]) is not _END:
+            while (chosen := (yield from _results([arrived.next()]))[0]) is not _END:
                 phase, text = texts.add(chosen.token)
                 yield StreamedToken(chosen.token, text, chosen, phase)
             handles = [answer.result()]
@@ -183,12 +213,12 @@ class Caller:
         self._warn_of_cuts([call], handles)
         yield handles[0]
 
-    def _tokenized(self, calls: Calls) -> Generator[Until, list[Any], Any]:
+    def _tokenized(self, calls: Calls) -> Generator[Until, None, Any]:
         """The same calls, with tokens where they had long texts."""
         made = tokens_to_come(self.tenant.core.model, calls)
-        return calls if made is None else (yield Until([made]))[0]
+        return calls if made is None else (yield from _results([made]))[0]
 
-    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, list[Any], float]:
+    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, None, float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
         self.tenant.core.lock.require_own()
@@ -197,7 +227,7 @@ class Caller:
             for call in calls:
                 require_urgency(call)
             patience = min((call.timeout_s for call in calls if call.timeout_s is not None), default=None)
-            yield Until([self.tenant.limiter.enter(sum(map(_answers, calls)), patience)])
+            yield from _results([self.tenant.limiter.enter(sum(map(_answers, calls)), patience)])
         return made
 
 
@@ -232,41 +262,21 @@ class _Arrived:
 def _waiting(steps: Steps[T]) -> Generator[T]:
     """What steps give, on a thread that waits for what they wait for."""
     with closing(steps):
-        try:
-            step = next(steps)
-            while True:
-                if not isinstance(step, Until):
-                    yield step
-                    step = next(steps)
-                    continue
-                try:
-                    found = step.results()
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(found)
-        except StopIteration:
-            return
+        for step in steps:
+            if isinstance(step, Until):
+                step.wait()
+            else:
+                yield step
 
 
 async def _awaiting(steps: Steps[T], turns: LoopTurns) -> AsyncGenerator[T]:
     """The same on an event loop."""
     with closing(steps):
-        try:
-            step = next(steps)
-            while True:
-                if not isinstance(step, Until):
-                    yield step
-                    step = next(steps)
-                    continue
-                try:
-                    found = await step.awaited(turns)
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(found)
-        except StopIteration:
-            return
+        for step in steps:
+            if isinstance(step, Until):
+                await step.awaited(turns)
+            else:
+                yield step
 
 
 def called(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Plan[Any]:
@@ -300,3 +310,43 @@ def _batch(calls: list[Any], *, one: bool) -> Plan[Any]:
         return handles[0] if one else handles
 
     return plan
+
+
+def tokens_to_come(model: LoadedModel, calls: Sequence[Prefill | Decode]) -> Future[list[Prefill | Decode]] | None:
+    """The same calls, with tokens in the place of long texts; None: no text is long.
+
+    What cannot be tokenized stays as it is: whoever makes the request of it says what is wrong.
+    """
+    if not any(map(_is_long, calls)):
+        return None
+    made: Future[list[Prefill | Decode]] = Future()
+
+    def run() -> None:
+        if made.set_running_or_notify_cancel():
+            try:
+                made.set_result([_tokenized(model, call) if _is_long(call) else call for call in calls])
+            except BaseException as error:
+                made.set_exception(error)
+
+    # One for all of a batch: a thousand long texts are no reason for a thousand threads.
+    threading.Thread(target=run, name="choreo-tokenizing", daemon=True).start()
+    return made
+
+
+def _name(call: Prefill | Decode) -> str:
+    return "content" if isinstance(call, Prefill) else "header"
+
+
+def _is_long(call: Prefill | Decode) -> bool:
+    text = getattr(call, _name(call))
+    return isinstance(text, str | FramedText) and len(text) >= LONG
+
+
+def _tokenized(model: LoadedModel, call: Prefill | Decode) -> Prefill | Decode:
+    text = getattr(call, _name(call))
+    framed = FramedText.words(text) if call.words and isinstance(text, str) else text
+    try:
+        tokens: dict[str, Any] = {_name(call): tuple(model.encode(framed))}
+    except (InvalidRequestError, TypeError, UnicodeError):
+        return call
+    return replace(call, **tokens)

@@ -11,19 +11,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from choreo_agents.attention.backends import told
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
-from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
+from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
 from choreo_agents.engine.messages.holdings import Holdings
 from choreo_agents.engine.messages.method import Method
 from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import Settings
-from choreo_agents.engine.stock.computing import Computing, computing
 from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry_files import EntryFiles
@@ -43,6 +42,17 @@ from choreo_agents.runtime.planner import Planner, Watch
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits
 from choreo_agents.tracing import FileSkipped, FileUnwritten, Ledger, guarded
+
+
+class Computing(NamedTuple):
+    """See the fields of the same names in `EngineStats`."""
+
+    backend: str
+    backend_why: str
+    forward: str
+    graphs: int = 0
+    graphs_why: str = ""
+    steps_ahead: int = 0
 
 
 class RequestLoop(Protocol):
@@ -157,7 +167,9 @@ class LocalExecution:
         settings, scheduling, adapters = core.settings, core.settings.scheduling, core.adapters
         backend = core.model.backend(settings.backend)
         served = core.model.adapter, core.pool, backend, core.counters, adapters.loras, adapters.mappers
-        executor = Executor(*served, graphs=scheduling.graphs, ahead=scheduling.goes_ahead)
+        # Not where a run is compared with another bit by bit.
+        goes_ahead = scheduling.ahead and scheduling.timetable is None
+        executor = Executor(*served, graphs=scheduling.graphs, ahead=goes_ahead)
         self._model, self._executor = core.model, executor
         planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
         return EngineLoop(executor, core.lock, planner, settings.sink, core.method)
@@ -170,7 +182,9 @@ class LocalExecution:
 
     def computing(self) -> Computing:
         """See `Execution`."""
-        return computing(self._model, self._executor)
+        executor, backend = self._executor, self._executor.backend
+        passes, ahead = executor.passes, executor.forward.steps_ahead
+        return Computing(*told(backend), self._model.computed_with(backend), passes.captured, passes.why, ahead)
 
 
 class EngineCore:
@@ -238,7 +252,7 @@ class EngineCore:
         self.cache = self.execution.cache(self, HostedEntries(memory.host_bytes), files)
         made = MessageTable(self.cache, adapter.fingerprint) if table is None else table
         self.table = made.enter_cache(self.cache)
-        self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
+        self.recomputer = Recomputer(self.table, self._numbers.__next__)
         self.method = self.execution.method(self)
         self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
@@ -265,10 +279,6 @@ class EngineCore:
         self.execution.load_adapter(self, loaded, name, naming)
         with self.lock:
             return self.adapters.add(loaded, name, naming.tenant)
-
-    def count_found(self, tokens: int, tenant: str) -> None:
-        """Count the prompt of a tenant's prefill that found its message encoded, or on its way for another call."""
-        self.counters.add(tenant, "tokens_reused", tokens)
 
     def next_number(self) -> int:
         """Of the next request."""

@@ -4,7 +4,7 @@
 they change from version to version, so its engines and this package are of one version. Begin with `Execution` in
 `choreo_agents.engine.core`, which says what an implementer provides.
 
-    engine      EngineCore, EngineOwner, Tenant, Settings, MethodName, Computing
+    engine      EngineCore, EngineOwner, Tenant, Settings, Computing
     adapters    Loaded, read_loaded
     messages    Message, Lineage, Naming, Scope, MessageTable
     lineage     LineageRow, LineageExchange, row_of
@@ -15,7 +15,7 @@ they change from version to version, so its engines and this package are of one 
 """
 
 from choreo_agents.engine.adapters import Loaded, read_loaded
-from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.core import Computing, EngineCore
 from choreo_agents.engine.keeping.wanted import copied, kv_key
 from choreo_agents.engine.lineage.exchange import LineageExchange, row_of
 from choreo_agents.engine.lineage.rows import LineageRow
@@ -24,10 +24,8 @@ from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.owner import EngineOwner
-from choreo_agents.engine.pending import Pending
-from choreo_agents.engine.request_builder import PlacedCall
-from choreo_agents.engine.settings import MethodName, Settings
-from choreo_agents.engine.stock.computing import Computing
+from choreo_agents.engine.pending import Pending, PlacedCall
+from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import filled
 from choreo_agents.kv.cache import KVCache
@@ -67,7 +65,6 @@ __all__ = [
     "Loaded",
     "Message",
     "MessageTable",
-    "MethodName",
     "Naming",
     "Pending",
     "PlacedCall",

@@ -6,22 +6,20 @@ import hashlib
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.detokenizer import TextStop
-from choreo_agents.engine.decoding.leading import LedAnswer, compiled, ends_replay, led_answer
-from choreo_agents.engine.decoding.playing import is_known, label_of, played
+from choreo_agents.engine.decoding.leading import ends_replay, led_answer
 from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
-from choreo_agents.engine.messages.labels import Label
-from choreo_agents.engine.messages.message import Lineage, Message, who_thinks
+from choreo_agents.engine.messages.message import Label, Lineage, Message, who_thinks
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.placement import Placement, place
 from choreo_agents.engine.messages.table import require_handle
-from choreo_agents.engine.pending import Pending
+from choreo_agents.engine.pending import Pending, PlacedCall, ReadCall
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey
@@ -35,49 +33,6 @@ _TEXTS_KEPT = 512
 _GRAMMARS_KEPT = 256
 _LONGEST_KEPT = 1024
 """Characters of a text whose tokens are kept."""
-
-
-@dataclass(frozen=True)
-class ReadCall:
-    """A call whose texts are tokens."""
-
-    call: Prefill | Decode
-    tokens: tuple[int, ...]
-    closing: tuple[int, ...]
-    sample: int = 0
-    """Which of the answers that the call asks for this is."""
-    stops: frozenset[int] = frozenset()
-    """Tokens after which a decode ends."""
-    led: LedAnswer | None = None
-    """What leads its answers; None: nothing."""
-    left_out: frozenset[int] = frozenset()
-    """See `Decoding`."""
-    closes: frozenset[int] = frozenset()
-    """See `Decoding`."""
-    thoughts: int = 0
-    """Tokens that thoughts and what closes them can take."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens that it can add to these at most."""
-        if isinstance(self.call, Prefill):
-            return 0
-        sampled = self.call.sampling.longest if self.led is None else self.led.longest
-        thought = self.thoughts if self.call.sampling.forced is None else 0
-        return sampled + thought + len(self.closing)
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedCall:
-    """A call whose parents are found and placed."""
-
-    read: ReadCall
-    lineage: Lineage
-    said: Label
-    """What it says of its message."""
-    name: str | None
-    """What the same call is found by: of a prefill, the id of the message that it makes; of a decode, under what its
-    answer is remembered."""
 
 
 class RequestBuilder:
@@ -98,7 +53,7 @@ class RequestBuilder:
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
         # A model whose tokens cannot be guided is told so where a guide is asked for.
-        self._compiled = lru_cache(_GRAMMARS_KEPT)(partial(compiled, core.model))
+        self._compiled = lru_cache(_GRAMMARS_KEPT)(lambda grammar: core.model.grammars.compile(grammar))  # noqa: PLW0108 - see above
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -108,18 +63,8 @@ class RequestBuilder:
         require_urgency(call)
         _require_labels(call)
         if isinstance(call, Prefill):
-            return [
-                ReadCall(
-                    call,
-                    self._filled(
-                        call,
-                        call.content,
-                        "content",
-                        "nothing to prefill: the content is empty",
-                    ),
-                    (),
-                )
-            ]
+            tokens = self._filled(call, call.content, "content", "nothing to prefill: the content is empty")
+            return [ReadCall(call, tokens, ())]
         tokens = self._filled(
             call,
             call.header,
@@ -134,13 +79,19 @@ class RequestBuilder:
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         closes = frozenset(self._tokens(call.ends, "ends"))
-        stops = frozenset(self._stops(call, closing)) | closes
-        led = led_answer(self._core.model, call, stops | self._closers(call, closing), self._compiled)
-        ends = (stops if led is None else led.ends) - frozenset(call.sampling.stop_tokens or ())
+        model, named, said = self._core.model, call.sampling.stop_tokens, self._core.model.said_of(closing)
+        # The token of a closing that tells that the message is over, if there is any.
+        closer = () if call.in_parts else closing[max(0, said - 1) : said]
+        stops = closes.union((*model.adapter.end_tokens, *closer) if named is None else named)
+        over = stops.union(closer)
+        led = led_answer(model, call, over, self._compiled)
+        ends = (stops if led is None else led.ends).difference(named or ())
         left_out = frozenset[int]() if call.closing is None else ends - closes
-        thoughts = self._thoughts(call)
+        if not isinstance(call.thinking, Thinking | None):
+            raise InvalidRequestError(f"thinking must be a Thinking, not {call.thinking!r}")
+        thoughts = 0 if call.thinking is None else longest_thoughts(model, call.thinking)
         return [
-            ReadCall(call, tokens, closing, sample, stops, led, left_out, closes, thoughts)
+            ReadCall(call, tokens, closing, sample, stops, over, led, left_out, closes, thoughts)
             for sample in range(call.sampling.n)
         ]
 
@@ -157,8 +108,10 @@ class RequestBuilder:
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
         read = self._shortened(read, lineage)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
-        sources = _sources(self, call.source if isinstance(call, Prefill) else None)
-        said = Label(call.author, call.confidential, *sources, is_thought=bool(read.thoughts))
+        source, model = call.source if isinstance(call, Prefill) else None, self._core.model.adapter.fingerprint
+        foreign = None if source is None or require_handle(source).base_model == model else source
+        own = None if source is None or foreign is not None else self.find(source)
+        said = Label(call.author, call.confidential, own, foreign, is_thought=bool(read.thoughts))
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
     def request(self, placed: PlacedCall) -> Request:
@@ -167,12 +120,13 @@ class RequestBuilder:
         if isinstance(call, Prefill):
             decoding, role, label = None, call.role, lineage.label(call.author, call.role, placed.said.source)
         else:
-            decoding, role = played(self._decoding(lineage, placed.read, call), call), "assistant"
-            label = lineage.label(call.author, label_of(call, placed.read.sample))
+            decoding, role = self._decoding(lineage, placed.read, call), "assistant"
+            # What tells it from others of its author over an equal view (see `Lineage.label`).
+            place = "" if call.played is None else f" {call.played.place}"
+            label = lineage.label(call.author, f"decode {placed.read.sample}{place}")
         keeps_end = decoding is None or core.method.keeps_kv
         encoding = core.method.encoding(lineage)
-        memo = None if decoding is None else placed.name
-        pending = Pending(core, self._naming, lineage, encoding, keeps_end, memo, self.running, placed.name, placed)
+        pending = Pending(core, self._naming, placed, keeps_end, self.running)
         request = Request(
             core.next_number(),
             encoding,
@@ -249,10 +203,10 @@ class RequestBuilder:
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
         guide: Callable[[], Guide] | None = None if read.led is None else read.led.make
         if call.thinking is not None and sampling.forced is None:
-            stops = read.stops | self._closers(call, read.closing)
-            guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.led)
+            guide = partial(thoughts_guide, model, sampling, call.thinking, read.over, read.led)
         sampler: Sampler
-        if model.sampler is None or is_known(call):
+        played = call.played
+        if model.sampler is None or (played is not None and played.at_once):  # nobody is asked what is known
             sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
         else:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
@@ -260,19 +214,16 @@ class RequestBuilder:
             sampler = model.sampler(SamplerCall(author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
-        if (forced := sampling.forced) is None:
-            return Decoding(sampling, sampler, *ends, seed=seed)
-        thoughts, stops = thoughts_in(model, call.thinking, forced), read.stops | self._closers(call, read.closing)
-        complete = ends_replay(model, call, stops, self._compiled, forced[thoughts:])
-        return Decoding(sampling, sampler, *ends, thoughts, complete, seed=seed)
-
-    def _thoughts(self, call: Decode) -> int:
-        """Tokens that a call's thoughts and what closes them can take."""
-        if (thinking := call.thinking) is None:
-            return 0
-        if not isinstance(thinking, Thinking):
-            raise InvalidRequestError(f"thinking must be a Thinking, not {thinking!r}")
-        return longest_thoughts(self._core.model, thinking)
+        thoughts, complete = 0, False
+        if (forced := sampling.forced) is not None:
+            thoughts = thoughts_in(model, call.thinking, forced)
+            complete = ends_replay(model, call, read.over, self._compiled, forced[thoughts:])
+        decoding = Decoding(sampling, sampler, *ends, thoughts, complete, seed=seed)
+        if played is not None and played.at_once:
+            decoding.known = played.tokens if forced is None else forced
+        elif played is not None and played.tokens is not None and isinstance(sampler, TokenSampler):
+            sampler.played = played.tokens
+        return decoding
 
     def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:
         """Tokens, of which there must be some."""
@@ -294,16 +245,6 @@ class RequestBuilder:
         size = self._core.model.adapter.vocabulary_size
         return tuple(_token(item, size) for item in _listed(content, what))
 
-    def _stops(self, call: Decode, closing: tuple[int, ...]) -> Iterable[int]:
-        if call.sampling.stop_tokens is not None:
-            return call.sampling.stop_tokens
-        return (*self._core.model.adapter.end_tokens, *self._closers(call, closing))
-
-    def _closers(self, call: Decode, closing: tuple[int, ...]) -> frozenset[int]:
-        """The token of a closing that tells that the message is over, if there is any."""
-        said = self._core.model.said_of(closing)
-        return frozenset(() if call.in_parts else closing[max(0, said - 1) : said])
-
     def _shortened(self, read: ReadCall, lineage: Lineage) -> ReadCall:
         """A call whose answer fits behind its view, if nobody has said how long it may be."""
         if isinstance(read.call, Prefill) or read.call.sampling.is_bounded:
@@ -315,8 +256,7 @@ class RequestBuilder:
         if shorter is sampling or over >= sampling.max_tokens:
             return read
         call = replace(read.call, sampling=shorter)
-        closers = self._closers(call, read.closing)
-        led = None if read.led is None else led_answer(core.model, call, read.stops | closers, self._compiled)
+        led = None if read.led is None else led_answer(core.model, call, read.over, self._compiled)
         return replace(read, call=call, led=led)
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
@@ -357,19 +297,12 @@ def require_urgency(call: Prefill | Decode) -> None:
 
 def _require_labels(call: Prefill | Decode) -> None:
     """Raise unless what a call says of its message, and of itself, can be kept with it."""
-    texts: tuple[str, ...] = (
-        ("author", "adapter", "role") if isinstance(call, Prefill) else ("author", "adapter", "memo")
-    )
-    flags: tuple[str, ...] = (
-        ("confidential", "lazy", "maps", "again") if isinstance(call, Prefill) else ("confidential", "anew")
-    )
-    for name in texts:
-        said = getattr(call, name)
-        if said is not None and not isinstance(said, str):
+    for name in ("author", "adapter", "role", "memo"):
+        if not isinstance(said := getattr(call, name, None), str | None):
             raise InvalidRequestError(f"{name} must be a string or None, not {said!r}")
-    for name in flags:
-        if not isinstance(getattr(call, name), bool):
-            raise InvalidRequestError(f"{name} must be True or False, not {getattr(call, name)!r}")
+    for name in ("confidential", "lazy", "maps", "again", "anew"):
+        if not isinstance(said := getattr(call, name, False), bool):
+            raise InvalidRequestError(f"{name} must be True or False, not {said!r}")
     watch = None if isinstance(call, Prefill) else call.watch
     if watch is not None and not callable(watch):
         raise InvalidRequestError(f"watch must be a function of the logits, not {watch!r}")
@@ -393,15 +326,6 @@ def _token(item: Any, size: int) -> int:
     if isinstance(item, bool) or not 0 <= token < size:
         raise InvalidRequestError(f"{item!r} is no token: ids run from 0 to {size - 1}")
     return token
-
-
-def _sources(builder: RequestBuilder, source: MessageHandle | None) -> tuple[Message | None, MessageHandle | None]:
-    """The message whose words a call encodes, or its handle if another model has said them."""
-    if source is None:
-        return None, None
-    if require_handle(source).base_model != builder._core.model.adapter.fingerprint:
-        return None, source
-    return builder.find(source), None
 
 
 def _listed(items: Any, what: str) -> list[Any]:

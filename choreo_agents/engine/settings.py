@@ -57,11 +57,6 @@ class Scheduling(Options):
     timetable: Timetable | None = None
     """Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit by bit."""
 
-    @property
-    def goes_ahead(self) -> bool:
-        """Whether passes are begun a step ahead: not of a run that is compared with another bit by bit."""
-        return self.ahead and self.timetable is None
-
     @field_validator("policy", mode="plain")
     @classmethod
     def _plans(cls, policy: Any) -> Any:

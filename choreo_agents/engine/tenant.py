@@ -19,9 +19,9 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.pending import Answer, OnToken, Pending
+from choreo_agents.engine.pending import Answer, OnToken, Pending, PlacedCall
 from choreo_agents.engine.rate_limit import RateLimiter
-from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
+from choreo_agents.engine.request_builder import RequestBuilder
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
@@ -198,14 +198,8 @@ class Tenant:
             request.priority = max(request.priority, call.priority)
         else:
             self.core.loop.hurry(request, call.priority)
-        return pending.awaited(
-            request,
-            batch.scope,
-            placed.said,
-            prefilled=isinstance(call, Prefill) and not call.lazy,
-            deadline=None if call.timeout_s is None else batch.started + call.timeout_s,
-            on_token=batch.on_token,
-        )
+        deadline = None if call.timeout_s is None else batch.started + call.timeout_s
+        return pending.awaited(request, placed, batch.scope, deadline, batch.on_token)
 
     def _decoded(self, placed: PlacedCall, call: Decode, batch: _Batch) -> Message | None:
         """The answer that the same decode was given before."""
@@ -243,20 +237,18 @@ def _prefilled(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message | N
     known = core.table.get(placed.name)
     if known is not None and (call.lazy or known.promise is None):
         if core.method.keeps_kv and not call.lazy:
-            core.count_found(lineage.prompt_tokens(), tenant.name)
+            core.counters.add(tenant.name, "tokens_reused", lineage.prompt_tokens())
         return known
     waits = not lineage.mapper and placed.name not in tenant.builder.running
     has_file = waits and known is None and tenant.kept is not None and tenant.kept.knows(placed.name)
     if core.method.keeps_kv and not (waits and (call.lazy or has_file)):
         return None
     if has_file and not call.lazy:
-        core.count_found(lineage.prompt_tokens(), tenant.name)
-    return lineage.parents[0] if lineage.mapper else _unencoded(tenant, placed, call, has_file=has_file)
-
-
-def _unencoded(tenant: Tenant, placed: PlacedCall, call: Prefill, *, has_file: bool) -> Message:
-    """A message that stays text, has a file, or that whoever reads it first has encoded."""
-    core, lineage, keeps = tenant.core, placed.lineage, tenant.core.method.keeps_kv
+        core.counters.add(tenant.name, "tokens_reused", lineage.prompt_tokens())
+    if lineage.mapper:
+        return lineage.parents[0]
+    # It stays text, has a file, or whoever reads it first has it encoded.
+    keeps = core.method.keeps_kv
     label = lineage.label(call.author, call.role, placed.said.source) if keeps else ""
     return Message(
         tenant.naming.handle(lineage),

@@ -110,13 +110,18 @@ class KVCache:
             return False
         kv = self._host.take(entry) or entry.staged
         assert kv is not None
+        from_disk = entry.filed and entry.writing is None
         try:
-            entry.fill(self.pool, segment, kv, arrivals)
+            if arrivals is None:
+                self.pool.write(segment, kv)
+            else:
+                segment.encoded, entry.arriving = entry.tokens, Arrival(segment, kv, from_disk)
+                arrivals.append(entry.arriving)
         except BaseException:
             entry.staged = kv
             self.pool.unpin(segment)
             raise
-        self.movements.add(entry.tenant, RESTORED[entry.filed and entry.writing is None])
+        self.movements.add(entry.tenant, RESTORED[from_disk])
         entry.segment = segment
         if entry.writing is None:
             entry.staged = None
@@ -207,7 +212,7 @@ class KVCache:
         assert {*self._wanted} == {entry for entry in self._entries if entry.wanted}
         for entry in self._entries:
             assert entry.staged is None or entry.wanted or entry.writing is not None
-            assert entry.wanted >= 0 and entry.pins >= 0 and entry.hosted_bytes == self._host.bytes_of(entry)
+            assert entry.wanted >= 0 and entry.pins >= 0 and bool(entry.hosted_bytes) == (entry in self._host)
             if entry.segment is not None:
                 assert entry.segment.pins > 0 and entry.segment.encoded == entry.tokens
                 assert entry not in self._host and (entry.staged is None or entry.writing is not None)

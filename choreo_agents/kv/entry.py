@@ -98,15 +98,6 @@ class CacheEntry:
         """Whether it is in the pool and nothing keeps it there."""
         return self.segment is not None and self.segment.pins == 1 and not self.pins
 
-    def fill(self, pool: KVPool, segment: Segment, kv: HostKV, arrivals: list[Arrival] | None) -> None:
-        """Bring its KV into a segment: now or, with a list of arrivals, in the step that these are given to."""
-        if arrivals is None:
-            pool.write(segment, kv)
-            return
-        from_disk = self.filed and self.writing is None
-        segment.encoded, self.arriving = self.tokens, Arrival(segment, kv, from_disk)
-        arrivals.append(self.arriving)
-
     def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
         """It did not arrive: it is again where it was."""
         arrival.end(is_there=False)

@@ -78,7 +78,8 @@ class KVPool:
         runs = self._allocator.allocate(self.rounded(tokens) // self.block_tokens)
         if runs is None:
             return None
-        segment = Segment(tuple(self._in_tokens(run) for run in runs), native_offset, pins=1, tenant=tenant)
+        in_tokens = tuple(Run(run.start * self.block_tokens, run.length * self.block_tokens) for run in runs)
+        segment = Segment(in_tokens, native_offset, pins=1, tenant=tenant)
         self._live.add(segment)
         self._used[tenant] += segment.capacity
         return segment
@@ -219,9 +220,6 @@ class KVPool:
 
     def live_segments(self) -> int:
         return len(self._live)
-
-    def _in_tokens(self, run: Run) -> Run:
-        return Run(run.start * self.block_tokens, run.length * self.block_tokens)
 
     def _in_blocks(self, run: Run) -> Run:
         return Run(run.start // self.block_tokens, run.length // self.block_tokens)

@@ -19,7 +19,7 @@ from typing import Literal
 
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.keeping.kept import KeptKV
-from choreo_agents.engine.transfer.leases import Leases
+from choreo_agents.engine.transfer.facade import Leases
 from choreo_agents.errors import CapacityError, ChoreoError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import TierName
 from choreo_agents.kv.handle import MessageHandle

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from choreo_agents.engine import Decode, Engine
-from choreo_agents.engine.transfer.leases import Leases
+from choreo_agents.engine.transfer.facade import Leases
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat
 from choreo_agents.pml.assembling import Assembly

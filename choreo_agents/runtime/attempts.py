@@ -129,7 +129,8 @@ class Attempts:
         if full and _tokens(rows) > 1:
             halves = list(_parts(_in_order(rows), -(-_tokens(rows) // 2)))
         elif len(rows) > 1:
-            halves = _halved(_in_order(rows))
+            ordered, middle = _in_order(rows), len(rows) // 2
+            halves = [ordered[:middle], ordered[middle:]]
         else:
             self._give_up(rows, _no_memory(failure) if full else failure, ran)
             return
@@ -220,11 +221,6 @@ def _in_order(rows: Sequence[Row]) -> list[Row]:
 
 def _tokens(rows: Sequence[Row]) -> int:
     return sum(len(row.tokens) for row in rows)
-
-
-def _halved(rows: list[Row]) -> list[list[Row]]:
-    middle = len(rows) // 2
-    return [rows[:middle], rows[middle:]]
 
 
 def _parts(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:

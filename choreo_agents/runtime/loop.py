@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from choreo_agents.errors import ChoreoError, DeviceLostError, EngineClosedError, told
 from choreo_agents.kv.copying import Arrival
-from choreo_agents.runtime.admission import Admission, Reclaimer
 from choreo_agents.runtime.attempts import Attempts, Ran
 from choreo_agents.runtime.counters import CountedAs, count_encoded, count_step
 from choreo_agents.runtime.endings import Endings, failed
@@ -19,9 +18,9 @@ from choreo_agents.runtime.next_step import NextSteps
 from choreo_agents.runtime.planner import Planner, Watch
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row
-from choreo_agents.runtime.under_way import UnderWay
+from choreo_agents.runtime.under_way import Reclaimer, UnderWay
 from choreo_agents.sampling import Chosen
-from choreo_agents.tracing import EventSink, FirstToken, RequestSubmitted, StepFailed, StepRan, guarded
+from choreo_agents.tracing import EventSink, FirstToken, StepFailed, StepRan, guarded
 
 DISK_PATIENCE_S, PAUSE_S = 1.0, 0.005
 """Seconds between two looks at what should have been notified of."""
@@ -39,27 +38,18 @@ class EngineLoop:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        lock: EngineLock,
-        planner: Planner,
-        sink: EventSink,
-        reclaimer: Reclaimer,
+        self, executor: Executor, lock: EngineLock, planner: Planner, sink: EventSink, reclaimer: Reclaimer
     ) -> None:
-        self.executor = executor
-        self.counters = executor.counters
-        self._lock = lock
-        self.planner = planner
+        self.executor, self.planner, self._lock = executor, planner, lock
         self._emit = guarded(sink)
         self._changed = threading.Event()
         """Set whenever there may be something to do; by whom needs no lock."""
         self._ended = lock.condition()
         """Notified whenever a request has ended."""
-        self._admission = Admission(executor.pool, reclaimer, _announcer(self._emit), self._drop)
-        endings = Endings(executor.pool, executor.counters, self._emit, self._ended)
-        self._under_way = UnderWay(self._admission, endings)
         pool = executor.pool
-        self._next = NextSteps(pool, self._admission, self._under_way, planner, lock, self._changed, self._drop)
+        endings = Endings(pool, executor.counters, self._emit, self._ended)
+        self._under_way = UnderWay(pool, reclaimer, endings, self._emit)
+        self._next = NextSteps(pool, self._under_way, planner, lock, self._changed)
         self._went_on: Mapping[int, Chosen] | None = None
         """What the last step has sampled, if none of its requests has ended or failed with it."""
         self._attempts = Attempts(executor)
@@ -78,7 +68,7 @@ class EngineLoop:
                 thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
                 thread.start()
                 self._thread = thread
-            self._admission.add(requests)
+            self._under_way.add(requests)
             self._changed.set()
 
     def require_open(self) -> None:
@@ -97,7 +87,7 @@ class EngineLoop:
         self._changed.set()
 
     def hurry(self, request: Request, priority: int) -> None:
-        self._admission.hurry(request, priority)
+        self._under_way.hurry(request, priority)
 
     def drop_tenant(self, tenant: str) -> None:
         """Fail a tenant's requests with `EngineClosedError`; on another thread, return when none of them runs."""
@@ -171,9 +161,6 @@ class EngineLoop:
                 self._changed.clear()
             self._changed.wait()
 
-    def _drop(self, request: Request, error: ChoreoError) -> None:
-        self._under_way.drop(request, error)
-
     def _step(self) -> None:
         """Schedule, run, account."""
         with self._lock.quietly():
@@ -199,7 +186,7 @@ class EngineLoop:
         there = Counter([request.tenant for request in self._under_way if request.submitted_s <= started])
         own = Counter([row.tenant for row in rows])
         sampled = own if len(ran.chosen) == len(rows) else Counter(r.tenant for r in rows if r.number in ran.chosen)
-        count_step(self.counters, own, sampled, there, unfinished)
+        count_step(self.executor.counters, own, sampled, there, unfinished)
         running, encoded = self._under_way.running, Counter[CountedAs]()
         go_on = not ran.passes
         missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
@@ -225,12 +212,12 @@ class EngineLoop:
                     failure = cause
             if failure is not None:
                 go_on = False
-                self._drop(request, failed(failure))
+                self._under_way.drop(request, failed(failure))
         self._went_on = ran.chosen if go_on else None
-        count_encoded(self.counters, encoded)
+        count_encoded(self.executor.counters, encoded)
         for request in list(self._under_way.running.values()) if missing else ():
             if request.binding is not None and request.binding.reads(missing):
-                self._drop(request, failed(ran.passes[-1][2]))
+                self._under_way.drop(request, failed(ran.passes[-1][2]))
         total = sum(len(row.tokens) for row in rows)
         self._emit(StepRan(now, now - started, len(rows), len(ran.chosen), total, unfinished))
 
@@ -247,10 +234,3 @@ def _patience(requests: Iterable[Request], most: float) -> float:
     """Seconds until the loop has to look again by itself."""
     deadlines = [deadline for request in requests for deadline in request.deadlines.values()]
     return max(0.0, min([most, *(deadline - time.perf_counter() for deadline in deadlines)]))
-
-
-def _announcer(emit: EventSink) -> Callable[[Request], None]:
-    """Tells a sink of requests that are queued."""
-    return lambda request: emit(
-        RequestSubmitted(request.submitted_s, request.number, request.kind, request.author, request.role)
-    )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from choreo_agents.errors import ChoreoError
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.runtime.admission import Admission, Refusal
 from choreo_agents.runtime.endings import failed
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.steady import Steady
 from choreo_agents.runtime.step import Row
-from choreo_agents.runtime.under_way import UnderWay
+from choreo_agents.runtime.under_way import Refusal, UnderWay
 from choreo_agents.sampling import Chosen, Sampler
 
 
@@ -37,31 +35,17 @@ class NextSteps:
 
     Args:
         pool: Gives room.
-        admission: Has those that wait.
-        under_way: Has those that run.
+        under_way: Has those that wait, and those that run.
         planner: Says what a step does.
         lock: The engine's.
         changed: Set whenever there may be something to decide about.
-        drop: Ends a request without a result.
     """
 
     def __init__(
-        self,
-        pool: KVPool,
-        admission: Admission,
-        under_way: UnderWay,
-        planner: Planner,
-        lock: EngineLock,
-        changed: threading.Event,
-        drop: Callable[[Request, ChoreoError], None],
+        self, pool: KVPool, under_way: UnderWay, planner: Planner, lock: EngineLock, changed: threading.Event
     ) -> None:
-        self._pool = pool
-        self._admission = admission
-        self._under_way = under_way
-        self._planner = planner
-        self._lock = lock
-        self._changed = changed
-        self._drop = drop
+        self._pool, self._under_way, self._planner = pool, under_way, planner
+        self._lock, self._changed = lock, changed
         self._steady: Steady | None = None
         """The last step, if the next one may be the same a token further."""
 
@@ -83,14 +67,14 @@ class NextSteps:
         return self._planned()
 
     def _planned(self) -> NextStep:
-        admission, running = self._admission, self._under_way.running
-        seen = admission.seen()
-        unfinished = len(self._under_way)
-        plan = self._planner.plan(seen, admission.waiting, running, admission.room())
+        under_way, running = self._under_way, self._under_way.running
+        seen = under_way.seen()
+        unfinished = len(under_way)
+        plan = self._planner.plan(seen, under_way.waiting, running, under_way.room())
         if plan is None:
             return NextStep([], [], unfinished, {})
-        by_number = {request.number: request for request in admission.waiting}
-        stuck = [(by_number[number], admission.given_up(by_number[number])) for number in plan.stuck]
+        by_number = {request.number: request for request in under_way.waiting}
+        stuck = [(by_number[number], under_way.given_up(by_number[number])) for number in plan.stuck]
         chunks = dict(plan.chunks)
         for number in plan.admitted:
             refusal = self._admit(by_number[number], chunks)
@@ -99,28 +83,28 @@ class NextSteps:
         if self._pool.borrowed:
             stuck = []  # who copies beside steps gives room back, as who runs does
         for request, refusal in stuck:
-            self._drop(request, admission.no_room(request, refusal))
+            under_way.drop(request, under_way.no_room(request, refusal))
         rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
         admitted = [running[n].binding for n in plan.admitted if n in running]
         arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
         if self._planner.is_told:
             self._planner.record([(running[row.number], len(row.tokens)) for row in rows])
         samplers = _samplers(running[row.number] for row in rows)
-        if self._planner.repeats and not admission.waiting and Steady.suits(rows, len(running)):
+        if self._planner.repeats and not under_way.waiting and Steady.suits(rows, len(running)):
             served = [running[row.number] for row in rows]
             self._steady = Steady(rows, served, samplers, self._lock, self._changed)
-        waits = (admission.waiting or running) and not stuck
+        waits = (under_way.waiting or running) and not stuck
         return NextStep(rows, arrivals, unfinished if rows or waits else 0, samplers)
 
     def _admit(self, request: Request, chunks: Mapping[int, int]) -> Refusal | None:
         """Let a request run that waits, if it can begin; why it never can, if nothing runs that would make room."""
         alone = not self._under_way.running
         try:
-            if request.over or not self._admission.can_begin(request, chunks):
+            if request.over or not self._under_way.can_begin(request, chunks):
                 return None  # it waits on, for what is computed or fetched for it: room is not what it lacks
-            refusal = self._admission.admit(request, alone=alone)
+            refusal = self._under_way.admit(request, alone=alone)
         except Exception as cause:
-            self._drop(request, failed(cause))
+            self._under_way.drop(request, failed(cause))
             return None
         if refusal is not None:
             return refusal if alone else None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -20,7 +19,10 @@ from choreo_agents.sampling import Chosen
 
 
 class Encoding(Protocol):
-    """How a request reaches the model: what it can reuse and what it must encode. Called under the engine's lock."""
+    """How a request reaches the model: what it can reuse and what it must encode. Called under the engine's lock.
+
+    Who reads no other message's KV is done with what is said of that here.
+    """
 
     def first(self, reader: Request) -> Sequence[Request]:
         """Requests that must come before it: what it reads and is nowhere any more, computed again. Each once.
@@ -28,11 +30,11 @@ class Encoding(Protocol):
         Args:
             reader: Its own request, which is charged for them if nobody was submitted before it who reads them, too.
         """
-        ...
+        return ()
 
     def awaits(self) -> Sequence[Request]:
         """Requests under way, its own or others', that compute what it reads."""
-        ...
+        return ()
 
     def ready(self) -> bool:
         """Whether it may be admitted now; False while what it reads, or could reuse, is on its way.
@@ -44,7 +46,7 @@ class Encoding(Protocol):
 
     def after(self) -> Sequence[Request]:
         """If it waits for nothing but requests under way: these. It may be admitted to the step that ends them."""
-        ...
+        return ()
 
     def claimed_tokens(self, counted: set[object]) -> int:
         """Room in the pool, besides its own, that admitting it would take: of what it reads and nobody keeps there.
@@ -52,11 +54,11 @@ class Encoding(Protocol):
         Args:
             counted: What requests before it have claimed already; its own is added.
         """
-        ...
+        return 0
 
     def reads(self) -> Collection[CacheEntry]:
         """What of others it keeps in the pool, or brings there, while it runs."""
-        ...
+        return ()
 
     def prompt_tokens(self) -> int:
         """How many tokens it would have to encode before the first sample, were it admitted now."""
@@ -80,7 +82,7 @@ class Encoding(Protocol):
 
     def bound(self, segment: Segment) -> None:
         """The request has been given the segment that it will fill."""
-        ...
+        return
 
     def unpin(self) -> None:
         """Undo `pin` and `bind`, as far as that is still to be undone."""
@@ -329,15 +331,3 @@ class Request:
         """Whether nothing is left to sample or, where later readers need it, to encode."""
         prompt = 0 if self.binding is None else len(self.binding.prompt)
         return self.ended and (self.pending == 0 or (self.encoded >= prompt and not self.owner.encodes_end))
-
-
-@contextmanager
-def all_or_none(made: Sequence[Request]) -> Iterator[None]:
-    """Give up requests that were made, if the block fails before all are: nobody may wait for what will never run."""
-    try:
-        yield
-    except BaseException:
-        for request in made:
-            request.over = True
-            request.owner.abandon(request)
-        raise

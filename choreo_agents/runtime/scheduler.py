@@ -64,28 +64,6 @@ class Plan:
     """(request, tokens to encode), each at least 1, of those that run or are admitted. Who is left out pauses."""
 
 
-MOST_OVERTAKEN = 64
-"""How many requests of a higher priority may be put before one that came earlier: so that none starves."""
-
-
-class Queued(Protocol):
-    """What decides a request's place in the queue."""
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def overtaken(self) -> int: ...
-
-
-def place_in_queue(queue: Sequence[Queued], priority: int, most: int = MOST_OVERTAKEN) -> int:
-    """Where a new request goes: behind all of its priority or a higher one, and whoever was overtaken often enough."""
-    at = len(queue)
-    while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
-        at -= 1
-    return at
-
-
 class SchedulingPolicy(Protocol):
     """Says what each step does. Called by one engine's thread, under its lock: it must be quick, and touch nothing."""
 

@@ -8,30 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Container, Iterable, Sequence
 
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Plan
 
 PATIENCE_S = 20.0
 """For calls that a kept-to step holds."""
 Name = tuple[str, int]
 """A request's label, and how many with the same one came before."""
-
-
-class Named(Protocol):
-    """What a request is known by in another run."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def label(self) -> str: ...
-
-
-def _labelled(request: Named) -> str:
-    return request.label
 
 
 class Timetable:
@@ -41,18 +27,12 @@ class Timetable:
 
     Args:
         steps: That are kept to.
-        named: What a request is called: by default its label.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[Sequence[tuple[Name, int]]] | None = None,
-        named: Callable[[Named], str] = _labelled,
-    ) -> None:
+    def __init__(self, steps: Sequence[Sequence[tuple[Name, int]]] | None = None) -> None:
         self.steps: list[tuple[tuple[Name, int], ...]] = []
         """Of each step so far, every row's request and tokens."""
         self._wanted = None if steps is None else [tuple(step) for step in steps]
-        self.named = named
         self._names: dict[int, Name] = {}
         self._counts: Counter[str] = Counter()
         self._since: float | None = None
@@ -60,23 +40,22 @@ class Timetable:
 
     def again(self) -> Timetable:
         """A timetable for another engine, which runs the steps of this one."""
-        return Timetable(self.steps, self.named)
+        return Timetable(self.steps)
 
     @property
     def is_kept_to(self) -> bool:
         """Whether a next step is prescribed."""
         return self._wanted is not None and len(self.steps) < len(self._wanted)
 
-    def name(self, request: Named) -> Name:
+    def name(self, request: Request) -> Name:
         """What a request is called in every run."""
         known = self._names.get(request.number)
         if known is None:
-            called = self.named(request)
-            known = self._names[request.number] = (called, self._counts[called])
-            self._counts[called] += 1
+            known = self._names[request.number] = (request.label, self._counts[request.label])
+            self._counts[request.label] += 1
         return known
 
-    def plan(self, requests: Iterable[Named], running: Container[int]) -> Plan | None:
+    def plan(self, requests: Iterable[Request], running: Container[int]) -> Plan | None:
         """The next step; None until all requests in it have come.
 
         Args:
@@ -102,7 +81,7 @@ class Timetable:
         chunks = tuple((numbers[name], count) for name, count in step)
         return Plan(tuple(number for number, _ in chunks if number not in running), (), chunks)
 
-    def record(self, rows: Iterable[tuple[Named, int]]) -> None:
+    def record(self, rows: Iterable[tuple[Request, int]]) -> None:
         """Write down a step that is about to run."""
         step = tuple((self.name(request), count) for request, count in rows)
         if step:

@@ -1,38 +1,196 @@
-"""Who is under way: the requests that wait and those that run, until they end."""
+"""Who is under way: the requests that wait, in which order and for what, and those that run, until they end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from choreo_agents.errors import ChoreoError, EngineClosedError, RequestTimeoutError
-from choreo_agents.runtime.admission import Admission
-from choreo_agents.runtime.endings import Endings
+from choreo_agents.errors import CapacityError, ChoreoError, EngineClosedError, RequestTimeoutError
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.runtime.endings import Endings, failed
 from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.scheduler import Waiting
+from choreo_agents.tracing import EventSink, RequestSubmitted
+
+MOST_OVERTAKEN = 64
+"""How many requests of a higher priority may be put before one that came earlier: so that none starves."""
+
+
+class Reclaimer(Protocol):
+    """Gives cached memory back when requests need it. Called under the engine's lock."""
+
+    def evictable_tokens(self) -> int: ...
+
+    def evict(self, tokens: int) -> None:
+        """Free cached segments until the pool has room for `tokens`, as far as possible."""
+        ...
+
+    def pinned(self, tenant: str) -> str:
+        """Who keeps memory from being evicted, for a tenant to read: ` by 'alice' (96 tokens)`, or nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request was not admitted, in tokens of KV at that time."""
+
+    own: int
+    """Room that it needs for what it writes."""
+    absent: int
+    """Room that it needs for what it reads and nobody keeps in the pool."""
+    read: int
+    """What it reads and was kept in the pool for it."""
+    free: int
+    """Room that there is when all that nobody needs is evicted."""
+    by_policy: bool = False
+    """Whether the scheduling policy gave it up."""
 
 
 class UnderWay:
     """All requests that were submitted and have not ended. Used under the engine's lock.
 
     Args:
-        admission: Has those that wait.
-        endings: Ends them.
+        pool: Where those that are admitted get their memory.
+        reclaimer: Whose caches may be evicted for it.
+        endings: Ends requests.
+        emit: Told of those that are queued.
     """
 
-    def __init__(self, admission: Admission, endings: Endings) -> None:
+    def __init__(self, pool: KVPool, reclaimer: Reclaimer, endings: Endings, emit: EventSink) -> None:
+        self.waiting: list[Request] = []
+        """They hold no memory yet."""
         self.running: dict[int, Request] = {}
         """By number, in order of admission."""
-        self._admission = admission
-        self._endings = endings
+        self._pool, self._reclaimer, self._endings, self._emit = pool, reclaimer, endings, emit
         self._leaving: set[Request] = set()
         """Whose tenants have left."""
 
     def __len__(self) -> int:
-        return len(self._admission.waiting) + len(self.running)
+        return len(self.waiting) + len(self.running)
 
     def __iter__(self) -> Iterator[Request]:
         """All as they are now, whatever ends meanwhile."""
-        return iter([*self._admission.waiting, *self.running.values()])
+        return iter([*self.waiting, *self.running.values()])
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests behind those of their priority."""
+        for request in requests:
+            self._announce(request)
+            self._place(request)
+
+    def hurry(self, request: Request, priority: int) -> None:
+        """Give a request that waits a higher priority, because somebody of that priority waits for it, too."""
+        if priority > request.priority and request in self.waiting:
+            self.waiting.remove(request)
+            request.priority = priority
+            self._place(request)
+
+    def room(self) -> int:
+        """Tokens that are free or can be evicted."""
+        return self._pool.free_tokens + (self._reclaimer.evictable_tokens() if self.waiting else 0)
+
+    def seen(self) -> list[Waiting]:
+        """The queue as the scheduler sees it, once what has to come first was put in front.
+
+        Only as far as its requests have room in the pool together: what the others read is not fetched yet.
+        """
+        seen: list[Waiting] = []
+        claimed: set[object] = set()
+        at = together = 0
+        while at < len(self.waiting) and together <= self._pool.total_tokens:
+            request = self.waiting[at]
+            try:
+                ready = request.encoding.ready()
+                before = [] if ready else request.encoding.first(request)
+            except Exception as error:
+                self.drop(request, error if isinstance(error, ChoreoError) else failed(error))
+                continue
+            if before:
+                for r in before:
+                    r.priority = request.priority
+                    self._announce(r)
+                self.waiting[at:at] = before
+                continue
+            behind = [r for r in request.encoding.awaits() if r in self.waiting[at + 1 :]]
+            if behind:
+                # What it reads is computed again for somebody who stands further back: now for it first.
+                for r in behind:
+                    self.waiting.remove(r)
+                    r.priority = max(r.priority, request.priority)
+                self.waiting[at:at] = behind
+                continue
+            room = self._pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
+            together += room
+            after = () if ready else tuple(r.number for r in _followed(request))
+            prompt = request.encoding.prompt_tokens()
+            seen.append(Waiting(request.number, room, ready, prompt, after, request.priority, request.tenant))
+            at += 1
+        return seen
+
+    def can_begin(self, request: Request, chunks: Mapping[int, int]) -> bool:
+        """Whether nothing that a request waits for keeps it from a step.
+
+        False if one admitted before it has begun to encode what it can reuse, or if what it follows on does not end in
+        the step after all.
+
+        Args:
+            request: One of those that wait.
+            chunks: Tokens of each request in the step.
+        """
+        if request.encoding.ready():
+            return True
+        followed = _followed(request)
+        # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
+        return bool(followed) and all(chunks.get(each.number) == each.pending for each in followed)
+
+    def admit(self, request: Request, *, alone: bool) -> Refusal | None:
+        """Give a request that can begin its memory; it stays in the queue, and why is told, if there is no room now.
+
+        Args:
+            request: One of those that wait.
+            alone: Nothing is running that would give memory back.
+        """
+        refusal: Refusal | None = None
+        # What it would reuse may itself be in the way.
+        for reuse in (True, False) if alone else (True,):
+            segment: Segment | None = None
+            absent, prompt = request.encoding.pin(reuse=reuse)
+            try:
+                own = self._pool.rounded(prompt + (0 if request.decoding is None else request.decoding.longest))
+                self._reclaimer.evict(own + absent)
+                refusal = Refusal(own, absent, request.encoding.pinned_tokens(), self._pool.free_tokens)
+                binding = request.encoding.bind()
+                segment = None if binding is None else self._pool.allocate(own, binding.position, request.tenant)
+                if binding is not None and segment is not None:
+                    request.begin(binding, segment)
+                    self.waiting.remove(request)
+                    return None
+            except BaseException:
+                request.encoding.unpin()
+                if segment is not None and request.segment is not segment:
+                    self._pool.unpin(segment)
+                raise
+            request.encoding.unpin()
+        return refusal
+
+    def given_up(self, request: Request) -> Refusal:
+        """Of a request that the scheduling policy gives up."""
+        own, absent = self._pool.rounded(request.room()), request.encoding.claimed_tokens(set())
+        free = self._pool.free_tokens + self._reclaimer.evictable_tokens()
+        return Refusal(own, absent, request.encoding.pinned_tokens(), free, by_policy=own + absent <= free)
+
+    def _announce(self, request: Request) -> None:
+        told = request.submitted_s, request.number, request.kind, request.author, request.role
+        self._emit(RequestSubmitted(*told))
+
+    def _place(self, request: Request) -> None:
+        at = place_in_queue(self.waiting, request.priority)
+        for overtaken in self.waiting[at:]:
+            overtaken.overtaken += 1
+        self.waiting.insert(at, request)
 
     def leave(self, tenant: str) -> None:
         """Drop a tenant's requests before the next step."""
@@ -64,8 +222,8 @@ class UnderWay:
         """
         if request.over:
             return
-        if self.running.pop(request.number, None) is None and request in self._admission.waiting:
-            self._admission.waiting.remove(request)
+        if self.running.pop(request.number, None) is None and request in self.waiting:
+            self.waiting.remove(request)
         readers = [other for other in self.running.values() if other.reads_unencoded_of(request)]
         self._endings.drop(request, error, outcome)
         for reader in readers:
@@ -75,3 +233,36 @@ class UnderWay:
         """End all requests with an error."""
         for request in self:
             self.drop(request, error)
+
+    def no_room(self, request: Request, refusal: Refusal) -> CapacityError:
+        """Why a request cannot be admitted though nothing runs."""
+        pool = self._pool
+        own, absent, free = refusal.own, refusal.absent, refusal.free
+        wanted = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
+        if absent:
+            wanted += f", {own} for what it writes and {absent} for what it reads"
+        if refusal.by_policy:
+            return CapacityError(
+                f"the scheduling policy gave the call up: it needs room for {wanted}, and {free} of "
+                f"{pool.total_tokens} are free or can be evicted. Let the policy admit it, or call again"
+            )
+        read = f", {refusal.read} hold what it reads" if refusal.read else ""
+        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{read}"
+        return CapacityError(
+            f"the KV pool has no room for {wanted}: {free_ones}, and the rest is pinned"
+            f"{self._reclaimer.pinned(request.tenant)}. "
+            "Unpin messages, lower max_tokens, or load the engine with a larger kv_budget_bytes"
+        )
+
+
+def _followed(request: Request) -> Sequence[Request]:
+    """Those that it may share a step with though it reads what they encode; a mapper needs what it maps before."""
+    return () if request.mapper else request.encoding.after()
+
+
+def place_in_queue(queue: Sequence[Request], priority: int, most: int = MOST_OVERTAKEN) -> int:
+    """Where a new request goes: behind all of its priority or a higher one, and whoever was overtaken often enough."""
+    at = len(queue)
+    while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
+        at -= 1
+    return at

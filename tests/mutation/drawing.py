@@ -29,7 +29,7 @@ ROOMS = {
         "graph/view/reencoding.py",
         "graph/view/view.py",
     ),
-    "memory": ("kv", "engine/messages", "engine/pending.py", "runtime/admission.py"),
+    "memory": ("kv", "engine/messages", "engine/pending.py", "runtime/under_way.py"),
     "seals": (
         "graph/provenance.py",
         "graph/signer.py",
@@ -42,7 +42,7 @@ ROOMS = {
         "kv/store/places.py",
         "kv/store/store.py",
     ),
-    "audit": ("graph/audit", "engine/inspect"),
+    "audit": ("graph/audit", "engine/inspect.py"),
     "PML": ("pml",),
 }
 """Folders and files of each room; a file that one names for itself is not another's, whose folder it may be in."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting, place_in_queue
+from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
+from choreo_agents.runtime.under_way import place_in_queue
 
 plan_step = FirstComeFirstServed().plan
 pending = st.one_of(st.just(1), st.integers(1, 40))

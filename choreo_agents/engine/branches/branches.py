@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
-from choreo_agents.engine.branches import trunk as lineages
 from choreo_agents.engine.branches.steps import SHORTER, MergedView, MergeSteps
 from choreo_agents.engine.calling import Caller, Plan, Terms
-from choreo_agents.engine.calls import Content, Prefill
+from choreo_agents.engine.calls import Calls, Content, Prefill
 from choreo_agents.kv.handle import MessageHandle
+
+T = TypeVar("T")
 
 
 class Branches:
@@ -24,7 +25,7 @@ class Branches:
 
     async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """See `map`."""
-        return await self._caller.arun(self._mapped(handles, adapter))
+        return await self._caller.arun(self._plan(MergeSteps.mapped, handles, adapter))
 
     def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """The same messages as a synthesizer's cache mapper shows them: copies, made once and found again.
@@ -39,7 +40,7 @@ class Branches:
             AdapterError: It has no mapper.
             HandleError: A handle is unknown, released, or another model's.
         """
-        return self._caller.run(self._mapped(handles, adapter))
+        return self._caller.run(self._plan(MergeSteps.mapped, handles, adapter))
 
     def maps(self, adapter: str | None = None) -> bool:
         """Whether an adapter has a cache mapper, and the engine caches for it to map.
@@ -47,7 +48,7 @@ class Branches:
         Raises:
             AdapterError: There is no such adapter.
         """
-        return lineages.maps(self._tenant, adapter)
+        return MergeSteps(self._tenant, None).maps(adapter)
 
     def boundaries(
         self,
@@ -78,11 +79,11 @@ class Branches:
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's.
         """
-        return lineages.boundaries(self._tenant, branches, trunk, offsets, anchors, adapter)
+        return MergeSteps(self._tenant, None).boundaries(branches, trunk, offsets, anchors, adapter)
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """See `summaries`."""
-        return await self._caller.arun(self._summarised(branches, ask))
+        return await self._caller.arun(self._plan(MergeSteps.summaries, branches, ask))
 
     def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """What each branch's speaker says when asked to be short, after all that it has seen and said.
@@ -90,7 +91,7 @@ class Branches:
         Returns:
             Leased handles.
         """
-        return self._caller.run(self._summarised(branches, ask))
+        return self._caller.run(self._plan(MergeSteps.summaries, branches, ask))
 
     async def amerge(
         self,
@@ -102,7 +103,8 @@ class Branches:
         **options: Any,
     ) -> MessageHandle:
         """See `merge`."""
-        return await self._caller.arun(self._merged(branches, prompt, options), Terms(priority, timeout_s))
+        plan = self._plan(MergeSteps.merge, branches, prompt, **options)
+        return await self._caller.arun(plan, Terms(priority, timeout_s))
 
     def merge(
         self,
@@ -136,7 +138,8 @@ class Branches:
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's or tenant's.
         """
-        return self._caller.run(self._merged(branches, prompt, options), Terms(priority, timeout_s))
+        plan = self._plan(MergeSteps.merge, branches, prompt, **options)
+        return self._caller.run(plan, Terms(priority, timeout_s))
 
     async def aview(
         self,
@@ -148,7 +151,8 @@ class Branches:
         **options: Any,
     ) -> MergedView:
         """See `view`."""
-        return await self._caller.arun(self._viewed(branches, prompt, options), Terms(priority, timeout_s))
+        plan = self._plan(MergeSteps.view, branches, prompt, **options)
+        return await self._caller.arun(plan, Terms(priority, timeout_s))
 
     def view(
         self,
@@ -160,18 +164,10 @@ class Branches:
         **options: Any,
     ) -> MergedView:
         """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
-        return self._caller.run(self._viewed(branches, prompt, options), Terms(priority, timeout_s))
+        plan = self._plan(MergeSteps.view, branches, prompt, **options)
+        return self._caller.run(plan, Terms(priority, timeout_s))
 
-    def _mapped(self, handles: Sequence[MessageHandle], adapter: str | None) -> Plan[list[MessageHandle]]:
-        return lambda scope: MergeSteps(self._tenant, scope).mapped(handles, adapter)
-
-    def _summarised(self, branches: Sequence[MessageHandle], ask: str) -> Plan[list[MessageHandle]]:
-        return lambda scope: MergeSteps(self._tenant, scope).summaries(branches, ask)
-
-    def _merged(
-        self, branches: Sequence[MessageHandle], prompt: Content, options: dict[str, Any]
-    ) -> Plan[MessageHandle]:
-        return lambda scope: MergeSteps(self._tenant, scope).merge(branches, prompt, **options)
-
-    def _viewed(self, branches: Sequence[MessageHandle], prompt: Content, options: dict[str, Any]) -> Plan[MergedView]:
-        return lambda scope: MergeSteps(self._tenant, scope).view(branches, prompt, **options)
+    def _plan(
+        self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **options: Any
+    ) -> Plan[T]:
+        return lambda scope: steps(MergeSteps(self._tenant, scope), *args, **options)

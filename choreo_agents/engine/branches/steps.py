@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from choreo_agents.engine.branches import trunk as lineages
+from choreo_agents.engine.adapters import BASE
 from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import HandleError, InvalidRequestError
@@ -100,9 +102,9 @@ class MergeSteps:
             raise InvalidRequestError("there is no branch to merge: give a list of one at least")
         tenant, made = self._tenant, list[MessageHandle]()
         try:
-            shared = lineages.shared_trunk(tenant, branches, self._scope) if trunk is None else listed(trunk, "trunk")
+            shared = self.shared_trunk(branches) if trunk is None else listed(trunk, "trunk")
             made += shared if trunk is None else []
-            depths = lineages.depths(tenant, branches, shared)
+            depths = self.depths(branches, shared)
             if strategy == "summary":
                 branches = yield from self._summaries(branches, summary, made)
                 made += branches
@@ -111,14 +113,14 @@ class MergeSteps:
                 shared, shown = yield from self._told(branches, shared, adapter, made)
             elif strategy == "text":
                 shown = yield from self._again(branches, shared, adapter, made)
-            elif lineages.maps(tenant, adapter):
+            elif self.maps(adapter):
                 shown = yield from self.mapped(branches, adapter)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
             behind: list[Prefill] = []
             if strategy != "text":
-                behind = lineages.boundaries(tenant, shown, shared, placed.trunk, placed.branches, adapter)
+                behind = self.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
             if behind:
                 starts = yield behind
                 made += starts
@@ -145,7 +147,7 @@ class MergeSteps:
             for source, each in zip(sources, said, strict=True)
         ]
         copies = (yield calls) if calls else []
-        lineages.keep(self._tenant, sources, copies, self._scope)
+        self.keep(sources, copies)
         return copies
 
     def summaries(
@@ -193,7 +195,7 @@ class MergeSteps:
         if seen and (asked := _unclosed(model, (last := self._tenant.find(seen[-1])).tokens)) is not None:
             opening = FramedText.frame(str(model.chat.merges))
             if len(asked) < len(last.tokens):
-                _, encoder = lineages.speaker(self._tenant, seen[-1])
+                _, encoder = self.speaker(seen[-1])
                 call = Prefill(asked, seen[:-1], author=last.author, role=last.role, source=seen[-1], adapter=encoder)
                 [seen[-1]] = yield [call]
                 made.append(seen[-1])
@@ -210,11 +212,11 @@ class MergeSteps:
         self, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
         """What each branch's worker says when it is asked to be short: after all that it has seen and said."""
-        tenant, chat = self._tenant, self._tenant.core.model.chat
-        workers = [lineages.speaker(tenant, branch) for branch in branches]
+        chat = self._tenant.core.model.chat
+        workers = [self.speaker(branch) for branch in branches]
         views: list[tuple[list[MessageHandle], list[int | None], int]] = []
         for branch in branches:
-            seen, starts = zip(*lineages.view_of(tenant, branch, self._scope), strict=True)
+            seen, starts = zip(*self.view_of(branch), strict=True)
             made += seen[:-1]
             end = max(offset + handle.length for handle, offset in zip(seen, starts, strict=True))
             views.append(([*seen], [*starts], end))
@@ -245,6 +247,113 @@ class MergeSteps:
         for handle in handles if self._scope is None or not self._scope.closed else ():
             with suppress(HandleError):
                 self._tenant.release(handle, self._scope, spare_only=False)
+
+    def maps(self, adapter: str | None) -> bool:
+        """Whether an adapter has a cache mapper, and the engine caches to be mapped.
+
+        Raises:
+            AdapterError: There is no such adapter.
+        """
+        core = self._tenant.core
+        with core.lock:
+            self._tenant.require_tenancy()
+            return bool(core.adapters.mapper_key(adapter, self._tenant.name)) and core.method.keeps_kv
+
+    def boundaries(
+        self,
+        branches: Sequence[MessageHandle],
+        trunk: Sequence[MessageHandle],
+        offsets: Sequence[int],
+        anchors: Sequence[int],
+        adapter: str | None,
+    ) -> list[Prefill]:
+        """For each branch, what an adapter reads behind it (see `Branches.boundaries`)."""
+        core = self._tenant.core
+        with core.lock:
+            if not (core.adapters.boundaries(adapter, self._tenant.name) and core.method.keeps_kv):
+                return []
+            said = [self._tenant.find(branch).tokens for branch in branches]
+        openings = [core.model.opening(tokens) for tokens in said]
+        if not all(openings):
+            return []
+        ends = [at + handle.length for handle, at in zip(trunk, offsets, strict=True)]
+        calls: list[Prefill] = []
+        for opening, branch, anchor in zip(openings, branches, anchors, strict=True):
+            start = min(anchor, max(ends, default=0))
+            seen = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
+            handles, places = [handle for handle, _ in seen], [at for _, at in seen]
+            calls.append(Prefill(opening, [*handles, branch], [*places, start], start + branch.length, adapter=adapter))
+        return calls
+
+    def shared_trunk(self, branches: Sequence[MessageHandle]) -> list[MessageHandle]:
+        """What all branches see from the start of their views on, each with a new lease: to be released."""
+        with self._tenant.core.lock:
+            views = [_original(self._tenant.find(branch)).parents for branch in branches]
+            alike = takewhile(lambda each: len(set(map(id, each))) == 1, zip(*views, strict=False))
+            return self._leased([each[0] for each in alike])
+
+    def depths(self, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
+        """How many trunk messages each branch had seen when it was encoded; of one that saw none of them, all.
+
+        Raises:
+            HandleError: One of them is unknown, released, or another model's.
+        """
+        with self._tenant.core.lock:
+            found: list[int] = []
+            shared = [self._tenant.find(handle) for handle in trunk]
+            for branch in branches:
+                seen = set(self._tenant.find(branch).ancestors())
+                deepest = [place for place, message in enumerate(shared, start=1) if message in seen]
+                found.append(max(deepest, default=len(trunk)))
+            return found
+
+    def view_of(self, branch: MessageHandle) -> list[tuple[MessageHandle, int]]:
+        """What a branch attended to and itself last, with offsets; all but itself with a new lease: to be released."""
+        with self._tenant.core.lock:
+            said = _original(self._tenant.find(branch))
+            seen = self._leased(said.parents)
+            start = said.native_offset
+            offsets = [start + offset for offset in said.relative_offsets]
+            return [*zip(seen, offsets, strict=True), (branch, start)]
+
+    def keep(self, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle]) -> None:
+        """Let copies live as long as their sources: the leases that their maker has are the sources' from now on.
+
+        If the maker's scope has ended meanwhile, its leases have, too: those of others are left to them.
+
+        Raises:
+            HandleError: A source was released meanwhile; nothing is kept.
+        """
+        with self._tenant.core.lock:
+            if self._scope is not None and self._scope.closed:
+                return
+            table, made = self._tenant.core.table, [self._tenant.find(copy) for copy in copies]
+            try:
+                found = [self._tenant.find(source) for source in sources]
+            except HandleError:
+                for copy in made:
+                    table.release(copy, self._scope)
+                raise
+            for source, copy in zip(found, made, strict=True):
+                table.keep(source, copy, self._scope)
+
+    def speaker(self, branch: MessageHandle) -> tuple[Message, str]:
+        """What a branch was as its speaker said it, and what a call names the adapter by that encoded it."""
+        with self._tenant.core.lock:
+            said = _original(self._tenant.find(branch))
+            return said, self._tenant.core.adapters.name_of(said.lineage.adapter, self._tenant.name) or BASE
+
+    def _leased(self, messages: Sequence[Message]) -> list[MessageHandle]:
+        for message in messages if self._scope is None or not self._scope.closed else ():
+            self._tenant.core.table.lease(message, self._scope)
+        return [message.handle for message in messages]
+
+
+def _original(message: Message) -> Message:
+    """What a mapped copy is a copy of; any other message itself."""
+    while message.lineage.mapper:
+        [message] = message.parents
+    return message
 
 
 def _asked(chat: ChatFormat, prompt: Content, *, goes_on: bool) -> Iterator[Content]:

@@ -46,11 +46,6 @@ def led_answer(
     return None if call.sampling.forced is not None else _led(model, call, stops, compiled)
 
 
-def compiled(model: LoadedModel, grammar: Grammar) -> MakeGuide:
-    """What makes guides of a grammar; of a model that nobody guides, nothing is made for that."""
-    return model.grammars.compile(grammar)
-
-
 def ends_replay(
     model: LoadedModel,
     call: Decode,
@@ -91,32 +86,23 @@ def _led(
     paths = answer_paths(model, sampling, stops)
     if paths is not None:
         return LedAnswer(paths.longest, paths.ends, partial(answer_guide, model, sampling, paths))
-    own, grammar = call.guide, sampling.guide
-    if own is None and grammar is None:
-        return None
+    own = call.guide
     ends = frozenset(t for t in stops or model.adapter.end_tokens if 0 <= t < model.adapter.vocabulary_size)
     make: Callable[[], TokenGuide]
-    may_be_cut = own is not None and own.may_be_cut
     if own is not None:
         make = partial(own.make, model, ends)
+    elif sampling.guide is not None:
+        make = partial(compiled(sampling.guide), ends)
     else:
-        assert grammar is not None
-        make = partial(compiled(grammar), ends)
-    return LedAnswer(sampling.max_tokens, ends, partial(_guided, model, sampling, ends, make, may_be_cut))
+        return None
 
+    def guide() -> Guide:
+        stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
+        size, text = model.adapter.vocabulary_size, partial(model.decode, special=False)
+        may_be_cut = own is not None and own.may_be_cut
+        return GuidedAnswer(make(), sampling.max_tokens, ends, size, text, stop, may_be_cut=may_be_cut)
 
-def _guided(
-    model: LoadedModel, sampling: Sampling, ends: frozenset[int], make: Callable[[], TokenGuide], may_be_cut: bool
-) -> Guide:
-    return GuidedAnswer(
-        make(),
-        sampling.max_tokens,
-        ends,
-        model.adapter.vocabulary_size,
-        partial(model.decode, special=False),
-        TextStop(model, sampling.stop).ends_with if sampling.stop else None,
-        may_be_cut=may_be_cut,
-    )
+    return LedAnswer(sampling.max_tokens, ends, guide)
 
 
 def _require_alone(guide: Guided, sampling: Sampling) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import Message
@@ -14,6 +16,7 @@ from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.tiers import HostKV
 
+T = TypeVar("T")
 _HELD_BYTES = 1 << 28
 """Of messages that memory must not lose before they are written, at most. Others it may: they are computed again."""
 
@@ -54,6 +57,40 @@ def give_back(core: EngineCore, pool: KVPool, segment: Segment) -> None:
         core.loop.wake()
 
 
+@contextmanager
+def wanted_until(
+    core: EngineCore, message: Message, settled: Callable[[CacheEntry], T | Callable[[], object]]
+) -> Iterator[tuple[KVPool, T]]:
+    """Want a message for a block, which gets what has settled it, and that of the pool to itself. Slow.
+
+    Args:
+        core: Has it.
+        message: Which.
+        settled: Called under the engine's lock, with where its KV is; says what to wait with before it is asked again.
+    """
+    entry: CacheEntry | None = None
+    try:
+        while True:
+            with core.lock:
+                if entry is None or message.entry is not entry:
+                    entry = core.table.want(message)  # or the engine has started again meanwhile
+                found, pool = settled(entry), core.pool
+                if isinstance(found, Segment):
+                    pool.borrow(found)
+            if not callable(found):
+                break
+            found()
+        try:
+            yield pool, found
+        finally:
+            if isinstance(found, Segment):
+                give_back(core, pool, found)
+    finally:
+        with core.lock:
+            if entry is not None and message.entry is entry:
+                core.table.unwant(message)
+
+
 def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey, HostKV] | None:
     """A copy of a message's KV, as it is kept below the pool. Slow.
 
@@ -67,32 +104,20 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
     Raises:
         ChoreoError: It is lost, and cannot be computed again now; or the engine was closed or started again.
     """
-    entry: CacheEntry | None = None
-    try:
-        while True:
-            with core.lock:
-                if entry is None or message.entry is not entry:
-                    entry = core.table.want(message)  # or the engine has started again meanwhile
-                if not lost_too and core.cache.lost(entry) and not _is_coming(core, entry):
-                    return None
-                waiting, pool = awaited(core, message, entry), core.pool
-                if waiting is None:
-                    key, segment, kv = kv_key(message), entry.segment, core.cache.below(entry)
-                    if segment is None:
-                        assert kv is not None
-                        return key, kv
-                    pool.borrow(segment)
-                    break
-            waiting()
-        try:
-            kv = pool.read(segment)
-        finally:
-            give_back(core, pool, segment)
-        return key, kv
-    finally:
-        with core.lock:
-            if entry is not None and message.entry is entry:
-                core.table.unwant(message)
+    key: KVKey | None = None
+
+    def here(entry: CacheEntry) -> Segment | HostKV | Callable[[], object] | None:
+        nonlocal key
+        if not lost_too and core.cache.lost(entry) and not _is_coming(core, entry):
+            return None
+        if (waiting := awaited(core, message, entry)) is not None:
+            return waiting
+        key = kv_key(message)
+        return core.cache.below(entry) if entry.segment is None else entry.segment
+
+    with wanted_until(core, message, here) as (pool, found):
+        kv = pool.read(found) if isinstance(found, Segment) else found
+    return None if key is None or kv is None else (key, kv)
 
 
 def _is_coming(core: EngineCore, entry: CacheEntry) -> bool:

@@ -1,29 +1,28 @@
-"""Calls over their parents' own encodings, each shown where the view puts it."""
+"""Calls over their parents' own encodings, each shown where the view puts it, and computed again where it is lost."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.settings import MethodName
+from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.movements import RESTORED
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Request, all_or_none
+from choreo_agents.runtime.request import Encoding, Request
 from choreo_agents.runtime.step import Binding
 
 
 class ChoreoMethod:
     """Calls attend to their parents' own encodings."""
 
-    name: MethodName = "choreo"
     keeps_kv = True
 
     def __init__(self, recomputer: Recomputer) -> None:
@@ -66,18 +65,7 @@ class ChoreoMethod:
         self._cache.check()
 
 
-def wanted(table: MessageTable, messages: Sequence[Message]) -> list[CacheEntry]:
-    """The entries of messages that a request is to read from now on: of all of them, or of none if that fails."""
-    with ExitStack() as taken_back:
-        entries: list[CacheEntry] = []
-        for message in messages:
-            entries.append(table.want(message))
-            taken_back.callback(table.unwant, message)
-        taken_back.pop_all()
-    return entries
-
-
-class FromCache:
+class FromCache(Encoding):
     """A request over its parents' own encodings, wherever these are. Wants them from the call on, so that releasing a
     handle meanwhile harms nothing."""
 
@@ -85,7 +73,12 @@ class FromCache:
         self.lineage = lineage
         self.recomputer = recomputer
         self.table, self.cache = recomputer.table, recomputer.table.cache
-        self.entries: list[CacheEntry] = wanted(self.table, lineage.parents)
+        self.entries: list[CacheEntry] = []
+        with ExitStack() as taken_back:  # all, or none if that fails
+            for parent in lineage.parents:
+                self.entries.append(self.table.want(parent))
+                taken_back.callback(self.table.unwant, parent)
+            taken_back.pop_all()
         self.different: list[CacheEntry] = list(dict.fromkeys(self.entries))
         self.awaited: dict[str, Future[None]] = {}
         self.pinned: list[Segment] = []
@@ -95,16 +88,21 @@ class FromCache:
 
     def first(self, reader: Request) -> list[Request]:
         made: list[Request] = []
-        with all_or_none(made):
+        try:
             for parent, entry in zip(self.lineage.parents, self.entries, strict=True):
                 if parent.handle.id not in self.awaited and self.cache.lost(entry):
                     self.awaited[parent.handle.id], request = self.recomputer.recompute(parent, reader)
                     if request is not None:
                         made.append(request)
+        except BaseException:
+            for request in made:  # nobody may wait for what will never run
+                request.over = True
+                request.owner.abandon(request)
+            raise
         return made
 
     def awaits(self) -> list[Request]:
-        running = (self.recomputer.running(message_id) for message_id in self.awaited)
+        running = (self.recomputer.running.get(message_id) for message_id in self.awaited)
         return [request for request in running if request is not None]
 
     def ready(self) -> bool:
@@ -166,11 +164,9 @@ class FromCache:
     def _segment(self, entry: CacheEntry) -> Segment | None:
         """Where its KV is in the pool or, if a request of the same step encodes it, will be."""
         if entry.key in self.awaited and self.cache.lost(entry):
-            under_way = self.recomputer.running(entry.key)
+            under_way = self.recomputer.running.get(entry.key)
             return None if under_way is None else under_way.segment
         return entry.segment
-
-    def bound(self, segment: Segment) -> None: ...
 
     def unpin(self) -> None:
         arriving, self.arriving = self.arriving, []
@@ -202,3 +198,87 @@ def _required(segment: Segment | None, entry: CacheEntry) -> Segment:
     if segment is None:
         raise KVMemoryError(f"message {entry.key!r} is read before it is in the pool")
     return segment
+
+
+class Recomputer:
+    """Makes the requests that compute lost messages again, one for each at a time.
+
+    Args:
+        table: Has the messages.
+        number: Numbers the requests.
+    """
+
+    def __init__(self, table: MessageTable, number: Callable[[], int]) -> None:
+        self.table, self._number = table, number
+        self.running: dict[str, Request] = {}
+        """Which request computes a message again, by the message's id."""
+
+    def recompute(self, message: Message, reader: Request | None) -> tuple[Future[None], Request | None]:
+        """What tells when a lost message is back, and the request that brings it unless it is under way already.
+
+        Args:
+            message: Lost, or never encoded.
+            reader: Who waits for it, and may be charged for it; None: nobody who reads.
+        """
+        done: Future[None] = Future()
+        running = self.running.get(message.handle.id)
+        if running is not None:
+            running.futures.append(done)
+            assert running.readers is not None
+            if reader is not None and reader not in running.readers:
+                running.readers.append(reader)
+            return done, None
+        first, lineage = message.promise is not None, message.lineage
+        request = Request(
+            self._number() if message.promise is None else message.promise,
+            FromCache(lineage, self),
+            _Recomputation(self, message, first=first),
+            author=message.author,
+            role=message.role,
+            adapter=lineage.adapter,
+            mapper=lineage.mapper,
+            is_foreign=bool(message.foreign),
+            tenant=lineage.tenant,
+            label=message.label,
+            again=message.again or not first,
+            futures=[done],
+            readers=[] if reader is None else [reader],
+        )
+        self.running[message.handle.id] = request
+        return done, request
+
+    def ended(self, message: Message, request: Request) -> None:
+        """The request that computed it is over."""
+        if self.running.get(message.handle.id) is request:
+            del self.running[message.handle.id]
+
+
+@dataclass(eq=False)
+class _Recomputation:
+    """Owns a request that computes a message again: see `Owner`."""
+
+    recomputer: Recomputer
+    message: Message
+    first: bool
+    """Whether it was promised, and is encoded for the first time."""
+    encodes_end: bool = True
+
+    def finish(self, request: Request) -> None:
+        self.recomputer.ended(self.message, request)
+        usage = Usage.of(request) if self.first else None
+        request.encoding.close(request)
+        segment = request.hand_over()
+        assert segment is not None
+        table = self.recomputer.table
+        try:
+            table.computed(self.message, segment, usage)
+        finally:
+            if self.message.entry is None or self.message.entry.segment is not segment:
+                table.cache.pool.unpin(segment)
+
+    def abandon(self, request: Request) -> None:
+        self.recomputer.ended(self.message, request)
+        request.encoding.close(request)
+        segment = request.hand_over()
+        if segment is not None:
+            self.recomputer.table.cache.pool.unpin(segment)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from choreo_agents.engine.messages.message import Lineage
-from choreo_agents.engine.settings import MethodName
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.request import Encoding, Request
 from choreo_agents.runtime.step import Binding
 
 
@@ -24,7 +21,6 @@ class TextMethod:
     keeps_kv = False
 
     def __init__(self, pool: KVPool, *, prefix_cache: bool) -> None:
-        self.name: MethodName = "baseline" if prefix_cache else "naive"
         self._pool = pool
         self._tree = PrefixTree(pool) if prefix_cache else None
 
@@ -57,7 +53,7 @@ class TextMethod:
             self._tree.check()
 
 
-class FromText:
+class FromText(Encoding):
     """A request over the words of its parents, encoded again as far as no earlier call has encoded the same."""
 
     def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree | None, tenant: str) -> None:
@@ -69,26 +65,11 @@ class FromText:
         self.longest = len(text) - 1
         self.match = PrefixMatch((), 0, 0)
 
-    def first(self, reader: Request) -> Sequence[Request]:
-        return ()
-
-    def awaits(self) -> Sequence[Request]:
-        return ()
-
-    def after(self) -> Sequence[Request]:
-        return ()
-
-    def claimed_tokens(self, counted: set[object]) -> int:
-        return 0
-
     def ready(self) -> bool:
         if self.tree is None:
             return True
         match = self.tree.match(self.text, self.longest, self.tenant)
         return match.promised == match.encoded
-
-    def reads(self) -> tuple[()]:
-        return ()
 
     def prompt_tokens(self) -> int:
         reused = 0 if self.tree is None else self.tree.match(self.text, self.longest, self.tenant).encoded

@@ -12,14 +12,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from choreo_agents.engine.messages.message import Lineage
-from choreo_agents.engine.settings import MethodName
 from choreo_agents.runtime.request import Encoding
+from choreo_agents.runtime.under_way import Reclaimer
 
 
-class Method(Protocol):
+class Method(Reclaimer, Protocol):
     """Decides what a call encodes and reuses."""
 
-    name: MethodName
     keeps_kv: bool
     """Whether prefill encodes and messages own KV; otherwise they are text."""
 
@@ -32,12 +31,6 @@ class Method(Protocol):
     def room(self, lineage: Lineage, added: int) -> int:
         """Tokens of KV that must be there at once for it: what it reads, and at most what it writes."""
         ...
-
-    def evictable_tokens(self) -> int: ...
-
-    def evict(self, tokens: int) -> None: ...
-
-    def pinned(self, tenant: str) -> str: ...
 
     def drop_tenant(self, tenant: str) -> None:
         """Give up what is cached for a tenant."""

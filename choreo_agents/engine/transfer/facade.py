@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,23 +16,43 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.stock.memory_map import MemoryMap, tier_of
 from choreo_agents.engine.taking_stock import memory_map_of
-from choreo_agents.engine.transfer.bringing import in_pool, pin
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import (
     adopted_message,
     allocated,
     filled,
-    place_adopted,
+    in_pool,
     require_native,
     require_shapes,
 )
-from choreo_agents.engine.transfer.leases import Leases
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import TierName
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.tiers import HostKV
 
 T = TypeVar("T")
+
+
+@dataclass
+class Leases:
+    """Leases that are dropped together, in whichever scope that happens."""
+
+    tenant: Tenant
+    scope: Scope | None
+    """In which they were taken: if it has ended, they have ended with it."""
+    handles: list[MessageHandle]
+
+    def add(self, handles: Sequence[MessageHandle]) -> None:
+        """Take over leases that came with handles, from calls of the same scope."""
+        self.handles.extend(handles)
+
+    def release(self) -> None:
+        """Drop them; once."""
+        handles, self.handles = self.handles, []
+        for handle in handles if self.scope is None or not self.scope.closed else ():
+            with suppress(HandleError, EngineClosedError):
+                self.tenant.release(handle, self.scope, spare_only=False)
 
 
 class KVTransfer:
@@ -110,7 +132,9 @@ class KVTransfer:
         [read] = tenant.builder.read(call)
         with core.lock:
             tenant.require_open()
-            placed = place_adopted(tenant, read)
+            placed = tenant.builder.place(read)
+            if placed.lineage.mapper:
+                raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
             require_shapes(tenant, kv, len(read.tokens))
             lineage = placed.lineage.at(require_native(tenant, placed.lineage, native_offset))
             known, pool = core.table.get(tenant.naming.handle(lineage).id), core.pool
@@ -180,11 +204,20 @@ class KVTransfer:
             HandleError: The message is not there, or another tenant's.
             CapacityError: Pinned messages leave no room for it.
         """
-        pin(self._tenant, handle, 1)
+        self._pin(handle, 1)
 
     def unpin(self, handle: MessageHandle) -> None:
         """Undo one `pin`."""
-        pin(self._tenant, handle, -1)
+        self._pin(handle, -1)
+
+    def _pin(self, handle: MessageHandle, by: int) -> None:
+        with self._tenant.core.lock:
+            message = self._tenant.find(handle)
+            if self._tenant.core.method.keeps_kv:
+                entry = self._tenant.core.table.entry(message)
+                if entry.pins + by < 0:
+                    raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
+                entry.pins += by
 
     def store(self, folder: str | Path, budget_bytes: int = 1 << 34) -> KVStore:
         """KV of this model and tenant in a folder that outlives the engine and may be shared between processes.

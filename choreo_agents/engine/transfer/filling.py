@@ -1,28 +1,44 @@
-"""KV that was encoded elsewhere comes into the pool: what is wrong with it, room for it, and the message it is of."""
+"""KV comes into the pool outside of steps: a message's own, from wherever it is, and what was encoded elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from choreo_agents.engine.calls import Prefill
-from choreo_agents.engine.keeping.wanted import give_back
+from choreo_agents.engine.keeping.wanted import awaited, give_back, wanted_until
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.request_builder import PlacedCall, ReadCall
+from choreo_agents.engine.pending import PlacedCall
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import CapacityError, ContextLengthError, InvalidRequestError
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import HostKV, shapes_of
 
 
-def place_adopted(tenant: Tenant, read: ReadCall) -> PlacedCall:
-    """Find and place what an adopted call reads; raises what `Engine.prefill` raises."""
-    placed = tenant.builder.place(read)
-    if placed.lineage.mapper:
-        raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
-    return placed
+@contextmanager
+def in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Segment]]:
+    """A message's segment, wherever its KV was before; it stays in the pool for the block."""
+    core, message = tenant.core, tenant.find(handle)
+
+    def brought(entry: CacheEntry) -> Segment | Callable[[], object]:
+        tenant.require_open()
+        waiting = awaited(core, message, entry)
+        if waiting is not None:
+            return waiting
+        if entry.segment is None:
+            core.method.evict(core.pool.rounded(entry.tokens))
+            if not core.cache.restore(entry):
+                raise no_room(tenant, entry.tokens)
+        assert entry.segment is not None
+        return entry.segment
+
+    with wanted_until(core, message, brought) as (pool, segment):
+        assert isinstance(segment, Segment)
+        yield pool, segment
 
 
 def no_room(tenant: Tenant, tokens: int) -> CapacityError:

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 
 from choreo_agents.chat import Described, own_turns, tools_called
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.transfer.leases import Leases
+from choreo_agents.engine.transfer.facade import Leases
 from choreo_agents.errors import ContextLengthError, ForeignHandleError, HandleError
 from choreo_agents.graph.answers import NO_REFERENCE, UNPROVEN, encoding_of
 from choreo_agents.graph.by_model import handle_for, is_of_agent, length_for, put_in

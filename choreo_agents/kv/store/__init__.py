@@ -1,4 +1,4 @@
-"""KV below the pool: host memory and sealed files, each within a budget that the longest unused leaves."""
+"""KV below the pool, in sealed files within a budget that the longest unused leaves."""
 
 from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.store.store import KVStore

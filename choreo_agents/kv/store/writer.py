@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -42,10 +41,8 @@ class Unwritten(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Job:
-    write: Sequence[Unwritten] = ()
-    drop: Sequence[str] = ()
+_Job = tuple[Sequence[Unwritten], Sequence[str]]
+"""What is to be written, and of which messages files are to be removed."""
 
 
 class KVWriter:
@@ -74,12 +71,12 @@ class KVWriter:
             EngineClosedError: The writer was closed. They are released.
         """
         if messages:
-            self._ask(_Job(write=messages))
+            self._ask((messages, ()))
 
     def drop(self, message_ids: Sequence[str]) -> None:
         """Have files removed, those of messages that are still to be written included; raises what `write` raises."""
         if message_ids:
-            self._ask(_Job(drop=message_ids))
+            self._ask(((), message_ids))
 
     def wait(self) -> None:
         """Return when everything that was asked before has been tried; `flush` tells what failed."""
@@ -112,7 +109,7 @@ class KVWriter:
             if begun:
                 self._jobs.append(job)
                 self._asked += 1
-        for message in job.write if not begun else ():
+        for message in job[0] if not begun else ():
             self._try(message.release)
         if closed:
             raise EngineClosedError("nothing more is written here: the engine, or its tenancy, was closed")
@@ -136,10 +133,10 @@ class KVWriter:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            for message in job.write:
+            for message in job[0]:
                 self._try(partial(self._write, message))
                 self._try(message.release)
-            for message_id in job.drop:
+            for message_id in job[1]:
                 self._try(partial(self._store.drop, message_id))
             with self._changed:
                 self._done += 1

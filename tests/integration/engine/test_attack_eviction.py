@@ -6,7 +6,8 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Decode, MessageHandle, Sampling
-from choreo_agents.kv.store.host import HostTier
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import EventList, FirstToken
 
@@ -53,13 +54,13 @@ def test_attack_what_a_waiting_call_is_to_read_leaves_the_pool_last(make_engine:
 
 def test_attack_the_oldest_leaves_the_host_first() -> None:
     kv = HostKV(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4))
-    tier: HostTier[str] = HostTier(3 * kv.nbytes)
-    for key in "abc":
-        assert tier.put(key, kv) == []
-    assert tier.take("a") is kv and tier.put("a", kv) == []
-    assert [key for key, _ in tier.put("d", kv)] == ["b"]
+    tier, (a, b, c, d, e) = HostedEntries(3 * kv.nbytes), (CacheEntry(key, 4, 0) for key in "abcde")
+    for entry in (a, b, c):
+        assert tier.put(entry, kv) == []
+    assert tier.take(a) is kv and tier.put(a, kv) == []
+    assert [entry for entry, _ in tier.put(d, kv)] == [b]
     double = HostKV(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4))
-    assert [key for key, _ in tier.put("e", double)] == ["c", "a"]
+    assert [entry for entry, _ in tier.put(e, double)] == [c, a]
     tier.check()
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeEngine
 
 from choreo_agents import Engine, Prefill, Sampling
-from choreo_agents.engine import tokenizing
+from choreo_agents.engine import calling
 from choreo_agents.errors import ContextLengthError, InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel
 
@@ -20,7 +20,7 @@ FEW = Sampling(max_tokens=2, stop_tokens=())
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is long here: the tests' models have short contexts."""
-    monkeypatch.setattr(tokenizing, "LONG", 100)
+    monkeypatch.setattr(calling, "LONG", 100)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_long_text_is_tokenized_beside_who_asks(make_engine: MakeEngine, asked
     made = engine.prefill(text)
     assert made.id == engine.prefill(engine.model.encode(text)).id
     assert engine.prefill(text, words=True).id == engine.prefill(FramedText.words(text)).id
-    long = {thread for length, thread in asked if length >= tokenizing.LONG and thread != "MainThread"}
+    long = {thread for length, thread in asked if length >= calling.LONG and thread != "MainThread"}
     assert long == {"choreo-tokenizing"}
     mixed = engine.prefill([Prefill("Ann has 3 kites."), Prefill(text), Prefill("Bob has 5 boats.")])
     assert [handle.id for handle in mixed] == [
@@ -72,7 +72,7 @@ def test_a_long_text_is_tokenized_beside_who_asks(make_engine: MakeEngine, asked
     started: list[str] = []
     with pytest.MonkeyPatch.context() as counted:
         counted.setattr(
-            tokenizing.threading.Thread,
+            calling.threading.Thread,
             "start",
             lambda self, start=threading.Thread.start: (started.append(self.name), start(self)),
         )
@@ -88,7 +88,7 @@ async def test_an_event_loop_goes_on_meanwhile(make_engine: MakeEngine, monkeypa
     encode = LoadedModel.encode
 
     def waiting(self: LoadedModel, text: Any) -> list[int]:
-        if len(text) >= tokenizing.LONG:
+        if len(text) >= calling.LONG:
             assert gone_on.wait(30), "the event loop waits for the tokenizer"
         return encode(self, text)
 
@@ -110,4 +110,4 @@ async def test_an_event_loop_goes_on_meanwhile(make_engine: MakeEngine, monkeypa
 
 def test_what_cannot_be_tokenized_says_so(make_engine: MakeEngine) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be tokenized"):
-        make_engine().prefill("\ud800" * tokenizing.LONG)
+        make_engine().prefill("\ud800" * calling.LONG)

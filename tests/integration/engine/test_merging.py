@@ -17,7 +17,8 @@ from support.merges import give_back, heard, require_nothing_left, team, view_of
 from support.stepping import until
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling, StreamedToken
-from choreo_agents.engine.branches import MergedView, trunk
+from choreo_agents.engine.branches import MergedView
+from choreo_agents.engine.branches.steps import MergeSteps
 from choreo_agents.engine.request_builder import RequestBuilder
 from choreo_agents.errors import (
     ContextLengthError,
@@ -149,13 +150,13 @@ def test_a_source_that_goes_while_it_is_mapped_leaves_no_copy(
 ) -> None:
     engine = make_engine(adapter=mapper)
     branches = [engine.prefill(words(i, 20)) for i in range(3)]
-    keep = trunk.keep
+    keep = MergeSteps.keep
 
     def releasing(*args: Any) -> None:
         engine.release(branches[1])
         keep(*args)
 
-    monkeypatch.setattr(trunk, "keep", releasing)
+    monkeypatch.setattr(MergeSteps, "keep", releasing)
     with pytest.raises(ReleasedHandleError):
         engine.branches.map(branches)
     monkeypatch.undo()

@@ -62,7 +62,7 @@ class Watched:
     @staticmethod
     def _compare(steps: NextSteps, found: NextStep) -> None:
         running = list(steps._under_way.running.values())
-        assert not steps._admission.waiting and found.unfinished == len(running)
+        assert not steps._under_way.waiting and found.unfinished == len(running)
         anew = steps._planned()
         assert anew.rows == found.rows and anew.arrivals == found.arrivals == []
         assert dict(anew.samplers) == dict(found.samplers) and anew.unfinished == found.unfinished

@@ -97,9 +97,9 @@ class Errands:
         """
         pending = _pending(request)
         call = pending.placed.read.call
-        name = pending.name if isinstance(call, Prefill) else None
+        name = pending.placed.name if isinstance(call, Prefill) else None
         thread = next((s for scope in pending.scopes.values() if scope for s in scope.chain() if s.is_threads), None)
-        found = self._fleet.place(Wish(request.number, pending.lineage, call, name, thread), lost)
+        found = self._fleet.place(Wish(request.number, pending.placed.lineage, call, name, thread), lost)
         if found is not None:
             self._at[request.number] = self._fleet.outposts[found.engine]
             self._arriving[request.number] = found.bytes_copied
@@ -158,7 +158,7 @@ class Errands:
 
     async def _bring(self, request: Request, placed: Route, outpost: Outpost) -> None:
         pending = _pending(request)
-        messages = {parent.handle.id: parent for parent in pending.lineage.parents}
+        messages = {parent.handle.id: parent for parent in pending.placed.lineage.parents}
         try:
             await self.copies.bring(pending.naming.salt, placed.copies, messages, outpost)
         finally:

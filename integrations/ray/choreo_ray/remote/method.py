@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from choreo_agents.engine.delegation import Binding, CacheEntry, Lineage, MessageTable, MethodName, Request, Segment
+from choreo_agents.engine.delegation import Binding, CacheEntry, Lineage, MessageTable, Request, Segment
 
 
 class RemoteMethod:
@@ -15,7 +15,6 @@ class RemoteMethod:
         closed: Told of each tenancy that has ended: what the front had is dropped by then.
     """
 
-    name: MethodName = "choreo"
     keeps_kv = True
 
     def __init__(self, table: MessageTable, closed: Callable[[str], None]) -> None:
