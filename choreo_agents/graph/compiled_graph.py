@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit, labelled
 from choreo_agents.graph.durable.finding import lineage_store_for
 from choreo_agents.graph.durable.thread_log import ThreadLog
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of
-from choreo_agents.graph.keeping import forgetting, thread_in
+from choreo_agents.graph.keeping import forgetting, thread_in, under_way
 from choreo_agents.graph.langgraph_internals import (
     adelete_thread,
     at_thread,
@@ -75,32 +75,36 @@ class CompiledChoreoGraph(TenantThreads):
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
         _require_options(self, input, options)
         filtering, run, engines = self._opened(config)
-        saved = filtering.compares(input)
-        given = filtering.admitted(input, None if saved is None else self.get_state(saved))
-        recorded = recorded_run(self, called_with(self, run), engines, options)
-        if recorded is None:
-            return super().stream(given, run, **options)
-        parts = super().stream(given, recorded.heard(run), **options)
-        return recorded.stream(parts, given, partial(self.get_state, recorded.saved))
+        saved, recorded = filtering.compares(input), recorded_run(self, called_with(self, run), engines, options)
+        begun = super().stream
+
+        def held() -> Generator[Any]:
+            with under_way(run):
+                given = filtering.admitted(input, None if saved is None else self.get_state(saved))
+                parts = begun(given, run if recorded is None else recorded.heard(run), **options)
+                if recorded is not None:
+                    parts = recorded.stream(parts, given, partial(self.get_state, recorded.saved))
+                yield from parts
+
+        return held()
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
         _require_options(self, input, options)
         filtering, run, engines = self._opened(config)
         saved, recorded = filtering.compares(input), recorded_run(self, called_with(self, run), engines, options)
         begun = super().astream
-        if saved is None and recorded is None:
-            return begun(filtering.admitted(input), run, **options)
 
-        async def after_looking() -> AsyncGenerator[Any]:
-            given = filtering.admitted(input, None if saved is None else await self.aget_state(saved))
-            parts: Any = begun(given, run if recorded is None else recorded.heard(run), **options)
-            if recorded is not None:
-                parts = recorded.astream(parts, given, partial(self.aget_state, recorded.saved))
-            async with aclosing(parts):
-                async for part in parts:
-                    yield part
+        async def held() -> AsyncGenerator[Any]:
+            with under_way(run):
+                given = filtering.admitted(input, None if saved is None else await self.aget_state(saved))
+                parts: Any = begun(given, run if recorded is None else recorded.heard(run), **options)
+                if recorded is not None:
+                    parts = recorded.astream(parts, given, partial(self.aget_state, recorded.saved))
+                async with aclosing(parts):
+                    async for part in parts:
+                        yield part
 
-        return after_looking()
+        return held()
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
         _, run, _ = self._opened(config)

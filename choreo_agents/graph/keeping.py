@@ -58,11 +58,11 @@ def named_in(entries: Iterable[HandleEntry]) -> Iterator[MessageHandle]:
 
 
 @contextmanager
-def under_way(config: RunnableConfig | None) -> Iterator[None]:
+def under_way(config: RunnableConfig) -> Iterator[None]:
     """A block in which nothing of a run's thread is forgotten."""
     with ExitStack() as all_of_them:
-        for engine in RunContext.of(config or {}).engines.values():
-            all_of_them.enter_context(engine.threads.used(thread_in(config or {})))
+        for engine in RunContext.of(config).engines.values():
+            all_of_them.enter_context(engine.threads.used(thread_in(config)))
         yield
 
 

@@ -12,7 +12,6 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.errors import ForeignThreadError, InvalidRequestError
-from choreo_agents.graph.keeping import under_way
 from choreo_agents.graph.langgraph_internals import (
     asaved_metadata,
     called_with,
@@ -58,7 +57,7 @@ def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str
 
 
 class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
-    """A compiled graph whose threads are in use while it runs, and are their tenants', if it was compiled for several.
+    """A compiled graph whose threads are their tenants', if it was compiled for several.
 
     A run or a state method whose config says in its `RunContext` who it is for does not ask for that again.
     """
@@ -89,16 +88,15 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         return known
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:  # noqa: A002
-        with under_way(config), self._owned(config) as own:
+        with self._owned(config) as own:
             yield from super().stream(input, own, **options)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:  # noqa: A002
-        with under_way(config):
-            async with self._aowned(config) as own:
-                chunks: Any = super().astream(input, own, **options)
-                async with aclosing(chunks):
-                    async for chunk in chunks:
-                        yield chunk
+        async with self._aowned(config) as own:
+            chunks: Any = super().astream(input, own, **options)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
 
     def get_state(self, config: RunnableConfig, **options: Any) -> Any:
         with self._owned(config):

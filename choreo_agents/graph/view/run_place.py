@@ -7,7 +7,7 @@ import itertools
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -66,9 +66,9 @@ class RunPlace(RunOptions):
             given: The state that it was given.
             node: Its name, if the agent is a node of a graph of ours itself, and not called by a function.
         """
-        task, is_node = task_path_of(config), node is not None
+        task, is_node, options = task_path_of(config), node is not None, options_of(config)
         return cls(
-            **vars(options_of(config)),
+            **{each.name: getattr(options, each.name) for each in fields(RunOptions)},
             agent=agent,
             author=author_of(config, node) or agent,
             thread=None if saver_of(config) is None else thread_of(config),

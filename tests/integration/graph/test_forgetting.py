@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import warnings
@@ -326,6 +327,24 @@ def test_a_thread_under_way_is_not_forgotten(scripted: Any) -> None:
     stream.close()
     app.forget("1")
     assert engine.stats().threads == 1, "the other's"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_thread_is_not_forgotten_while_a_run_looks_at_its_state(scripted: Any, is_async: bool) -> None:
+    class Saver(InMemorySaver):
+        def get_tuple(self, config: Any) -> Any:
+            found = super().get_tuple(config)
+            if known:
+                with pytest.raises(ThreadBusyError, match="'1' is under way"):
+                    app.forget("1")
+            return found
+
+    known: list[Any] = []
+    app = pair_graph().compile(Saver(), engine=scripted())
+    known += app.invoke(asked(), config())["messages"]
+    given = {"messages": [*known, ("user", "More.")]}
+    state = asyncio.run(app.ainvoke(given, config())) if is_async else app.invoke(given, config())
+    assert state["messages"][: len(known)] == known
 
 
 def test_a_thread_does_not_run_while_it_is_forgotten(scripted: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from conftest import MakeEngine
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from support.recorded import FREE, QUESTION, looking
 from support.templates import tokenizer_for
@@ -30,7 +31,7 @@ from choreo_agents.engine.recording import (
     RecordedStep,
     read_recording,
 )
-from choreo_agents.errors import InvalidRequestError, ReplayError
+from choreo_agents.errors import InvalidRequestError, ReplayError, ThreadBusyError
 from choreo_agents.models import load_model
 
 
@@ -295,3 +296,16 @@ def test_a_run_that_fails_or_is_left_says_so(make_engine: MakeEngine, tmp_path: 
     ended = [recording.ended(run) for run in (0, 1)]
     assert [each and (each.outcome, each.error) for each in ended] == [("failed", "ValueError"), ("left", None)]
     assert recording.nodes()[0].outcome == "error" and "zirconium" not in path.read_text()
+
+
+def test_a_run_that_its_thread_refuses_has_not_begun(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path, config = make_engine(), tmp_path / "run.jsonl", RunnableConfig(configurable={"thread_id": "1"})
+    graph = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_edge(START, "ann")
+    app = graph.compile(InMemorySaver(), engine=engine)
+    with engine.record(path):
+        with engine.threads.forgetting("1"), pytest.raises(ThreadBusyError):
+            app.invoke(QUESTION, config)
+        with engine.threads.forgetting("1"), pytest.raises(ThreadBusyError):
+            asyncio.run(app.ainvoke(QUESTION, config))
+        app.invoke(QUESTION, config)
+    assert len(read_recording(path).runs) == 1 and not replay(app, path).differences

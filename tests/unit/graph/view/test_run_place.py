@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from choreo_agents import RunOptions
 from choreo_agents.graph.run_context import TaskPlace
@@ -86,3 +86,11 @@ def test_calls_of_one_task_are_counted_and_start_again_with_the_next() -> None:
     config = {"configurable": {"__pregel_read": read}}
     assert [RunPlace.of(config, "alone").call for _ in range(3)] == [0, 1, 2]
     assert RunPlace.of({"configurable": {"__pregel_read": read_again}}, "alone").call == 0
+
+
+def test_options_may_be_of_a_programs_own_kind() -> None:
+    @dataclass(frozen=True)
+    class Own(RunOptions):
+        user: str = "ann"
+
+    assert RunPlace.of({"configurable": {"choreo": Own(seed=5)}}, "alone").seed == 5
