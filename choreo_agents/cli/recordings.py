@@ -20,7 +20,7 @@ from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing, waiting
 
 if TYPE_CHECKING:
-    from choreo_agents.engine.recording import Recording, RunStarted
+    from choreo_agents.engine.recording.format import Recording, RunStarted
     from choreo_agents.graph import CompiledChoreoGraph
     from choreo_agents.graph.replaying import ReplayReport
 
@@ -49,7 +49,7 @@ def record(path: FileArgument, as_json: JsonOption = False) -> None:
     """
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
-        from choreo_agents.engine.recording import read_recording
+        from choreo_agents.engine.recording.format import read_recording
 
     with errors_as_lines(console):
         recording = read_recording(path)
@@ -73,7 +73,7 @@ def _print_recording(console: Console, recording: Recording) -> None:
 
 
 def _run_table(recording: Recording, run: RunStarted) -> Table:
-    from choreo_agents.engine.recording import RecordedCall, RecordedNode
+    from choreo_agents.engine.recording.format import RecordedCall, RecordedNode
     from choreo_agents.graph.recording.packing import Packing
 
     ended = recording.ended(run.run)
@@ -197,7 +197,7 @@ def fork(
     """
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
-        from choreo_agents.engine.recording import read_recording
+        from choreo_agents.engine.recording.format import read_recording
         from choreo_agents.graph.replaying import fork as go_on
         from choreo_agents.graph.replaying import recorded_engine
 
@@ -254,7 +254,7 @@ def _app(
     """
     from choreo_agents.cli.graphs import current_folder, named_graph
     from choreo_agents.engine import Engine
-    from choreo_agents.engine.recording import read_recording
+    from choreo_agents.engine.recording.format import read_recording
     from choreo_agents.graph import CompiledChoreoGraph
 
     with current_folder(), ExitStack() as stack:

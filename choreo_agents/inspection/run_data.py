@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypedDict
 
-from choreo_agents.engine.recording import (
+from choreo_agents.engine.recording.format import (
     RecordedCall,
     RecordedMemory,
     RecordedMessage,

@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.recording import Digests
+from choreo_agents.engine.recording.recorder import Digests
 from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling

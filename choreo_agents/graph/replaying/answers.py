@@ -10,7 +10,8 @@ from typing import Any
 
 from langgraph.errors import GraphInterrupt
 
-from choreo_agents.engine.recording import Digests, RecordedCall, RecordedMessage, Recording, RunStarted
+from choreo_agents.engine.recording.format import RecordedCall, RecordedMessage, Recording, RunStarted
+from choreo_agents.engine.recording.recorder import Digests
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.recording.listening import Answer, AskedCall, SaidCall
 from choreo_agents.graph.replaying.reports import ReplayedCall

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, convert_to_messages
 
-from choreo_agents.engine.recording import RecordedCall, Recording
+from choreo_agents.engine.recording.format import RecordedCall, Recording
 from choreo_agents.errors import InvalidRequestError
 
 _MEANT = "run.seed, input, NODE.system, NODE.prompt or NODE:NUMBER.words"

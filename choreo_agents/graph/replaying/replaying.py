@@ -13,7 +13,8 @@ from langchain_core.runnables.config import merge_configs
 
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine
-from choreo_agents.engine.recording import Recording, RecordingHeader, RunStarted, key_of, read_recording
+from choreo_agents.engine.recording.format import Recording, RecordingHeader, RunStarted, read_recording
+from choreo_agents.engine.recording.recorder import key_of
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
 from choreo_agents.graph.recording.listening import Listening, heard_by
