@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine, UnkeptRun
 from choreo_agents.graph.by_model import handles_of
-from choreo_agents.graph.durable.run_lineage import RunLineage, lineage_of
+from choreo_agents.graph.durable.thread_log import RunLineage, lineage_of
 from choreo_agents.graph.langgraph_internals import hidden_in, running_saver_of, saver_of, thread_of, with_hidden
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle

@@ -28,7 +28,7 @@ from choreo_agents.chat import (
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.answers import answers_in, tell_words_of
-from choreo_agents.graph.durable.run_lineage import RunLineage
+from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.outputs import Writer, sampling_of, written
