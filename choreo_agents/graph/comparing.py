@@ -24,6 +24,7 @@ from choreo_agents.engine import Engine, twin_of
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
+from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.engines import with_twins
 from choreo_agents.graph.langgraph_internals import place_in_superstep, stops_of, superstep_of
 from choreo_agents.graph.nesting import author_of
@@ -34,7 +35,6 @@ from choreo_agents.graph.recording.listening import (
     SaidCall,
     heard_by,
 )
-from choreo_agents.graph.replaying.copying import GraphCopy
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import RunOptions
 from choreo_agents.synthesis.strategies import Strategy
