@@ -221,7 +221,7 @@ class LineageExchange:
         core = self._tenant.core
         with core.lock:
             self._tenant.require_open()
-            given = [core.table.get(handle.id) for handle in handles]
+            given = [core.table.get(each) for each in dict.fromkeys(handle.id for handle in handles)]
             waiting = [message for message in given if message is not None and message.tenant == self._tenant.name]
             seen = {message.handle.id for message in waiting}
             found = list[DescribedMessage]()
@@ -316,19 +316,17 @@ class _TakingIn:
             row = self._found.rows.get(current)
             known = self._table.known(current)
             if current in self.made or current in self.refused:
-                waiting.pop()
+                pass
             elif known is not None and known.tenant == self._tenant.name:
                 self.made[current] = known
-                waiting.pop()
             elif row is None:
                 self.refused[current] = "it is not in the store"
-                waiting.pop()
-            else:
-                above = [each for each, _ in row.parents if each not in self.made and each not in self.refused]
+            elif above := [each for each, _ in row.parents if each not in self.made and each not in self.refused]:
                 waiting += above
-                if not above:
-                    waiting.pop()
-                    self._make(row)
+                continue
+            else:
+                self._make(row)
+            waiting.pop()
 
     def _make(self, row: LineageRow) -> None:
         lost = next((each for each, _ in row.parents if each in self.refused), None)
