@@ -9,9 +9,8 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.graph.langgraph_internals import AroundNode, branch_of, superstep_of
-from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.recording.listening import PlayedNode, RanNode, listening_in
+from choreo_agents.graph.langgraph_internals import AroundNode
+from choreo_agents.graph.recording.listening import PlayedNode, listening_in
 
 
 def around(node: Any) -> AroundNode:
@@ -27,8 +26,7 @@ def around(node: Any) -> AroundNode:
             raise
         finally:
             if listening is not None and listening.ran is not None:
-                place = superstep_of(config), branch_of(config)
-                listening.ran(RanNode(author_of(config), *place, began_s, error))
+                listening.ran(config, began_s, error)
 
     def run(given: Any, config: RunnableConfig) -> Any:
         with heard(given, config) as played:

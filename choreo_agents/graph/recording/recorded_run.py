@@ -14,8 +14,9 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.recording.format import Outcome, RecordedNode, RunEnded, RunStarted
 from choreo_agents.engine.recording.recorder import Recorder
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.langgraph_internals import is_nested, saved_state_of, thread_of
-from choreo_agents.graph.recording.listening import AskedCall, Listening, RanNode, SaidCall, heard_by, listening_in
+from choreo_agents.graph.langgraph_internals import branch_of, is_nested, saved_state_of, superstep_of, thread_of
+from choreo_agents.graph.nesting import author_of
+from choreo_agents.graph.recording.listening import AskedCall, Listening, SaidCall, heard_by, listening_in
 from choreo_agents.graph.recording.packing import Packing, hides
 from choreo_agents.graph.view.run_options import options_of
 
@@ -138,18 +139,18 @@ class RecordedRun:
             finish=said.finish,
         )
 
-    def _ran(self, node: RanNode) -> None:
+    def _ran(self, config: RunnableConfig, began_s: float, error: BaseException | None) -> None:
         """Write down that a function has run."""
-        if isinstance(node.error, GraphBubbleUp) and not isinstance(node.error, GraphInterrupt):
+        if isinstance(error, GraphBubbleUp) and not isinstance(error, GraphInterrupt):
             return
         self._recorder.write(
             RecordedNode(
                 run=self._number,
-                node=node.node,
-                step=node.step,
-                branch=node.branch,
-                outcome="interrupt" if isinstance(node.error, GraphInterrupt) else "error" if node.error else "result",
-                began_s=self._recorder.at_s(node.began_s),
+                node=author_of(config),
+                step=superstep_of(config),
+                branch=branch_of(config),
+                outcome="interrupt" if isinstance(error, GraphInterrupt) else "error" if error else "result",
+                began_s=self._recorder.at_s(began_s),
                 ended_s=self._recorder.at_s(),
             )
         )
