@@ -52,7 +52,8 @@ def memory(
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
         from choreo_agents.engine import Memory
-        from choreo_agents.workflows.debating import hold, setting_of
+        from choreo_agents.workflows.debating import setting_of
+        from choreo_agents.workflows.playing import hold
 
     with errors_as_lines(console):
         loaded = load(console, model, loading)

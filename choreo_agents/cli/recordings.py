@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +20,7 @@ from choreo_agents.terminal.tables import titled
 from choreo_agents.terminal.waiting import importing, waiting
 
 if TYPE_CHECKING:
-    from choreo_agents.engine.recording import Recording, RunStarted
-    from choreo_agents.graph import CompiledChoreoGraph
+    from choreo_agents.engine.recording.format import Recording, RunStarted
     from choreo_agents.graph.replaying import ReplayReport
 
 TargetArgument = Annotated[
@@ -49,32 +48,32 @@ def record(path: FileArgument, as_json: JsonOption = False) -> None:
     """
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
-        from choreo_agents.engine.recording import read_recording
+        from choreo_agents.engine.recording.format import read_recording
 
     with errors_as_lines(console):
         recording = read_recording(path)
+        header = recording.header
         if as_json:
-            for line in (recording.header, *recording.lines):
+            for line in (header, *recording.lines):
                 typer.echo(line.model_dump_json())
         else:
-            _print_recording(console, recording)
+            kept = "words, confidential ones too" if header.confidential else "words"
+            key = "tenant's salt" if header.keyed == "salt" else "file beside it"
+            console.print(f"[b]{escape(header.model)}[/b] ({header.fingerprint}), method {header.method}")
+            console.print(f"{kept}; {len(recording.steps())} steps; digests keyed by the {key}")
+            for run in recording.runs:
+                console.print(_run_table(recording, run))
+    _say_cut(console, recording)
+
+
+def _say_cut(console: Console, recording: Recording) -> None:
     if recording.cut is not None:
         console.print(f"[yellow]The recording is not whole: {escape(recording.cut)}.[/]")
 
 
-def _print_recording(console: Console, recording: Recording) -> None:
-    header = recording.header
-    kept = "words, confidential ones too" if header.confidential else "words"
-    key = "tenant's salt" if header.keyed == "salt" else "file beside it"
-    console.print(f"[b]{escape(header.model)}[/b] ({header.fingerprint}), method {header.method}")
-    console.print(f"{kept}; {len(recording.steps())} steps; digests keyed by the {key}")
-    for run in recording.runs:
-        console.print(_run_table(recording, run))
-
-
 def _run_table(recording: Recording, run: RunStarted) -> Table:
-    from choreo_agents.engine.recording import RecordedCall, RecordedNode
-    from choreo_agents.graph.recording.packing import Packing
+    from choreo_agents.engine.recording.format import RecordedCall, RecordedNode
+    from choreo_agents.graph.recording.packing import in_words
 
     ended = recording.ended(run.run)
     how = "cut" if ended is None else ended.outcome
@@ -82,7 +81,7 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
     seed = "" if run.seed is None else f", seed {run.seed}"
     counts = ("superstep", "read", "tokens")
     table = titled(f"run {run.run + 1}: {how}{thread}{seed}", ("who", *counts, "words"), counts)
-    given = _MASKED if run.given is None else escape(_short(Packing(None).unpacked(run.given)))
+    given = _MASKED if run.given is None else escape(in_words(run.given))
     table.add_row("[dim]input[/]", "", "", "", given)
     for line in recording.lines:
         if isinstance(line, RecordedCall) and line.run == run.run:
@@ -93,15 +92,6 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
         elif isinstance(line, RecordedNode) and line.run == run.run:
             table.add_row(escape(line.node), "", "", "", "" if line.outcome == "result" else line.outcome)
     return table
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{name}: {_short(each)}" for name, each in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_short, value))
-    text = getattr(value, "text", None)
-    return str(text) if isinstance(text, str) else repr(value)
 
 
 def run(
@@ -130,8 +120,7 @@ def run(
         page.write(html)
     size = html.stat().st_size / 1000
     console.print(f"{escape(str(html))}: {page.runs} runs, {page.calls} calls, {size:,.0f} kB")
-    if page.recording.cut is not None:
-        console.print(f"[yellow]The recording is not whole: {escape(page.recording.cut)}.[/]")
+    _say_cut(console, page.recording)
 
 
 @takes_loading
@@ -153,14 +142,7 @@ def replay(
       choreo replay my_package.my_graph:graph run.jsonl
       choreo replay my_package.my_graph:graph run.jsonl --json
     """
-    console = Console(stderr=as_json, highlight=False)
-    with importing(console):
-        from choreo_agents.graph.replaying import replay as again
-
-    with errors_as_lines(console, code=2), _app(console, target, path, model, salt, loading) as app:
-        report = again(app, path)
-        _show(console, report, as_json=as_json)
-    raise typer.Exit(0 if report.same else 1)
+    raise typer.Exit(0 if _run_again(target, path, (), model, salt, None, loading, as_json=as_json).same else 1)
 
 
 @takes_loading
@@ -195,19 +177,48 @@ def fork(
       choreo fork my_package.my_graph:graph run.jsonl --set "alice:2.words=No." --record fork.jsonl
       choreo fork my_package.my_graph:graph run.jsonl --set run.seed=7 --json
     """
+    _run_again(target, path, changes or (), model, salt, record, loading, as_json=as_json)
+
+
+def _run_again(
+    target: str,
+    path: Path,
+    changes: Sequence[str],
+    model: str | None,
+    salt: str,
+    record: Path | None,
+    loading: Loading,
+    *,
+    as_json: bool,
+) -> ReplayReport:
+    """Run a graph again over a record, with changes; what is compiled already keeps its engine."""
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
-        from choreo_agents.engine.recording import read_recording
+        from choreo_agents.cli.graphs import current_folder, named_graph
+        from choreo_agents.engine import Engine
+        from choreo_agents.engine.recording.format import read_recording
+        from choreo_agents.graph import CompiledChoreoGraph
         from choreo_agents.graph.replaying import fork as go_on
         from choreo_agents.graph.replaying import recorded_engine
 
-    with errors_as_lines(console, code=2):
-        spelled = named_values("--set", changes)
-        with _app(console, target, path, model, salt, loading) as app, ExitStack() as writing:
-            if record is not None:
-                writing.enter_context(recorded_engine(app, read_recording(path).header).record(record))
-            report = go_on(app, path, set=spelled)
-        _show(console, report, as_json=as_json)
+    with errors_as_lines(console, code=2), current_folder(), ExitStack() as stack:
+        spelled, header, found = named_values("--set", changes), read_recording(path).header, named_graph(target)
+        if not isinstance(found, CompiledChoreoGraph):
+            if header.adapter is not None and header.adapter not in header.adapters:
+                raise ValueError(f"the record does not say where its adapter {header.adapter!r} is")
+            adapter = None if header.adapter is None else header.adapters[header.adapter]
+            settings: Any = {"method": header.method, "seed": header.seed, "salt": salt, "adapter": adapter}
+            engine = stack.enter_context(Engine.load(load(console, model or header.model, loading), **settings))
+            for name, folder in header.adapters.items():
+                if name not in engine.adapters:
+                    engine.load_adapter(folder, name)
+            found = found.compile(engine=engine)
+        stack.enter_context(waiting(console, f"running [b]{escape(str(path))}[/b] again ..."))
+        if record is not None:
+            stack.enter_context(recorded_engine(found, header).record(record))
+        report = go_on(found, path, set=spelled)
+    _show(console, report, as_json=as_json)
+    return report
 
 
 def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
@@ -236,38 +247,3 @@ def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
     )
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]")
-
-
-@contextmanager
-def _app(
-    console: Console, target: str, path: Path, model: str | None, salt: str, loading: Loading
-) -> Iterator[CompiledChoreoGraph]:
-    """The compiled graph of a record.
-
-    Args:
-        console: Says what is waited for.
-        target: Names the graph; what is compiled already keeps its engine.
-        path: The record.
-        model: Where its model is; None: where it was.
-        salt: The tenant's.
-        loading: How the model is loaded.
-    """
-    from choreo_agents.cli.graphs import current_folder, named_graph
-    from choreo_agents.engine import Engine
-    from choreo_agents.engine.recording import read_recording
-    from choreo_agents.graph import CompiledChoreoGraph
-
-    with current_folder(), ExitStack() as stack:
-        header, found = read_recording(path).header, named_graph(target)
-        if not isinstance(found, CompiledChoreoGraph):
-            if header.adapter is not None and header.adapter not in header.adapters:
-                raise ValueError(f"the record does not say where its adapter {header.adapter!r} is")
-            adapter = None if header.adapter is None else header.adapters[header.adapter]
-            settings: Any = {"method": header.method, "seed": header.seed, "salt": salt, "adapter": adapter}
-            engine = stack.enter_context(Engine.load(load(console, model or header.model, loading), **settings))
-            for name, folder in header.adapters.items():
-                if name not in engine.adapters:
-                    engine.load_adapter(folder, name)
-            found = found.compile(engine=engine)
-        stack.enter_context(waiting(console, f"running [b]{escape(str(path))}[/b] again ..."))
-        yield found

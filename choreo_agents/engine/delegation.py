@@ -7,7 +7,7 @@ they change from version to version, so its engines and this package are of one 
     engine      EngineCore, EngineOwner, Tenant, Settings, Computing
     adapters    Loaded, read_loaded
     messages    Message, Lineage, Naming, Scope, MessageTable
-    lineage     LineageRow, LineageExchange, row_of
+    lineage     LineageRow, ReadLog, LineageExchange, row_of
     requests    PlacedCall, Pending, Request, Binding, FinishReason, Endings, failed, Counters, EngineLock
     KV          KVCache, CacheEntry, EntryFiles, HostedEntries, Segment, HostKV, copied, filled
     sealed KV   KVKey, kv_key, sealed, in_bytes, parsed, opened, kv_bytes, most_bytes, UnusableFileError
@@ -17,8 +17,7 @@ they change from version to version, so its engines and this package are of one 
 from choreo_agents.engine.adapters import Loaded, read_loaded
 from choreo_agents.engine.core import Computing, EngineCore
 from choreo_agents.engine.keeping.wanted import copied, kv_key
-from choreo_agents.engine.lineage.exchange import LineageExchange, row_of
-from choreo_agents.engine.lineage.rows import LineageRow
+from choreo_agents.engine.lineage import LineageExchange, LineageRow, ReadLog, row_of
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
@@ -68,6 +67,7 @@ __all__ = [
     "Naming",
     "Pending",
     "PlacedCall",
+    "ReadLog",
     "Request",
     "Scope",
     "Segment",

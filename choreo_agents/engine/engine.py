@@ -31,7 +31,7 @@ from choreo_agents.engine.messages.holdings import Threads
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
-from choreo_agents.engine.recording import Recordings
+from choreo_agents.engine.recording.recorder import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stock.stats import EngineStats
 from choreo_agents.engine.taking_stock import check_engine, stats_of

@@ -24,10 +24,10 @@ from choreo_agents.engine import Engine, twin_of
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
+from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with, place_in_superstep, stops_of, superstep_of
 from choreo_agents.graph.listening import AskedCall, Listening, PlayedNode, SaidCall
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.replaying.copying import GraphCopy
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import RunOptions

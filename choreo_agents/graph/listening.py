@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.recording import Digests
+from choreo_agents.engine.recording.recorder import Digests
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
@@ -86,19 +86,6 @@ class SaidCall:
 
 
 @dataclass(frozen=True)
-class RanNode:
-    """One execution of a node that is no agent."""
-
-    node: str
-    """Behind the subgraphs that it stands in."""
-    step: int
-    branch: int
-    began_s: float
-    """As `time.perf_counter` counts."""
-    error: BaseException | None
-
-
-@dataclass(frozen=True)
 class PlayedNode:
     """One execution of a node that is no agent, as whoever listens has it."""
 
@@ -116,6 +103,8 @@ class Listening:
     answer: Callable[[AskedCall], Answer | None] | None = None
     """What a call is to say; None: the model is asked."""
     said: tuple[Callable[[AskedCall, SaidCall], None], ...] = ()
-    ran: Callable[[RanNode], None] | None = None
+    ran: Callable[[RunnableConfig, float, BaseException | None], None] | None = None
+    """Told when a node that is no agent has run: with its config, when it began, as `time.perf_counter` counts, and
+    how it has failed."""
     play: Callable[[Any, RunnableConfig], PlayedNode] | None = None
     """Asked before a node that is no agent runs, with its input."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from choreo_agents.engine.recording import Recording, read_recording
+from choreo_agents.engine.recording.format import Recording, read_recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.inspection.run_data import RunData, run_data
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypedDict
 
-from choreo_agents.engine.recording import (
-    RecordedCall,
-    RecordedMemory,
-    RecordedMessage,
-    RecordedNode,
-    Recording,
-    RunStarted,
-)
-from choreo_agents.graph.recording.packing import Packing
+from choreo_agents.engine.recording.format import Line, RecordedMemory, RecordedMessage, Recording, RunStarted
+from choreo_agents.graph.recording.packing import in_words
 
+_LEFT = {"call": ("asked", "tokens", "is_set"), "message": ("offsets",), "step": ("tokens",)}
+"""What the page does not show of a line."""
+_MESSAGES = {"name", "parents", "words_of", "reads", "made", "thought"}
+"""What names messages."""
+_NAMES = {
+    "said": "saidDigest",
+    "words_of": "wordsOf",
+    **{f"{name}_s": name for name in ("at", "asked", "first", "said", "began", "ended")},
+    **{f"{tier}_bytes": tier for tier in ("device", "host", "disk")},
+}
 _LONGEST = 2000
 """Characters of what a run was given that are shown."""
 
@@ -46,7 +48,7 @@ def run_data(recording: Recording, beside: Recording | None = None) -> RunData:
     for number, each in enumerate(both):
         prefix = f"{number}:"
         messages |= {
-            prefix + line.name: _message(line, prefix) for line in each.lines if isinstance(line, RecordedMessage)
+            prefix + line.name: _line(line, prefix) for line in each.lines if isinstance(line, RecordedMessage)
         }
         runs += [_run(each, line, prefix) for line in each.runs]
     for number, run in enumerate(runs):
@@ -59,8 +61,8 @@ def run_data(recording: Recording, beside: Recording | None = None) -> RunData:
         "cut": recording.cut,
         "runs": runs,
         "messages": list(messages.values()),
-        "steps": [{"at": line.at_s, "rows": line.rows} for line in recording.steps()],
-        "memory": [_memory(line) for line in recording.lines if isinstance(line, RecordedMemory)],
+        "steps": [_line(line, "") for line in recording.steps()],
+        "memory": [_line(line, "") for line in recording.lines if isinstance(line, RecordedMemory)],
     }
 
 
@@ -73,84 +75,23 @@ def _run(recording: Recording, run: RunStarted, prefix: str) -> dict[str, Any]:
         "outcome": None if ended is None else ended.outcome,
         "given": _told(run.given),
         "edges": run.edges,
-        "calls": [_call(call, prefix) for call in recording.calls(run.run)],
-        "nodes": [_node(node) for node in recording.nodes(run.run)],
+        "calls": [_line(call, prefix) for call in recording.calls(run.run)],
+        "nodes": [_line(node, prefix) for node in recording.nodes(run.run)],
     }
 
 
-def _call(call: RecordedCall, prefix: str) -> dict[str, Any]:
-    return {
-        "author": call.author,
-        "superstep": call.superstep,
-        "branch": call.branch,
-        "call": call.call,
-        "step": call.step,
-        "read": call.read,
-        "reads": [prefix + name for name in call.reads],
-        "offsets": call.offsets,
-        "end": call.end,
-        "header": call.header,
-        "made": prefix + call.made,
-        "thought": None if call.thought is None else prefix + call.thought,
-        "count": call.count,
-        "encoded": call.encoded,
-        "reused": call.reused,
-        "recomputed": call.recomputed,
-        "asked": call.asked_s,
-        "first": call.first_s,
-        "said": call.said_s,
-        "finish": call.finish,
-        "words": call.words,
-        "saidDigest": call.said,
-    }
-
-
-def _node(node: RecordedNode) -> dict[str, Any]:
-    return {
-        "node": node.node,
-        "step": node.step,
-        "branch": node.branch,
-        "began": node.began_s,
-        "ended": node.ended_s,
-        "outcome": node.outcome,
-    }
-
-
-def _message(line: RecordedMessage, prefix: str) -> dict[str, Any]:
-    return {
-        "name": prefix + line.name,
-        "author": line.author,
-        "role": line.role,
-        "origin": line.origin,
-        "tokens": line.tokens,
-        "at": line.at,
-        "parents": [prefix + name for name in line.parents],
-        "wordsOf": [prefix + name for name in line.words_of],
-        "confidential": line.confidential,
-    }
-
-
-def _memory(line: RecordedMemory) -> dict[str, Any]:
-    return {"at": line.at_s, "device": line.device_bytes, "host": line.host_bytes, "disk": line.disk_bytes}
+def _line(line: Line, prefix: str) -> dict[str, Any]:
+    """A line as the page has it, which calls some things otherwise; the messages of each recording have its prefix."""
+    told = line.model_dump(exclude={"kind", "run", *_LEFT.get(line.kind, ())})
+    for name in told.keys() & _MESSAGES:
+        if (named := told[name]) is not None:
+            told[name] = prefix + named if isinstance(named, str) else [prefix + each for each in named]
+    return {_NAMES.get(name, name): each for name, each in told.items()}
 
 
 def _told(packed: str | None) -> str | None:
     """What was packed, in words; None: it is not written."""
     if packed is None:
         return None
-    told = "; ".join(_words(Packing(None).unpacked(packed)))
+    told = in_words(packed)
     return told if len(told) <= _LONGEST else f"{told[:_LONGEST]} ..."
-
-
-def _words(value: Any) -> Iterator[str]:
-    text = getattr(value, "text", None)
-    if isinstance(text, str):
-        yield str(text)
-    elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield f"{name}: {', '.join(_words(each))}"
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        for each in value:
-            yield from _words(each)
-    else:
-        yield value if isinstance(value, str) else repr(value)

@@ -8,9 +8,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.workflows.cases import CASES, problem
 from choreo_agents.workflows.cases.debate import REPORTS, DebateItem, DebateOptions
-from choreo_agents.workflows.playing import Held as DebateRun
-from choreo_agents.workflows.playing import Setting as DebateSetting
-from choreo_agents.workflows.playing import hold, make_setup
+from choreo_agents.workflows.playing import Setting, make_setup
 
 LEAST_AGENTS = 3
 """So many have notes of what is asked, or need the record."""
@@ -39,11 +37,8 @@ def problem_of(number: int, *, agents: int = LEAST_AGENTS, reports: int = REPORT
 
 def setting_of(
     model: LoadedModel, number: int, *, agents: int = LEAST_AGENTS, rounds: int = 2, reports: int = REPORTS, **more: Any
-) -> DebateSetting:
+) -> Setting:
     """One that is shipped, with short answers, each the likeliest; `more` is what a setting takes besides."""
     options = DebateOptions(agents=agents, rounds=rounds)
     setup = make_setup(CASES["debate"], options, model, None, 0.0, 1.0, max_tokens=32)
-    return DebateSetting(model, setup, problem_of(number, agents=agents, reports=reports), number, **more)
-
-
-__all__ = ["DebateRun", "DebateSetting", "hold", "problem_of", "setting_of"]
+    return Setting(model, setup, problem_of(number, agents=agents, reports=reports), number, **more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,11 @@ from choreo_agents.engine.stock.memory_map import MemoryMap
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.comparing import Comparison, compare
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, said
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
-from choreo_agents.workflows.running import MOST_STEPS, RunCost, run_graph, sampled
+from choreo_agents.workflows.running import MOST_STEPS, RunCost, run_graph
 
 
 @dataclass(frozen=True)
@@ -125,27 +124,25 @@ class Held:
     spoken: list[dict[str, str]]
     """Nodes and words."""
     cost: RunCost
-    said: Replay
-    """The tokens of every message, to force upon another method."""
     memory: MemoryMap
     """The engine's, at the end."""
 
 
 def hold(setting: Setting, variant: str, *, record: Path | None = None, **run: Any) -> Held:
-    """Play an item on a fresh engine, with free decoding or with forced tokens.
+    """Play an item on a fresh engine.
 
     Args:
         setting: Model, item, and what is made of it.
         variant: How: one of the case's.
         record: A file that is not there yet, for its record.
-        run: What `run_graph` takes: the tokens to say, and who sees what is said.
+        run: What `run_graph` takes: who sees what is said.
     """
     served = setting.setup.case.variants[variant]
     setup = setting.setup.changed(served)
     with Engine.load(setting.model, method=served.method, memory=setting.memory) as engine:
         with nullcontext() if record is None else engine.record(record):
-            state, played = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
-        return Held(*played, sampled(engine, state), engine.kv.memory_map())
+            played = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
+        return Held(*played, engine.kv.memory_map())
 
 
 def compared(setting: Setting, repeats: int, progress: Callable[[int, int], None]) -> Comparison:
@@ -180,17 +177,15 @@ async def play(engine: Engine, setup: Setup, item: Item, *, seed: int) -> tuple[
         seed: Of the run.
     """
     with engine.scope():
-        return (await _played(engine, setup, item, seed=seed))[1]
+        return await _played(engine, setup, item, seed=seed)
 
 
-async def _played(
-    engine: Engine, setup: Setup, item: Item, **run: Any
-) -> tuple[Mapping[str, Any], tuple[Result, list[dict[str, str]], RunCost]]:
+async def _played(engine: Engine, setup: Setup, item: Item, **run: Any) -> tuple[Result, list[dict[str, str]], RunCost]:
     made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
     state, cost = await run_graph(engine, made.graph, made.messages, **run)
     nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in made.graph.nodes)
     spoken = [{"node": node, "words": words} for node in nodes for words in said(state, node)]
-    return state, (setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost)
+    return setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost
 
 
 def item_words(item: Item) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from support.browsers import opened
 from support.runs_to_look_at import RUNS, Looked, page_for
 from support.traced import call_line, message_line, run_line, written
 
-from choreo_agents.engine.recording import read_recording
+from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.inspection import page_of, run_data
 
 NAMES = [*RUNS]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Memory, Sampling, Schema, fork
 from choreo_agents.cli import app
-from choreo_agents.engine.recording import Recording, read_recording
+from choreo_agents.engine.recording.format import Recording, read_recording
 from choreo_agents.workflows import debate, tree_of_thoughts
 from support.recorded import calling, save_caller
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from choreo_agents.engine.recording import (
+from choreo_agents.engine.recording.format import (
     RecordedCall,
     RecordedMessage,
     RecordingEnded,

@@ -13,7 +13,8 @@ from langgraph.store.base import BaseStore, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from choreo_agents import Engine
-from choreo_agents.graph.durable.thread_log import ROOT, ReadLog, ThreadLog, asked
+from choreo_agents.engine.lineage import ReadLog
+from choreo_agents.graph.durable.thread_log import ROOT, ThreadLog, asked
 
 Place = tuple[str, int, int, int]
 """Author, superstep, branch and call."""

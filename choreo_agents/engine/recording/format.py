@@ -1,4 +1,4 @@
-"""What a recording holds: each line is one of these, as JSON.
+"""What a recording holds: each line is one of these, as JSON. And how it is read, also after its process has died.
 
     header    the engine
     run       a run of a graph begins: its thread, its input, its seed
@@ -10,14 +10,20 @@
     ran       a run is over
     end       the recording was closed; without it, its process ended before
 
-Digests are made under a key that is not in the file (see `digests`). Times are seconds since the recording began.
+Digests are made under a key that is not in the file (see `recorder`). Times are seconds since the recording began.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from choreo_agents.errors import InvalidRequestError
 
 FORMAT = 4
 Origin = Literal["given", "said", "thought", "mapped"]
@@ -228,3 +234,83 @@ Line = (
     | RecordingEnded
 )
 LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+OfRun = TypeVar("OfRun", RecordedCall, RecordedNode, RunEnded)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a file holds."""
+
+    path: Path
+    header: RecordingHeader
+    lines: tuple[Line, ...]
+    """All behind the header, in order."""
+    cut: str | None
+    """Where it ends, if its process ended before it was closed."""
+
+    @property
+    def runs(self) -> tuple[RunStarted, ...]:
+        return tuple(line for line in self.lines if isinstance(line, RunStarted))
+
+    def ended(self, run: int) -> RunEnded | None:
+        """How a run ended; None: the recording was cut before."""
+        return next(iter(self._of(RunEnded, run)), None)
+
+    def calls(self, run: int | None = None) -> list[RecordedCall]:
+        """Of a run, or of all, in the order in which they ended."""
+        return self._of(RecordedCall, run)
+
+    def nodes(self, run: int | None = None) -> list[RecordedNode]:
+        """The same of functions."""
+        return self._of(RecordedNode, run)
+
+    def steps(self) -> list[RecordedStep]:
+        return [line for line in self.lines if isinstance(line, RecordedStep)]
+
+    def _of(self, kind: type[OfRun], run: int | None) -> list[OfRun]:
+        return [line for line in self.lines if isinstance(line, kind) and run in (None, line.run)]
+
+
+def read_recording(path: str | Path) -> Recording:
+    """The recording in a file. What a process that died has not finished to write is left out.
+
+    Raises:
+        InvalidRequestError: It is no recording, damaged, or of another version.
+    """
+    if not isinstance(path, str | Path) or not Path(path).is_file():
+        raise InvalidRequestError(f"there is no recording {str(path)!r}: engine.record(path) writes one")
+    path = Path(path)
+    written = path.read_bytes().split(b"\n")
+    unfinished = written.pop()
+    lines = list(_parsed(path, written))
+    if not lines or not isinstance(lines[0], RecordingHeader):
+        raise InvalidRequestError(f"{str(path)!r} is no recording: engine.record(path) writes one")
+    is_whole = isinstance(lines[-1], RecordingEnded) and not unfinished
+    cut = None if is_whole else f"it ends after line {len(lines)}: its process ended before the recording was closed"
+    return Recording(path, lines[0], tuple(lines[1:]), cut)
+
+
+def _parsed(path: Path, written: list[bytes]) -> Iterator[Line]:
+    """Each line; none, if the first is of no recording."""
+    for number, line in enumerate(written, start=1):
+        if number == 1:
+            _require_format(path, line)
+        try:
+            yield LINES.validate_json(line)
+        except ValidationError as error:
+            if number == 1:
+                return
+            what = error.errors()[0]["msg"]
+            raise InvalidRequestError(f"line {number} of {str(path)!r} is damaged: {what}") from None
+
+
+def _require_format(path: Path, line: bytes) -> None:
+    """Raise `InvalidRequestError` if it is a header of another version."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(found, dict) and found.get("kind") == "header" and (other := found.get("format", FORMAT)) != FORMAT:
+        raise InvalidRequestError(
+            f"{str(path)!r} has format {other!r}, and this version reads {FORMAT}: use the one that wrote it"
+        )

@@ -50,10 +50,7 @@ def opened(path: Path) -> BaseStore:
     """
     key = (path, os.getpid())
     with _lock:
-        known = _opened.get(key)
-        if known is not None and _file(path) != known[0]:  # somebody has removed it
-            del _opened[key]
-        if key not in _opened:
+        if key not in _opened or _file(path) != _opened[key][0]:  # somebody has removed it
             try:
                 store = _store(path)
                 _opened[key] = _file(path), store

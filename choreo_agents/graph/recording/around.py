@@ -9,9 +9,8 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.graph.langgraph_internals import AroundNode, branch_of, superstep_of
-from choreo_agents.graph.listening import PlayedNode, RanNode
-from choreo_agents.graph.nesting import author_of
+from choreo_agents.graph.langgraph_internals import AroundNode
+from choreo_agents.graph.listening import PlayedNode
 from choreo_agents.graph.run_context import RunContext
 
 
@@ -28,8 +27,7 @@ def around(node: Any) -> AroundNode:
             raise
         finally:
             if listening.ran is not None:
-                place = superstep_of(config), branch_of(config)
-                listening.ran(RanNode(author_of(config), *place, began_s, error))
+                listening.ran(config, began_s, error)
 
     def run(given: Any, config: RunnableConfig) -> Any:
         with heard(given, config) as played:

@@ -58,6 +58,11 @@ def hides(value: Any) -> bool:
     )
 
 
+def in_words(packed: str) -> str:
+    """What was packed, for people to read."""
+    return "; ".join(_words(Packing(None).unpacked(packed)))
+
+
 def _parts(value: Any) -> Iterator[Any]:
     """All that a value is made of, itself included."""
     yield value
@@ -75,3 +80,17 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def _kind(value: Any) -> type:
     return list if isinstance(value, tuple) else str if isinstance(value, str) else type(value)
+
+
+def _words(value: Any) -> Iterator[str]:
+    text = getattr(value, "text", None)
+    if isinstance(text, str):
+        yield str(text)
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield f"{name}: {', '.join(_words(each))}"
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for each in value:
+            yield from _words(each)
+    else:
+        yield value if isinstance(value, str) else repr(value)

@@ -22,7 +22,7 @@ from choreo_agents.chat import (
 from choreo_agents.engine import Engine, PlayedCall
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.answers import answers_in, tell_words_of
-from choreo_agents.graph.durable.run_lineage import RunLineage
+from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.langgraph_internals import superstep_of
 from choreo_agents.graph.listening import AskedCall, SaidCall

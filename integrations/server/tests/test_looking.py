@@ -16,7 +16,8 @@ from support.serving import client_of
 from support.traced import call_line, message_line, run_line, written
 
 from choreo_agents import Engine
-from choreo_agents.engine.recording import RecordedMemory, RecordedMessage, key_path, read_recording
+from choreo_agents.engine.recording.format import RecordedMemory, RecordedMessage, read_recording
+from choreo_agents.engine.recording.recorder import key_path
 from choreo_agents.errors import InvalidRequestError
 
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from choreo_agents import Engine
 from choreo_agents.chat.history import calls_made
-from choreo_agents.engine.recording.reading import read_recording
+from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.errors import ChoreoError, PMLError
 from choreo_agents.kv.store import files
 from choreo_agents.models.checking import needs

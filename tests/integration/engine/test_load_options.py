@@ -404,7 +404,8 @@ def test_loading_and_decoding_take_little_more_memory_than_the_weights(tmp_path:
     assert done.returncode == 0, done.stderr
     taken, kept = done.stdout.split()
     # A processor that is slow in bf16 has these weights converted, too: then no page of the file is one of theirs.
-    assert float(taken) <= (1.1 if kept == "True" else 1.7) and (dtype == "own" or kept == "False")
+    # What else is taken, a tenth of it and more, is the allocator's; a second copy of the weights would be all of it.
+    assert float(taken) <= (1.25 if kept == "True" else 1.9) and (dtype == "own" or kept == "False")
     shutil.rmtree(tmp_path / "model")
 
 

@@ -19,7 +19,7 @@ from langgraph.types import Send
 from support.recorded import FREE, QUESTION, THREAD, looking, recorded
 
 from choreo_agents import START, Agent, ChoreoGraph, Sampling, fork, replay
-from choreo_agents.engine.recording import read_recording
+from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.models import LoadedModel
 

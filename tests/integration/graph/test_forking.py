@@ -27,9 +27,9 @@ from support.recorded import (
 )
 
 from choreo_agents import START, Agent, ChoreoGraph, RunOptions, Sampling, Worker, afork, fork, replay
-from choreo_agents.engine.recording import read_recording
+from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.replaying.changes import call_named
+from choreo_agents.graph.replaying import call_named
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
 from choreo_agents.workflows import debate

@@ -6,46 +6,45 @@ import pytest
 from conftest import MakeEngine
 
 from choreo_agents.graph import START
-from choreo_agents.graph.comparing import METHODS
+from choreo_agents.graph.comparing import METHODS, ComparedInput
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.debating import setting_of
-from choreo_agents.workflows.playing import Held, hold
+from choreo_agents.workflows.playing import Setting, compared
 
 SEEDS = (1, 2, 7)
 NOTES = {"alice": "Notes: Ann has 3 red kites.", "bruno": "Notes: Bob has 5 blue boats.", "clara": None}
 
 
 @pytest.fixture(scope="module", params=SEEDS)
-def held(request: pytest.FixtureRequest, embedded: LoadedModel) -> dict[str, Held]:
-    """A debate by method, all in the baseline's words."""
+def debated(request: pytest.FixtureRequest, embedded: LoadedModel) -> tuple[Setting, ComparedInput]:
+    """A debate under each method, all in the baseline's words."""
     setting = setting_of(embedded, request.param, rounds=3)
-    said = hold(setting, "baseline").said
-    return {method: hold(setting, method, replay=said) for method in METHODS}
+    return setting, compared(setting, 1, lambda done, of: None).inputs[0]
 
 
-def test_a_prefix_cache_encodes_the_record_for_every_agent_and_choreo_once(held: dict[str, Held]) -> None:
-    choreo, baseline, naive = (held[method].cost for method in METHODS)
+def test_a_prefix_cache_encodes_the_record_for_every_agent_and_choreo_once(
+    debated: tuple[Setting, ComparedInput],
+) -> None:
+    choreo, baseline, naive = (debated[1].costs[method] for method in METHODS)
     assert baseline.tokens_encoded >= 2 * choreo.tokens_encoded
     assert naive.tokens_encoded >= 7 * choreo.tokens_encoded
     assert naive.tokens_reused == 0 and choreo.tokens_reused > 0
 
 
-def test_choreo_encodes_every_turn_once(held: dict[str, Held], request: pytest.FixtureRequest) -> None:
-    embedded: LoadedModel = request.getfixturevalue("embedded")
-    setting = setting_of(embedded, request.node.callspec.params["held"], rounds=3)
+def test_choreo_encodes_every_turn_once(debated: tuple[Setting, ComparedInput], embedded: LoadedModel) -> None:
+    (setting, run), chat = debated, embedded.chat
     problem = setting.item
-    run, chat = held["choreo"], embedded.chat
     turns = [
         chat.root(setting.setup.prompts("system")).text,
         *(chat.turn("user", report).text for report in problem.record),
         *(chat.turn("system", notes).text for notes in problem.notes),
         *[chat.turn("user", problem.question).text] * len(problem.notes),
-        *(chat.turn("assistant", said["words"], said["node"]).text for said in run.spoken),
+        *(chat.turn("assistant", words, place[0]).text for place, words in run.words["baseline"].items()),
     ]
-    assert run.cost.tokens_encoded == sum(len(embedded.encode(turn)) for turn in turns)
+    assert run.costs["choreo"].tokens_encoded == sum(len(embedded.encode(turn)) for turn in turns)
 
 
 def test_the_record_is_read_by_all_and_notes_and_questions_by_one_each(make_engine: MakeEngine) -> None:

@@ -23,7 +23,7 @@ from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Memory, MessageHandle, RunOptions, replay
-from choreo_agents.engine.recording import (
+from choreo_agents.engine.recording.format import (
     RecordedCall,
     RecordedMemory,
     RecordedMessage,

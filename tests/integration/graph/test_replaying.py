@@ -17,7 +17,7 @@ from support.adapters import save_adapter
 from support.recorded import FREE, QUESTION, THREAD, calling, executions, looking, outcomes, recorded, save_caller
 
 from choreo_agents import START, Agent, ChoreoGraph, Command, Engine, Sampling, Send, Worker, areplay, fork, replay
-from choreo_agents.engine.recording import read_recording
+from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.graph.view.view import call_of
 from choreo_agents.models import LoadedModel, load_model

@@ -9,7 +9,7 @@ from conftest import MakeEngine
 from support.recorded import QUESTION, reading
 
 from choreo_agents import START, Agent, ChoreoGraph, Policy, fork
-from choreo_agents.engine.recording import RecordedMemory, RecordedMessage, read_recording
+from choreo_agents.engine.recording.format import RecordedMemory, RecordedMessage, read_recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.inspection import run_page
 from choreo_agents.testing import Script

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from choreo_agents import MessageHandle
-from choreo_agents.engine.delegation import LineageExchange, LineageRow, Scope, Tenant
+from choreo_agents.engine.delegation import LineageExchange, LineageRow, ReadLog, Scope, Tenant
 from choreo_agents.errors import UnknownHandleError
 from choreo_ray.remote.sending import Promised
 
@@ -51,7 +51,7 @@ class Serving:
             for each in read:
                 self._needed[each] = max(stamp, self._needed.get(each, stamp))
             new = [each for each in rows if table.known(each) is None]
-            refused = self._lineage.take_in([each for each in read if each in rows], rows, {}, {}, self.scope)
+            refused = self._lineage.take_in([each for each in read if each in rows], ReadLog(rows), self.scope)
             for each in new:
                 message = table.known(each)
                 if message is not None and each in promised:

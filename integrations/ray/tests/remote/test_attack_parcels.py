@@ -22,6 +22,7 @@ from remote_support.parcels import (
 )
 from support.tiny import save_tiny_llama
 
+from choreo_agents.engine.lineage import ReadLog
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import LoadedModel, load_model
@@ -132,7 +133,7 @@ def test_attack_an_engine_of_another_salt_model_or_dtype_takes_nothing(
     twin = load_model(save_tiny_llama(tmp_path, seed=5))
     for there in (make_engine(salt="other"), make_engine(twin, salt="s"), make_engine(half, salt="s")):
         refused = there.lineage.take_in(
-            [each.id for each in pair.made], rows_of(pair.here, pair.made), {}, {}, Scope(None)
+            [each.id for each in pair.made], ReadLog(rows_of(pair.here, pair.made)), Scope(None)
         )
         assert set(refused) == {each.id for each in pair.made}
         assert set(unpacked(there._tenant, pair.parcels)) == set(refused) and there.stats().kv_bytes == 0

@@ -17,7 +17,7 @@ from remote_support.loopback import MortalEngine, WiredEngine, routed
 from support.adapters import save_adapter, save_mapper
 
 from choreo_agents import Engine, Memory, Prefill, Sampling
-from choreo_agents.engine.lineage.exchange import row_of
+from choreo_agents.engine.lineage import row_of
 from choreo_agents.errors import AdapterError, EngineFailedError, EngineLostError, EngineMismatchError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import EngineCame, EngineWent, EventList, RequestFinished

@@ -33,6 +33,7 @@ from support.adapters import save_adapter, save_mapper
 
 from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.engine.keeping.wanted import kv_key
+from choreo_agents.engine.lineage import ReadLog
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.kv.store.format import opened, parsed
 from choreo_agents.models import LoadedModel, load_model
@@ -301,5 +302,5 @@ def test_a_copy_made_by_what_is_not_loaded_is_not_known(
     here = make_engine(salt="s", adapter=adapter)
     [copy] = here.branches.map([here.prefill(words(1))])
     there = make_engine(salt="s")
-    there.lineage.take_in([copy.id], rows_of(here, [copy]), {}, {}, Scope(None))
+    there.lineage.take_in([copy.id], ReadLog(rows_of(here, [copy])), Scope(None))
     assert set(sent(here, there, [copy])) == {copy.id}

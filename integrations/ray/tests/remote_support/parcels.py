@@ -12,8 +12,7 @@ import torch
 from choreo_ray.remote.parcels import Parcel, packed, unpacked
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.lineage import LineageRow
-from choreo_agents.engine.lineage.exchange import row_of
+from choreo_agents.engine.lineage import LineageRow, ReadLog, row_of
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.kv.store.format import in_bytes, opened, parsed, sealed
 from choreo_agents.kv.store.key import KVKey
@@ -37,7 +36,7 @@ def rows_of(engine: Engine, handles: Sequence[MessageHandle]) -> dict[str, Linea
 def known_by(other: Engine, engine: Engine, handles: Sequence[MessageHandle]) -> Scope:
     """Let another engine know messages, and lease these in a scope."""
     scope = Scope(None)
-    refused = other.lineage.take_in([each.id for each in handles], rows_of(engine, handles), {}, {}, scope)
+    refused = other.lineage.take_in([each.id for each in handles], ReadLog(rows_of(engine, handles)), scope)
     assert refused == {}
     return scope
 

@@ -27,10 +27,8 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, RunOptions, Sampling
 from choreo_agents.errors import LineageWarning, StoreError
-from choreo_agents.graph.durable import run_lineage
-from choreo_agents.graph.durable.commits import Commits
-from choreo_agents.graph.durable.run_lineage import KnownLog
-from choreo_agents.graph.durable.thread_log import ThreadLog, everything
+from choreo_agents.graph.durable import thread_log
+from choreo_agents.graph.durable.thread_log import Commits, ThreadLog, everything
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.testing import Script
 
@@ -40,7 +38,7 @@ ASKED: Any = {"messages": [("user", "What does Ann have?")]}
 @pytest.fixture(autouse=True)
 def as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine knows what another has written or read."""
-    monkeypatch.setattr(run_lineage, "known_log", KnownLog)
+    monkeypatch.setattr(thread_log, "known_log", lambda log: log)
 
 
 def config(thread: str = "1", **options: Any) -> Any:

@@ -25,8 +25,7 @@ from support.graphs import FREE, agent, said
 
 from choreo_agents import END, START, ChoreoGraph
 from choreo_agents.errors import StoreError
-from choreo_agents.graph.durable.commits import Commits
-from choreo_agents.graph.durable.thread_log import asked, commits_of
+from choreo_agents.graph.durable.thread_log import Commits, asked, commits_of
 
 ASKED: Any = {"messages": [("user", "What does Ann have?")]}
 

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.engine.lineage import DamagedRowError, LineageRow, Note
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.sampling import Chosen
 
 IDS = st.text("0123456789abcdef", min_size=32, max_size=32)
 
@@ -22,7 +25,8 @@ def rows(draw: st.DrawFn) -> LineageRow:
     return LineageRow(draw(IDS), draw(st.text(max_size=9)), tuple(tokens), tuple(parents), draw(st.integers(0, 99)))
 
 
-SAMPLED = st.tuples(
+SAMPLED = st.builds(
+    Chosen,
     st.integers(0, 99),
     st.none() | st.floats(-9, 0),
     st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 0)), max_size=2).map(tuple),
@@ -36,12 +40,14 @@ NOTES = st.builds(
     header=st.integers(0, 9),
     sampled=st.none() | st.integers(0, 9) | st.lists(SAMPLED, max_size=3).map(tuple),
     finish=st.none() | st.sampled_from(["stop", "length"]),
-    usage=st.just(()) | st.just((3, 4, None, 0.5, 0, 0, 0, 0)),
+    usage=st.none() | st.builds(Usage, st.just(3), st.just(4), st.none() | st.just(0.25), st.just(0.5)),
     authors=st.lists(st.text(max_size=5), max_size=2).map(tuple),
     marked=st.booleans(),
     is_thought=st.booleans(),
     sources=st.lists(IDS, max_size=2).map(tuple),
-    foreign=st.lists(st.tuples(IDS, st.text(max_size=5), st.integers(1, 9)), max_size=2).map(tuple),
+    foreign=st.lists(
+        st.builds(MessageHandle, id=IDS, model=st.text("ab", min_size=1), length=st.integers(1, 9)), max_size=2
+    ).map(tuple),
     thoughts=st.lists(st.tuples(IDS, st.none() | st.text(max_size=5)), max_size=2).map(tuple),
 )
 

@@ -17,7 +17,6 @@ from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.langgraph_internals import stops_of
 from choreo_agents.graph.recording.around import around
-from choreo_agents.graph.replaying.changes import Changes
 from choreo_agents.graph.sending import sent_instruction
 from choreo_agents.graph.worker import Worker
 
@@ -26,12 +25,12 @@ class GraphCopy:
     """Of one graph, over the same engines.
 
     Args:
-        changes: What its agents are told otherwise.
+        told: What its agents are told otherwise, as in `alice.system` and `alice.prompt`.
         nodes: What stands in the place of nodes, by name, behind the subgraphs that they stand in.
     """
 
-    def __init__(self, changes: Changes | None = None, nodes: Mapping[str, Any] | None = None) -> None:
-        self._changes, self._nodes = changes or Changes(), nodes or {}
+    def __init__(self, told: Mapping[str, str] | None = None, nodes: Mapping[str, Any] | None = None) -> None:
+        self._told, self._nodes = told or {}, nodes or {}
         self._used: set[str] = set()
 
     def compiled(self, app: CompiledChoreoGraph, *, kept: bool) -> CompiledChoreoGraph:
@@ -41,10 +40,7 @@ class GraphCopy:
             InvalidRequestError: A name is that of no node, agent or persona.
         """
         made = self._compiled(app, InMemorySaver() if kept else None, "")
-        told = [f"{name}.system" for name in self._changes.systems] + [
-            f"{name}.prompt" for name in self._changes.prompts
-        ]
-        for name in [*told, *self._nodes]:
+        for name in [*self._told, *self._nodes]:
             if name not in self._used:
                 raise InvalidRequestError(f"the graph has nothing of that name that can be replaced or set: {name!r}")
         made.config = app.config
@@ -86,12 +82,11 @@ class GraphCopy:
         home = path.rpartition("|")[0]
         names = [path, *([f"{home}|{agent.persona}" if home else agent.persona] if agent.persona else [])]
         for name in names:
-            if name in self._changes.systems:
-                self._used.add(f"{name}.system")
-                agent = agent.with_system(self._changes.systems[name])
-            if name in self._changes.prompts:
-                self._used.add(f"{name}.prompt")
-                agent = _asked(agent, self._changes.prompts[name])
+            if (text := self._told.get(f"{name}.system")) is not None:
+                agent = agent.with_system(text)
+            if (text := self._told.get(f"{name}.prompt")) is not None:
+                agent = _asked(agent, text)
+            self._used |= {f"{name}.system", f"{name}.prompt"}
         return agent
 
 

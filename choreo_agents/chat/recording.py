@@ -11,7 +11,8 @@ from langchain_core.messages import AIMessage
 from choreo_agents.chat.call import ChatCall
 from choreo_agents.engine import Engine
 from choreo_agents.engine.messages.placement import place
-from choreo_agents.engine.recording import RecordedCall, Recorder, RunEnded, RunStarted, key_path
+from choreo_agents.engine.recording.format import RunEnded, RunStarted
+from choreo_agents.engine.recording.recorder import Recorder, key_path
 
 
 class RecordedChats:
@@ -59,40 +60,29 @@ class RecordedChats:
         engine, run = call.engine, self._run_of(call.thread if isinstance(call.thread, str) else None)
         number = self._calls[run] = self._calls.get(run, -1) + 1
         placed = place([parent.length for parent in decode.parents], decode.offsets, decode.new_offset)
-        digests, offsets, end = engine.record.digests(recorder.digests.key), placed.offsets, placed.new_offset
         thought = engine.inspect.thoughts(handle, memo=decode.memo)[:1] if decode.thinking is not None else ()
-        names = recorder.noted.names(digests, engine.record.messages([*decode.parents, handle, *thought]))
-        seen, spent = len(decode.parents), engine.usage(handle)
         tokens = engine.tokens(handle)[call.opened :]
-        recorder.write(
-            RecordedCall(
-                run=run,
-                author=call.request.agent,
-                superstep=number,
-                branch=0,
-                call=0,
-                step=number,
-                read=sum(parent.length for parent in decode.parents),
-                reads=names[:seen],
-                offsets=offsets,
-                end=end,
-                made=names[seen],
-                thought=names[-1] if thought else None,
-                header=call.opened,
-                asked_s=max(0.0, recorder.at_s(asked_s)),
-                first_s=None if first_s is None else max(0.0, recorder.at_s(first_s)),
-                said_s=recorder.at_s(),
-                tokens=None,
-                count=message.usage_metadata["output_tokens"] if message.usage_metadata else len(tokens),
-                said=digests.of("said", list(tokens)),
-                words=_words(message),
-                finish=message.response_metadata.get("finish_reason"),
-                encoded=spent.tokens_encoded,
-                reused=spent.tokens_reused,
-                recomputed=spent.tokens_recomputed,
-            )
+        recorder.call(
+            engine.record,
+            decode.parents,
+            handle,
+            thought[0] if thought else None,
+            tokens,
+            (asked_s, first_s),
+            run=run,
+            author=call.request.agent,
+            superstep=number,
+            branch=0,
+            call=0,
+            step=number,
+            offsets=placed.offsets,
+            end=placed.new_offset,
+            header=call.opened,
+            tokens=None,
+            count=message.usage_metadata["output_tokens"] if message.usage_metadata else len(tokens),
+            words=_words(message),
+            finish=message.response_metadata.get("finish_reason"),
         )
-        recorder.memory()
 
     def _run_of(self, thread: str | None) -> int:
         if thread not in self._runs:

@@ -1,22 +1,157 @@
-"""Messages out of the engine as rows and notes, and back into one that has never computed them."""
+"""Messages as a store keeps them: out of the engine, and back into one that has never computed them.
+
+row     from what it is computed: the same for whoever says it, wherever
+note    what one thread says of it: who has said it, of whose words it was made
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from choreo_agents.engine.lineage.rows import LineageRow, Note, Sampled
+from pydantic import Field, TypeAdapter
+
 from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.message import Lineage, Message, Thought
 from choreo_agents.engine.messages.placement import Placement
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
-from choreo_agents.errors import HandleError, UnknownHandleError
+from choreo_agents.errors import ChoreoError, HandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.decoding import FinishReason
 from choreo_agents.sampling import Chosen
+
+T = TypeVar("T")
+
+
+class DamagedRowError(ChoreoError, ValueError):
+    """An entry of a store that the tenant did not write there, or not in this form."""
+
+
+@dataclass(frozen=True)
+class LineageRow:
+    """All that a message's KV is computed from."""
+
+    id: str
+    model: str
+    """What makes its KV, as its handle says."""
+    tokens: Annotated[tuple[int, ...], Field(min_length=1)]
+    parents: tuple[tuple[str, int], ...]
+    """Ids, and offsets relative to the message's first token."""
+    at: int
+    """The position of its first token where it was encoded."""
+
+    def plain(self, others: Iterable[LineageRow] = ()) -> dict[str, Any]:
+        """As `read` takes it. Of parents that stand where another row has them too, that row is named in their place:
+        each message of a conversation reads what the one before has read.
+
+        Args:
+            others: Rows that whoever reads it will know.
+        """
+        own, shared, like = self._seen(), 0, ""
+        for other in others:
+            if (count := _alike(own, other._seen())) > shared:
+                shared, like = count, other.id
+        told: dict[str, Any] = {"id": self.id, "model": self.model, "tokens": [*self.tokens], "at": self.at}
+        told["parents"] = [[*parent] for parent in own[shared:]]
+        return told | ({"like": [like, shared]} if shared else {})
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any], known: Mapping[str, LineageRow]) -> LineageRow:
+        """A row that `plain` wrote.
+
+        Raises:
+            DamagedRowError: It did not, or the row that it names is not known.
+        """
+        try:
+            like, shared = plain.get("like") or ("", 0)
+            row = _ROW.validate_python(plain)
+            seen = [*(known[like]._seen()[:shared] if shared else ()), *row.parents]
+            return replace(row, parents=tuple((each, stands - row.at) for each, stands in seen))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DamagedRowError(f"it is damaged: {error!r}") from error
+
+    def _seen(self) -> list[tuple[str, int]]:
+        """Its parents, and the positions at which it has read them."""
+        return [(each, self.at + offset) for each, offset in self.parents]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a thread says of a message."""
+
+    id: str
+    author: str | None = None
+    role: str | None = None
+    label: str = ""
+    origin: str = ""
+    header: int = 0
+    sampled: int | tuple[Chosen, ...] | None = None
+    """Tokens as they were chosen, with their log-probabilities; or, without such, how many of those behind its header.
+    None: it was not decoded."""
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    """What the call cost that made it."""
+    authors: tuple[str, ...] = ()
+    marked: bool = False
+    is_thought: bool = False
+    sources: tuple[str, ...] = ()
+    """Ids of the messages whose words it encodes again, as far as the thread holds them."""
+    foreign: tuple[MessageHandle, ...] = ()
+    """Those that other models have said."""
+    thoughts: tuple[tuple[str, str | None], ...] = ()
+    """What was thought before it was said, and by which call."""
+
+    def plain(self) -> dict[str, Any]:
+        """As `read` takes it: without what is as usual."""
+        plain: dict[str, Any] = _NOTE.dump_python(self, mode="json", exclude_defaults=True)
+        return plain
+
+    def merged(self, other: Note) -> Note:
+        """With what was said later of the message in the same thread, by whichever process."""
+        return replace(
+            self,
+            header=self.header or other.header,
+            sampled=other.sampled if self.sampled is None else self.sampled,
+            finish=self.finish or other.finish,
+            authors=_both(self.authors, other.authors),
+            marked=self.marked or other.marked,
+            is_thought=self.is_thought or other.is_thought,
+            sources=_both(self.sources, other.sources),
+            foreign=_both(self.foreign, other.foreign),
+            thoughts=_both(self.thoughts, other.thoughts),
+        )
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Note:
+        """A note that `plain` wrote.
+
+        Raises:
+            DamagedRowError: It did not.
+        """
+        try:
+            return _NOTE.validate_python(plain)
+        except ValueError as error:
+            raise DamagedRowError(f"it is damaged: {error!r}") from error
+
+
+_ROW, _NOTE = TypeAdapter(LineageRow), TypeAdapter(Note)
+
+
+@dataclass
+class ReadLog:
+    """What a thread has written."""
+
+    rows: dict[str, LineageRow] = field(default_factory=dict)
+    notes: dict[str, Note] = field(default_factory=dict)
+    """All that was said of each message."""
+    answers: dict[str, str] = field(default_factory=dict)
+    """The ids of messages that answer calls, by the calls' memos: the last that did."""
+    damaged: str | None = None
+    """Why something in it is not believed."""
 
 
 class DescribedMessage(NamedTuple):
@@ -71,7 +206,7 @@ class LineageExchange:
         noted: Mapping[str, Note],
         answered: Mapping[str, str],
         asked: str | None,
-    ) -> dict[str, DescribedMessage]:
+    ) -> list[DescribedMessage]:
         """Messages, and all that they come from, as they are to be written for a thread: what it has written is left
         out, unless more is to be said of it now.
 
@@ -86,43 +221,36 @@ class LineageExchange:
         core = self._tenant.core
         with core.lock:
             self._tenant.require_open()
-            given = [core.table.get(handle.id) for handle in handles]
+            given = [core.table.get(each) for each in dict.fromkeys(handle.id for handle in handles)]
             waiting = [message for message in given if message is not None and message.tenant == self._tenant.name]
             seen = {message.handle.id for message in waiting}
-            found: dict[str, DescribedMessage] = {}
+            found = list[DescribedMessage]()
             for message in waiting:
                 before, own = noted.get(message.handle.id), message.handle.id
                 note = _note(message, thread, before)
+                note = note if before is None else before.merged(note)
                 memos = tuple(
                     memo
-                    for memo in _memos(message, thread)
-                    if memo not in answered or (answered[memo] != own and memo.rpartition(" ")[0] == asked)
+                    for memo, scope in message.memos.items()
+                    if scope is thread
+                    and (memo not in answered or (answered[memo] != own and memo.rpartition(" ")[0] == asked))
                 )
-                if before is not None and before.merged(note) == before and not memos:
+                if note == before and not memos:
                     continue
                 row = row_of(message) if before is None else None
-                found[message.handle.id] = DescribedMessage(row, note, memos)
+                found.append(DescribedMessage(row, note, memos))
                 for each in _made_of(message, thread):
                     if each.handle.id not in seen and each.handle.id not in noted:
                         seen.add(each.handle.id)
                         waiting.append(each)
             return found
 
-    def take_in(
-        self,
-        wanted: Sequence[str],
-        rows: Mapping[str, LineageRow],
-        notes: Mapping[str, Note],
-        answered: Mapping[str, str],
-        thread: Scope,
-    ) -> dict[str, str]:
+    def take_in(self, wanted: Sequence[str], found: ReadLog, thread: Scope) -> dict[str, str]:
         """Know messages as if they had been computed here: their KV is, from their own parents, when it is read.
 
         Args:
             wanted: Ids of those that the thread leases from now on.
-            rows: Of them, and of all that they come from.
-            notes: What the thread has written of these.
-            answered: The ids of those of these that answer its calls, by the calls' memos.
+            found: What the thread has written.
             thread: The thread's scope.
 
         Returns:
@@ -131,7 +259,7 @@ class LineageExchange:
         core = self._tenant.core
         with core.lock:
             self._tenant.require_open()
-            taking = _TakingIn(self._tenant, rows, notes, answered)
+            taking = _TakingIn(self._tenant, found)
             for message_id in wanted:
                 taking.make(message_id)
             taking.tell_all()
@@ -169,14 +297,11 @@ class LineageExchange:
 class _TakingIn:
     """Under the engine's lock."""
 
-    def __init__(
-        self, tenant: Tenant, rows: Mapping[str, LineageRow], notes: Mapping[str, Note], answered: Mapping[str, str]
-    ) -> None:
-        self._tenant, self._table = tenant, tenant.core.table
-        self._rows, self._notes = rows, notes
+    def __init__(self, tenant: Tenant, found: ReadLog) -> None:
+        self._tenant, self._table, self._found = tenant, tenant.core.table, found
         self._memos = defaultdict[str, list[str]](list)
         """Of the calls that each message answers."""
-        for memo, message_id in answered.items():
+        for memo, message_id in found.answers.items():
             self._memos[message_id].append(memo)
         self.made: dict[str, Message] = {}
         """By id: made now, or known before."""
@@ -188,22 +313,20 @@ class _TakingIn:
         waiting = [message_id]
         while waiting:
             current = waiting[-1]
-            row = self._rows.get(current)
+            row = self._found.rows.get(current)
             known = self._table.known(current)
             if current in self.made or current in self.refused:
-                waiting.pop()
+                pass
             elif known is not None and known.tenant == self._tenant.name:
                 self.made[current] = known
-                waiting.pop()
             elif row is None:
                 self.refused[current] = "it is not in the store"
-                waiting.pop()
-            else:
-                above = [each for each, _ in row.parents if each not in self.made and each not in self.refused]
+            elif above := [each for each, _ in row.parents if each not in self.made and each not in self.refused]:
                 waiting += above
-                if not above:
-                    waiting.pop()
-                    self._make(row)
+                continue
+            else:
+                self._make(row)
+            waiting.pop()
 
     def _make(self, row: LineageRow) -> None:
         lost = next((each for each, _ in row.parents if each in self.refused), None)
@@ -220,8 +343,9 @@ class _TakingIn:
         elif (adapter and adapter not in loaded.loras) or (mapper and mapper not in loaded.mappers):
             self.refused[row.id] = f"the adapter {adapter or mapper!r} that encoded it is not loaded"
         else:
-            note = self._notes.get(row.id, Note(row.id))
-            message = Message(handle, lineage, note.author, note.role, _usage(note), note.label, note.origin)
+            note = self._found.notes.get(row.id, Note(row.id))
+            usage = note.usage or Usage.found(0)
+            message = Message(handle, lineage, note.author, note.role, usage, note.label, note.origin)
             message.forgotten = True  # until somebody leases it: whoever has its words may encode them again
             self._table.fill(message, None)
             self.made[row.id] = message
@@ -234,27 +358,25 @@ class _TakingIn:
                 self._tell(message_id)
 
     def _tell(self, message_id: str) -> None:
-        message, note = self.made[message_id], self._notes.get(message_id)
+        message, note = self.made[message_id], self._found.notes.get(message_id)
         if note is None:
             return
         message.authors |= {*note.authors}
         message.marked, message.is_thought = message.marked or note.marked, message.is_thought or note.is_thought
         message.header = message.header or note.header
         if note.sampled is not None and message.chosen is None:
-            message.chosen = _chosen(note, message.tokens)
-        message.finish_reason = message.finish_reason or note.finish  # type: ignore[assignment]
+            behind, sampled = message.tokens[note.header :], note.sampled
+            message.chosen = tuple(map(Chosen, behind[:sampled])) if isinstance(sampled, int) else sampled
+        message.finish_reason = message.finish_reason or note.finish
         for source in note.sources:
             self.make(source)
             if (found := self.made.get(source)) is not None and found not in message.sources:
                 message.sources.append(found)
-        for told in note.foreign:
-            foreign = MessageHandle(id=told[0], model=told[1], length=told[2])
-            if foreign not in message.foreign:
-                message.foreign.append(foreign)
+        message.foreign += [foreign for foreign in note.foreign if foreign not in message.foreign]
 
     def lease(self, message_id: str, thread: Scope) -> None:
         """Have the thread lease a message, with what was thought before it, and remember which calls it answers."""
-        message, note = self.made.get(message_id), self._notes.get(message_id)
+        message, note = self.made.get(message_id), self._found.notes.get(message_id)
         if message is None:
             return
         with entering(self._table, message) as entered:
@@ -291,14 +413,8 @@ def row_of(message: Message) -> LineageRow:
     return LineageRow(message.handle.id, message.handle.model, message.tokens, parents, at)
 
 
-def _memos(message: Message, thread: Scope) -> tuple[str, ...]:
-    return tuple(memo for memo, scope in message.memos.items() if scope is thread)
-
-
 def _note(message: Message, thread: Scope, before: Note | None) -> Note:
-    """What a thread says of a message: what it held of others when it wrote before, it may hold no longer."""
-    sources = [each.handle.id for each in message.sources if each.scoped[thread]]
-    thoughts = [(each.message.handle.id, each.call) for each in message.thoughts if each.scope is thread]
+    """What a thread says of a message now: what it held of others when it wrote before, it may hold no longer."""
     return Note(
         message.handle.id,
         message.author,
@@ -306,40 +422,37 @@ def _note(message: Message, thread: Scope, before: Note | None) -> Note:
         message.label,
         message.origin,
         message.header,
-        before.sampled if before and before.sampled is not None else _sampled(message),
+        _sampled(message) if before is None or before.sampled is None else None,
         message.finish_reason,
-        astuple(message.usage) if before is None else before.usage,
-        tuple(sorted({*message.authors} | {*(before.authors if before else ())})),
+        message.usage,
+        tuple(sorted(message.authors)),
         message.marked,
         message.is_thought,
-        tuple(dict.fromkeys([*(before.sources if before else ()), *sources])),
-        tuple((each.id, each.model, each.length) for each in message.foreign),
-        tuple(dict.fromkeys([*(before.thoughts if before else ()), *thoughts])),
+        tuple(each.handle.id for each in message.sources if each.scoped[thread]),
+        tuple(message.foreign),
+        tuple((each.message.handle.id, each.call) for each in message.thoughts if each.scope is thread),
     )
 
 
-def _sampled(message: Message) -> int | tuple[Sampled, ...] | None:
+def _sampled(message: Message) -> int | tuple[Chosen, ...] | None:
     chosen = message.chosen
     if chosen is None:
         return None
     behind = message.tokens[message.header : message.header + len(chosen)]
-    if all(each.logprob is None for each in chosen) and tuple(each.token for each in chosen) == behind:
-        return len(chosen)
-    return tuple((each.token, each.logprob, each.top) for each in chosen)
-
-
-def _chosen(note: Note, tokens: tuple[int, ...]) -> tuple[Chosen, ...]:
-    sampled = note.sampled or ()
-    if isinstance(sampled, int):
-        return tuple(Chosen(token) for token in tokens[note.header : note.header + sampled])
-    return tuple(Chosen(token, logprob, top) for token, logprob, top in sampled)
-
-
-def _usage(note: Note) -> Usage:
-    return Usage(*note.usage) if note.usage else Usage(0, 0, None, 0.0)  # type: ignore[arg-type]
+    return len(chosen) if chosen == tuple(map(Chosen, behind)) else chosen
 
 
 def _encoders(model: str) -> tuple[str, str]:
     """The fingerprints of adapter and mapper, of that of all that has made an encoding."""
     rest, _, mapper = model.partition("~")
     return rest.partition("+")[2], mapper
+
+
+def _both(some: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys([*some, *others]))
+
+
+def _alike(one: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> int:
+    """How many of the first are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
