@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "choreo_agents"
 ROOMS = {
     "visibility": (
-        "graph/visibility",
+        "graph/visibility.py",
         "graph/compiling",
         "graph/view/bound_engine.py",
         "graph/words/entries.py",
