@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -15,10 +15,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.arguments import refuses_unknown
-from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, harmless, without_answers
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Policy, audit_kept, kept
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, require_ways, unwrapped
 from choreo_agents.graph.compiling.binding import (
@@ -29,11 +28,9 @@ from choreo_agents.graph.compiling.binding import (
     texts_shared_in,
     with_system,
 )
-from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
-from choreo_agents.graph.compiling.loops import require_bounded_loops
-from choreo_agents.graph.compiling.promises import kept
+from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of, chart_of, found
+from choreo_agents.graph.compiling.flow import note_unseen, require_bounded_loops
 from choreo_agents.graph.compiling.texts import TextsByModel
-from choreo_agents.graph.compiling.unseen import note_unseen
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, serving_together
@@ -62,7 +59,7 @@ from choreo_agents.synthesis.strategies import Strategy, require_strategy
 Self = TypeVar("Self", bound="ChoreoGraph")
 
 
-class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
+class ChoreoGraph(DeclaringGraph):
     """A LangGraph `StateGraph` for agents that hand each other KV-cache handles.
 
     Args:
@@ -95,26 +92,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             raise InvalidRequestError(f"policy must be a Policy, as in Policy(on_violation='warn'), not {policy!r:.80}")
         self.policy = policy or Policy()
         self.positions = positions
-        self.personas: dict[str, str] = {}
-        """Of functions that are declared to be somebody's nodes."""
-        self.control_flow: set[tuple[str, str]] = set()
-        """Pairs of which an edge says that it declares nothing of them; `EVERYONE`: whom a route leads to."""
-        self._visibility = VisibilityTable(default=None if visibility is None else rule_of(visibility))
-        self._audited: AuditReport | None = None
-        self.engine: Engine | None = None
-        """Of a compiled graph's builder, the engine that signs what is said in it; None: it has no agents."""
-        self.engines: tuple[Engine, ...] = ()
-        """Of a compiled graph's builder, all that serve it, subgraphs included."""
-        self.declared = Declared()
-        """All that the graph declares, as it runs; only a compiled graph's builder has it."""
-        self.changed: tuple[tuple[Hop, Rule], ...] = ()
-        """The edges that the policy has changed, and their new rules; only a compiled graph's builder has them."""
-        self.origin: ChoreoGraph = self
-        self.served: tuple[EngineChoice | None, bool] = (None, False)
-        """Of a compiled graph's builder, of which graph it was compiled, with which engines, and whether `strict`."""
-        self.resolver: Resolver | None = None
-        """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
-        self.lineage: LineageChoice = None
+        self.personas, self.control_flow = {}, set()
+        self.table = VisibilityTable(default=None if visibility is None else rule_of(visibility))
+        self.origin = self
 
     @refuses_unknown(StateGraph.add_node)
     def add_node(
@@ -169,14 +149,14 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         super().add_node(node, action, **options)
         added = {each for each in self.nodes.keys() - before if not self.nodes[each].is_error_handler}
         self.personas |= dict.fromkeys(added, persona) if persona is not None else {}
-        self._visibility.describe(
+        self.table.describe(
             silent=added if writes is not None else (),
             confidential=added if any(each.confidential for each in inside) else (),
             told=_told({name: self.nodes[name] for name in added}),
         )
         if isinstance(agent, Agent):
             for source, rule in agent.rules.items():
-                self._visibility.declare(source, node if isinstance(node, str) else agent.name, rule)
+                self.table.declare(source, node if isinstance(node, str) else agent.name, rule)
         return self
 
     @refuses_unknown()
@@ -217,7 +197,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         if end_key != END:
             for source, rule in rules.items():
                 has_mode = visibility is not None
-                self._visibility.declare(source, end_key, rule, explicit=explicit, has_mode=has_mode)
+                self.table.declare(source, end_key, rule, explicit=explicit, has_mode=has_mode)
         return self
 
     def add_conditional_edges(
@@ -247,7 +227,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 rules = {} if target == END else _declared(visibility, starts)
                 self.control_flow |= {(start, target) for start in starts if start not in rules}
                 for start, rule in rules.items():
-                    self._visibility.declare(start, target, rule, explicit=visibility is not None)
+                    self.table.declare(start, target, rule, explicit=visibility is not None)
         return self
 
     def share(
@@ -260,17 +240,17 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         scope: Scope | Sequence[str] | None = None,
     ) -> Self:
         """Let `reader` see `source` without any control flow between them."""
-        self._visibility.declare(source, reader, rule_of(mode, history, scope))
+        self.table.declare(source, reader, rule_of(mode, history, scope))
         return self
 
     def visibility_table(self) -> dict[str, dict[str, Rule]]:
         """Every declaration, by reader and source, as plain data; `"*"` for how it sees all others."""
-        return self._visibility.declared(self.nodes)
+        return self.table.declared(self.nodes)
 
     def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
         changed = self._copied()
-        changed._visibility.change(source, reader, rule_of(rule), explicit=True)
+        changed.table.change(source, reader, rule_of(rule), explicit=True)
         return changed
 
     def with_policy(self: Self, policy: Policy) -> Self:
@@ -284,7 +264,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         does, and `VisibilityError` if there is no such agent."""
         changed = self._copied()
         changed.nodes = with_system(self.nodes, node, text)
-        changed._visibility.describe(told=_told(changed.nodes))
+        changed.table.describe(told=_told(changed.nodes))
         return changed
 
     def with_strategy(self: Self, strategy: Strategy) -> Self:
@@ -298,10 +278,10 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         merging = {name: spec for name, spec in self.nodes.items() if isinstance(spec.runnable, Synthesizer)}
         for name, spec in merging.items():
             node: Any = spec.runnable
-            for source, rule in self.reads_of(name, node).items():
+            for source, rule in self.table.reads(name, self.nodes).items():
                 if source in node.merging.sources and rule.mode == mode_of_strategy(node.strategy):
                     merged = Rule(mode_of_strategy(strategy), rule.history, rule.scope)
-                    changed._visibility.change(source, name, merged, explicit=True)
+                    changed.table.change(source, name, merged, explicit=True)
             changed.nodes[name] = replace(spec, runnable=node.merging_by(strategy))
         if not merging:
             raise InvalidRequestError("the graph has no synthesizer that could merge otherwise")
@@ -313,22 +293,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         copied.waiting_edges = set(self.waiting_edges)
         copied.branches = defaultdict(dict, {source: dict(each) for source, each in self.branches.items()})
         copied.personas, copied.control_flow = dict(self.personas), set(self.control_flow)
-        copied._audited = None
-        copied._visibility = self._visibility.copy()
+        copied.audited = None
+        copied.table = self.table.copy()
         return copied
-
-    @property
-    def silent(self) -> Collection[str]:
-        """The functions that are declared to write no messages."""
-        return self._visibility.silent
-
-    def reads_of(self, name: str, agent: Agent | None) -> dict[str, Rule]:
-        """The rules by which an agent reads as the node of that name; without one, by which a graph does."""
-        return self._visibility.reads(name, self.nodes)
-
-    def undeclared_of(self, name: str, agent: Agent | None) -> tuple[str, ...] | None:
-        """If it reads everyone, those of whom nothing is said by name."""
-        return self._visibility.undeclared(name, self.nodes)
 
     def chart(self, engines: Engines | None = None) -> Chart:
         """The graph as the audit sees it, that of subgraphs included; served by `engines` where agents have none."""
@@ -341,11 +308,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             VisibilityError: A declaration names no node or private context.
         """
         _require_names(self)
-        if self._audited is not None:
-            return self._audited
-        chart = without_answers(self.chart())
-        chart, changed = harmless(chart) if self.policy.on_violation == "reencode" else (chart, [])
-        return audit_chart(chart, changed)
+        return audit_kept(self.chart(), self.policy.on_violation)[1] if self.audited is None else self.audited
 
     def draw(self) -> Drawing:
         """The graph as a Mermaid flowchart: see `CompiledChoreoGraph.draw`."""
@@ -392,7 +355,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             )
         _require_names(self)
         require_channels(self)
-        require_ways(self, self._visibility.explicit())
+        require_ways(self, self.table.explicit())
         bound = self._copied()
         bound.origin, bound.resolver = self._copied(), tenant
         engines, bound.served = Engines(engine), (engine, strict)
@@ -410,11 +373,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
     """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
     whole, report = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
-    bound.declared, bound._audited = Declared(whole, TextsByModel(bound)), report
+    bound.declared, bound.audited = Declared(whole, TextsByModel(bound)), report
     bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in report.changed)
     for hop, rule in bound.changed:
         if hop.reader in bound.nodes:  # what is given to agents of subgraphs they know by the chart
-            bound._visibility.change(hop.source, hop.reader, rule)
+            bound.table.change(hop.source, hop.reader, rule)
     return whole
 
 
@@ -449,7 +412,7 @@ def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str
             nodes[name] = bound_agent(bound, name, spec, engines, bound.declared, shared, **told)
         else:
             signing = partial(sign, node=name, persona=bound.personas.get(name))
-            signing = partial(unsaid, node=name) if name in bound.silent else signing
+            signing = partial(unsaid, node=name) if name in bound.table.silent else signing
             holds_agents = _holds_agents(node)
             placed = placed_node(node if holds_agents else around(node), name, signing, holds_agents=holds_agents)
             nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
@@ -470,9 +433,9 @@ def _require_names(graph: ChoreoGraph) -> None:
     # names are looked at, before one is given. So thoughts of any agent may be named.
     thoughts = {f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)}
     contexts += thoughts & graph.policy.confidential.keys()
-    graph._visibility.require_nodes(graph.nodes)
+    graph.table.require_nodes(graph.nodes)
     require_personas(graph.personas, graph.nodes)
-    graph._visibility.require_contexts(named_contexts(graph.nodes))
+    graph.table.require_contexts(named_contexts(graph.nodes))
     graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -18,9 +18,9 @@ from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Declared, Policy, audit_entries
-from choreo_agents.graph.compiling.charting import agents_of
-from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit, labelled
+from choreo_agents.graph.audit import AuditReport, audit_entries
+from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of
+from choreo_agents.graph.drawing import Drawing, draw_audit, labelled
 from choreo_agents.graph.durable.finding import lineage_store_for
 from choreo_agents.graph.durable.thread_log import ThreadLog
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of
@@ -37,7 +37,7 @@ from choreo_agents.graph.langgraph_internals import (
 from choreo_agents.graph.nesting import in_graph
 from choreo_agents.graph.provenance import InputFilter, by_id, signer_for
 from choreo_agents.graph.recording.recorded_run import recorded_run
-from choreo_agents.graph.run_context import LineageChoice, RunContext
+from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.state import entries_in
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantThreads
@@ -46,25 +46,12 @@ from choreo_agents.graph.view.reader_rules import charted_in
 _OPTIONS = (*parameters_of(CompiledStateGraph.stream), "checkpoint_during")
 
 
-class _Built(Drawable, Protocol):
-    """The graph that it was compiled of, bound to its engine."""
-
-    engine: Engine | None
-    engines: Sequence[Engine]
-    declared: Declared
-    policy: Policy
-    lineage: LineageChoice
-    origin: Drawable
-
-    def audit(self) -> AuditReport: ...
-
-
 class CompiledChoreoGraph(TenantThreads):
     """A `CompiledStateGraph` whose drawing shows visibilities as edge labels."""
 
     @property
-    def _built(self) -> _Built:
-        return cast(_Built, self.builder)
+    def _built(self) -> DeclaringGraph:
+        return cast(DeclaringGraph, self.builder)
 
     def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
         return self._labelled(super().get_graph(config, xray=xray))
@@ -198,7 +185,7 @@ class CompiledChoreoGraph(TenantThreads):
             engine: Which served the run, or several by name; by default those of the graph's agents.
         """
         if state is None:
-            return self._built.audit()
+            return cast(AuditReport, self._built.audited)
         engines = self._built.engines if engine is None else Engines(engine).given
         return audit_entries(engines, self._built.declared, entries_in(state))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import Any, Protocol
 
 from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START
 
 from choreo_agents.graph.audit import AuditReport, Chart
 from choreo_agents.graph.audit.chart import ChartNode
+from choreo_agents.graph.compiling.charting import DeclaringGraph, chart_of
 from choreo_agents.graph.visibility import Rule, rule_between
 
 
@@ -27,27 +27,13 @@ class Drawing(str):
 _ARROWS = {"encoding": "==>", "words": "-.->"}
 
 
-class Drawable(Protocol):
-    """A `ChoreoGraph`, as far as it is drawn."""
-
-    edges: set[tuple[str, str]]
-    waiting_edges: set[tuple[tuple[str, ...], str]]
-
-    @property
-    def branches(self) -> Mapping[str, Mapping[str, Any]]: ...
-
-    def chart(self) -> Chart: ...
-
-    def visibility_table(self) -> dict[str, dict[str, Rule]]: ...
-
-
-def rules_drawn(graph: Drawable) -> Callable[[str, str], Rule | None]:
+def rules_drawn(graph: DeclaringGraph) -> Callable[[str, str], Rule | None]:
     """Return how nodes see each other, by source and reader, as drawings say it; None: a function reads, or nothing is
     seen.
 
     What agents say confidentially is not for who reads it by a default alone.
     """
-    chart, table = graph.chart(), graph.visibility_table()
+    chart, table = chart_of(graph), graph.table.declared(graph.nodes)
 
     def seen_by(node: ChartNode, source: str) -> Rule | None:
         said_by, rule = chart.inside(source), node.rules.get(source)
@@ -63,7 +49,7 @@ def rules_drawn(graph: Drawable) -> Callable[[str, str], Rule | None]:
     return rule_of
 
 
-def labelled(drawing: Graph, graph: Drawable) -> Graph:
+def labelled(drawing: Graph, graph: DeclaringGraph) -> Graph:
     """LangGraph's drawing, changed: rules on its edges, and an edge for each declared pair without control flow."""
     drawn, rule_of = {(edge.source, edge.target) for edge in drawing.edges}, rules_drawn(graph)
     drawing.edges = [
@@ -71,7 +57,7 @@ def labelled(drawing: Graph, graph: Drawable) -> Graph:
         for edge in drawing.edges
         for rule in [rule_of(edge.source, edge.target)]
     ]
-    for reader, rules in graph.visibility_table().items():
+    for reader, rules in graph.table.declared(graph.nodes).items():
         for source in rules:
             rule = rule_of(source, reader)
             says = rule is not None and (rule.mode.shows or rule.mode.keeps_out)
@@ -80,10 +66,10 @@ def labelled(drawing: Graph, graph: Drawable) -> Graph:
     return drawing
 
 
-def draw_audit(graph: Drawable, report: AuditReport) -> str:
+def draw_audit(graph: DeclaringGraph, report: AuditReport) -> str:
     """Nodes and edges of a graph in grey, and over them each context's way to its readers: thick for encodings, dotted
     for words, red where a promise is broken."""
-    chart, flow = graph.chart(), [*_flow(graph)]
+    chart, flow = chart_of(graph), [*_flow(graph)]
     lines = ["flowchart TD", *_nodes(chart), *flow]
     styles: list[str] = []
     count = len(flow)
@@ -118,7 +104,7 @@ def _nodes(chart: Chart) -> Iterator[str]:
         yield from [f"    subgraph {_id(name)}[{_quoted(name)}]", *drawn, "    end"] if is_graph else drawn
 
 
-def _flow(graph: Drawable) -> Iterator[str]:
+def _flow(graph: DeclaringGraph) -> Iterator[str]:
     """Control flow, with the visibility of each edge."""
     rule_of = rules_drawn(graph)
     pairs = set(graph.edges) | {(start, end) for starts, end in graph.waiting_edges for start in starts}

@@ -145,7 +145,7 @@ def measure_edges(
         base = _run(mine, serving, given, said)
         on_progress()
         for source, reader in missing:
-            rule = mine.reads_of(reader, Agent(reader))[source]
+            rule = mine.table.reads(reader, mine.nodes)[source]
             other = _run(mine.with_rule(source, reader, rule.without("encoding")), serving, given, said)
             found = _compared(source, reader, index, base, other, labelled=given.label is not None)
             found = replace(found, experiment=names[index])
@@ -164,7 +164,7 @@ def shared_edges(graph: ChoreoGraph) -> list[tuple[str, str]]:
     return [
         (source, reader)
         for reader in agents
-        for source, rule in graph.reads_of(reader, Agent(reader)).items()
+        for source, rule in graph.table.reads(reader, graph.nodes).items()
         if rule.mode.hands_on_encodings and (source in agents or source == START_SOURCE)
     ]
 

@@ -6,7 +6,7 @@ from choreo_agents.graph.audit.labels import Declared, Labels, OwnTexts
 from choreo_agents.graph.audit.observed import audit_entries
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
-from choreo_agents.graph.audit.static import audit_chart, harmless, without_answers
+from choreo_agents.graph.audit.static import audit_chart, audit_kept, kept
 
 __all__ = [
     "AuditReport",
@@ -22,6 +22,6 @@ __all__ = [
     "PrivateContext",
     "audit_chart",
     "audit_entries",
-    "harmless",
-    "without_answers",
+    "audit_kept",
+    "kept",
 ]

@@ -1,14 +1,17 @@
-"""The audit of a graph before it runs."""
+"""The audit of a graph before it runs, and what becomes of paths that would break a promise."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from choreo_agents.errors import VisibilityError, VisibilityWarning
 from choreo_agents.graph.audit.blockage import blocked
 from choreo_agents.graph.audit.chart import Chart, is_inside
 from choreo_agents.graph.audit.closure import bits
+from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.audit.reach import JointReach, Reach, cut, nearest, reach
 from choreo_agents.graph.audit.report import AuditReport, Finding, Findings, Hop, Listing, PrivateContext
 from choreo_agents.graph.visibility import REENCODED, Channel
@@ -187,3 +190,53 @@ def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
         for source, reader in nearest_cut:
             chart = chart.with_rule(source, reader, chart.node(reader).rules[source].without("encoding"))
             changed.append(Hop(source=source, reader=reader, by=REENCODED.name))
+
+
+def audit_kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
+    """The chart as it may run, and its audit, with the edges that the policy has changed for that."""
+    chart, changed = without_answers(chart), list[Hop]()
+    if on_violation == "reencode":
+        chart, changed = harmless(chart)
+    return chart, audit_chart(chart, changed)
+
+
+def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
+    """See `audit_kept`.
+
+    Raises:
+        VisibilityError: A path would break a promise, and the policy says `raise`, or nothing but the edge itself
+            could be changed.
+    """
+    chart, report = audit_kept(chart, on_violation)
+    told = [_said(finding, chart) for finding in report.violations]
+    if told and on_violation != "warn":
+        raise VisibilityError("; ".join(told))
+    for each in told:
+        warnings.warn(each, VisibilityWarning, stacklevel=4)
+    return chart, report
+
+
+def _said(finding: Finding, chart: Chart) -> str:
+    """A violation in words: the private source, the path and the edge to change."""
+    what = "an encoding that attended to it" if finding.channel == "encoding" else "words made of it"
+    start = f"{finding.violation}, but {what} would get there: {finding.walk()}"
+    if not finding.cut:
+        return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
+    edges = " and ".join(dict.fromkeys(_declared(source, reader) for source, reader in finding.cut))
+    if finding.channel == "words" or _keeps_words(finding, chart):
+        return f"{start}. Undeclare {edges}"
+    return f"{start}. Declare {edges} {REENCODED!r}"
+
+
+def _declared(source: str, reader: str) -> str:
+    """Where a pair is declared: what an agent of a graph sees of a source beside that, over an edge to the graph."""
+    beside = "|".join(reader.split("|")[: source.count("|") + 1])
+    return f"{source!r} to {beside!r}"
+
+
+def _keeps_words(finding: Finding, chart: Chart) -> bool:
+    """Whether re-encoding would not do: the words must not get there either."""
+    return any(
+        context.name == finding.context and chart.forbids(context, finding.reader, "words")
+        for context in chart.contexts
+    )

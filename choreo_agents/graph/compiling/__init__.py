@@ -1,4 +1,4 @@
 """What `ChoreoGraph.compile` makes of what was declared.
 
-Read `charting`, then `promises`, `loops` and `binding`.
+Read `charting`, then `flow` and `binding`.
 """

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import Declared, Policy
-from choreo_agents.graph.compiling.promises import guard_of
+from choreo_agents.graph.audit import Declared, Guard
+from choreo_agents.graph.audit.static import CHANNELS
+from choreo_agents.graph.compiling.charting import DeclaringGraph
 from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.langgraph_internals import AroundNode
 from choreo_agents.graph.outputs import require_served
 from choreo_agents.graph.provenance import handed_on
 from choreo_agents.graph.view.reader_rules import ReaderRules
-from choreo_agents.graph.visibility import Positions, Rule
-
-
-class DeclaringGraph(Protocol):
-    """A graph with its declarations."""
-
-    system: str | None
-    policy: Policy
-    positions: Positions
-    channels: dict[str, Any]
-
-    def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]: ...
-
-    def undeclared_of(self, name: str, agent: Agent) -> Collection[str] | None: ...
+from choreo_agents.graph.visibility import hidden_sources
 
 
 def named_contexts(nodes: Mapping[str, Any]) -> set[str]:
@@ -126,16 +114,21 @@ def bound_agent(
 def _reader_rules(
     graph: DeclaringGraph, name: str, agent: Agent, declared: Declared, shared: SharedTexts
 ) -> ReaderRules:
-    """All that an agent is told about what it may see, and what to watch."""
-    sources = graph.reads_of(name, agent)
+    """All that an agent is told about what it may see, and what its views are checked for at call time."""
+    chart, sources = declared.chart, graph.table.reads(name, graph.nodes)
+    others = [context for context in chart.guarded if name not in context.owners]
+    forbidden = {
+        channel: frozenset(each.name for each in others if chart.forbids(each, agent.persona or name, channel))
+        for channel in CHANNELS
+    }
     return ReaderRules(
         sources,
-        graph.undeclared_of(name, agent),
+        graph.table.undeclared(name, graph.nodes),
         graph.system,
         agent.positions or graph.positions,
         shared.systems,
         shared.confidential,
-        guard_of(name, agent.persona or name, sources, declared, graph.policy.on_violation),
+        Guard(hidden_sources(sources), forbidden, graph.policy.on_violation, declared),
     )
 
 

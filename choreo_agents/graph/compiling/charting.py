@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.engines import Engines
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy
+from choreo_agents.graph.audit.chart import ChartNode
+from choreo_agents.graph.engines import EngineChoice, Engines
 from choreo_agents.graph.langgraph_internals import AroundNode
+from choreo_agents.graph.run_context import LineageChoice
+from choreo_agents.graph.tenancy import Resolver
 from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
-from choreo_agents.graph.visibility import START_SOURCE, Rule, VisibilityTable
+from choreo_agents.graph.visibility import START_SOURCE, Positions, Rule, VisibilityTable
 from choreo_agents.graph.words.thoughts import thinks
 
 
-@runtime_checkable
-class _Declaring(Protocol):
-    """A graph that says who reads whom."""
+class DeclaringGraph(StateGraph[Any, Any, Any, Any]):
+    """A `ChoreoGraph`, as it is known to who reads, binds, draws and runs what it declares."""
 
-    def reads_of(self, name: str, agent: Agent | None) -> Mapping[str, Rule]: ...
-
-    def undeclared_of(self, name: str, agent: Agent | None) -> Collection[str] | None: ...
-
-
-class _OwnReads:
-    """In a stock `StateGraph` agents say themselves what they read."""
-
-    def __init__(self, nodes: Collection[str]) -> None:
-        self._nodes = nodes
-
-    def reads_of(self, name: str, agent: Agent | None) -> Mapping[str, Rule]:
-        return self._table(name, agent).reads(name, self._nodes)
-
-    def undeclared_of(self, name: str, agent: Agent | None) -> Collection[str] | None:
-        return self._table(name, agent).undeclared(name, self._nodes)
-
-    def _table(self, name: str, agent: Agent | None) -> VisibilityTable:
-        table = VisibilityTable()
-        for source, rule in ({} if agent is None else agent.rules).items():
-            table.declare(source, name, rule)
-        return table
+    system: str | None
+    policy: Policy
+    positions: Positions
+    table: VisibilityTable
+    personas: dict[str, str]
+    """Of functions that are declared to be somebody's nodes."""
+    control_flow: set[tuple[str, str]]
+    """Pairs of which an edge says that it declares nothing of them; `EVERYONE`: whom a route leads to."""
+    origin: DeclaringGraph
+    """Of which graph it was compiled. This and all that follows is true of a compiled graph's builder."""
+    served: tuple[EngineChoice | None, bool] = (None, False)
+    """With which engines it was compiled, and whether `strict`."""
+    audited: AuditReport | None = None
+    engine: Engine | None = None
+    """The engine that signs what is said in it; None: it has no agents."""
+    engines: tuple[Engine, ...] = ()
+    """All that serve it, subgraphs included."""
+    declared = Declared()
+    """All that the graph declares, as it runs."""
+    changed: tuple[tuple[Hop, Rule], ...] = ()
+    """The edges that the policy has changed, and their new rules."""
+    resolver: Resolver | None = None
+    """Whose its runs are; None: all are one tenant's."""
+    lineage: LineageChoice = None
 
 
 def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines: Engines | None = None) -> Chart:
@@ -58,23 +62,32 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
         prefix: The nodes that it stands in: `team|`.
         engines: Serve the agents that have none yet; None: nobody has said.
     """
-    declared: _Declaring = builder if isinstance(builder, _Declaring) else _OwnReads(builder.nodes)
+    own = builder if isinstance(builder, DeclaringGraph) else None
     nodes: list[ChartNode] = []
     outside: list[str] = []
     policies: list[tuple[str, Policy]] = []
     for name, spec in builder.nodes.items():
         path = prefix + name
-        inner = _graph_in(path, spec.runnable, is_ours=isinstance(builder, _Declaring))
+        inner = _graph_in(path, spec.runnable, is_ours=own is not None)
         agent = next(found(spec.runnable, Agent), None)
+        if inner is None and agent is None:
+            persona = prefix + (name if own is None else own.personas.get(name, name))
+            is_silent = own is not None and name in own.table.silent
+            nodes.append(ChartNode(path, persona=persona, is_function=True, is_silent=is_silent))
+            says = "" if is_silent else "says in a person's name, "
+            outside.append(f"the function {path!r}: what it reads, calls, {says}and where it sends control")
+            continue
+        table = _own_reads(name, agent if inner is None else None) if own is None else own.table
+        rules = _prefixed(table.reads(name, builder.nodes), prefix)
+        undeclared = frozenset(prefix + source for source in table.undeclared(name, builder.nodes) or ())
         if inner is not None:
             chart = chart_of(inner.builder, f"{path}|", engines)
-            given, unnamed = declared.reads_of(name, None), declared.undeclared_of(name, None) or ()
-            rules, undeclared = _prefixed(given, prefix), frozenset(prefix + source for source in unnamed)
             nodes += (_given(node, rules, undeclared) for node in chart.nodes)
             outside += chart.outside
             policies += chart.policies
         elif agent is not None:
-            nodes.append(_agent_node(agent, name, prefix, declared, engines))
+            node = _agent_node(agent, path, prefix + (agent.persona or name), engines)
+            nodes.append(replace(node, rules=rules, undeclared=undeclared))
             if callable(agent.prompt):
                 outside.append(f"the prompt of {path!r}, which a function makes from the state")
             if callable(agent.system):
@@ -85,12 +98,6 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
                 outside.append(f"the update of {path!r}: what its function writes, and where it sends control")
             if callable(agent.choices):
                 outside.append(f"the answers that {path!r} may give, which a function makes from the state")
-        else:
-            persona = prefix + getattr(builder, "personas", {}).get(name, name)
-            is_silent = name in getattr(builder, "silent", ())
-            nodes.append(ChartNode(path, persona=persona, is_function=True, is_silent=is_silent))
-            says = "" if is_silent else "says in a person's name, "
-            outside.append(f"the function {path!r}: what it reads, calls, {says}and where it sends control")
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     if builder.branches or any(node.is_function or node.routes for node in nodes):
@@ -99,13 +106,20 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
             replace(node, may_be_sent=not node.is_function and node.name in here) if node.name in here else node
             for node in nodes
         ]
-    own: Policy | None = getattr(builder, "policy", None)
     modules = {module for node in nodes for module in node.modules}
-    policies += [] if own is None or not own.confidential else [(prefix, own.within(prefix, modules))]
+    policies += [(prefix, own.policy.within(prefix, modules))] if own is not None and own.policy.confidential else []
     chart = Chart(tuple(nodes), tuple(outside), tuple(policies))
-    for hop, rule in getattr(builder, "changed", ()):
+    for hop, rule in () if own is None else own.changed:
         chart = chart.with_rule(prefix + hop.source, prefix + hop.reader, _placed(rule, prefix))
     return chart
+
+
+def _own_reads(name: str, agent: Agent | None) -> VisibilityTable:
+    """In a stock `StateGraph` agents say themselves what they read."""
+    table = VisibilityTable()
+    for source, rule in ({} if agent is None else agent.rules).items():
+        table.declare(source, name, rule)
+    return table
 
 
 def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
@@ -137,12 +151,11 @@ def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
             yield from agents_of(inner.builder)
 
 
-def _agent_node(agent: Agent, name: str, prefix: str, declared: _Declaring, engines: Engines | None) -> ChartNode:
+def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) -> ChartNode:
     told, served = agent.schema_prompt, agent.engine if engines is None else engines.of(agent)
-    rules = declared.reads_of(name, agent)
     return ChartNode(
-        prefix + name,
-        persona=prefix + (agent.persona or name),
+        path,
+        persona,
         model="" if served is None else served.model.adapter.fingerprint,
         keeps_kv=served is None or served.method == "choreo",
         routes=agent.update is not None,
@@ -154,8 +167,6 @@ def _agent_node(agent: Agent, name: str, prefix: str, declared: _Declaring, engi
         recalls=served is not None and served.chat.thoughts is not None and served.chat.thoughts.kept,
         schema=None if told is None else told.schema.name,
         modules=() if told is None else confidential_modules(told),
-        rules=_prefixed(rules, prefix),
-        undeclared=frozenset(prefix + source for source in declared.undeclared_of(name, agent) or ()),
     )
 
 
