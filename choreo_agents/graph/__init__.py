@@ -5,7 +5,8 @@ from langgraph.types import Command, Send
 
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.answers import AnswerSigner
-from choreo_agents.graph.audit import AuditReport, Policy
+from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.sending import send

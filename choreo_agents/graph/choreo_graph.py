@@ -17,7 +17,11 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Policy, audit_kept, kept
+from choreo_agents.graph.audit.chart import Chart
+from choreo_agents.graph.audit.labels import Declared
+from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.report import AuditReport
+from choreo_agents.graph.audit.static import audit_kept, kept
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, require_ways, unwrapped
 from choreo_agents.graph.compiling.binding import (

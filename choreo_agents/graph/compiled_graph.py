@@ -18,7 +18,8 @@ from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, audit_entries
+from choreo_agents.graph.audit.observed import audit_entries
+from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of
 from choreo_agents.graph.drawing import Drawing, draw_audit, labelled
 from choreo_agents.graph.durable.finding import lineage_store_for

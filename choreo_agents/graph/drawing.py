@@ -9,8 +9,8 @@ from itertools import groupby
 from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START
 
-from choreo_agents.graph.audit import AuditReport, Chart
-from choreo_agents.graph.audit.chart import ChartNode
+from choreo_agents.graph.audit.chart import Chart, ChartNode
+from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.compiling.charting import DeclaringGraph, chart_of
 from choreo_agents.graph.visibility import Rule, rule_between
 

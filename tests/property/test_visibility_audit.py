@@ -16,7 +16,7 @@ from support.tuning import make_tuning
 from support.visible_graphs import BOX, MODES, OWN, Forced, Speaker, Spec, key_of, specs
 
 from choreo_agents import Engine, Memory, Rule, RunOptions
-from choreo_agents.graph.audit import Finding
+from choreo_agents.graph.audit.report import Finding
 from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable

@@ -11,7 +11,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 
 from choreo_agents import Engine, Memory, MessageHandle, Policy, RunOptions, Scheduling
-from choreo_agents.graph.audit import AuditReport
+from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.signer import digest_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.models import LoadedModel

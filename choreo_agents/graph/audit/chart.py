@@ -177,6 +177,10 @@ class Chart:
             if not (prefix and persona.startswith(prefix))
         )
 
+    def broken(self, context: PrivateContext, persona: str, channel: Channel) -> str:
+        """Which promise is broken where a context gets to a persona through a channel; empty: none."""
+        return f"the policy keeps {context.name!r} from {persona!r}" if self.forbids(context, persona, channel) else ""
+
     @cached_property
     def outgoing(self) -> Mapping[str, Sequence[Edge]]:
         """Every way on which something that was said can reach a reader, by who said it."""

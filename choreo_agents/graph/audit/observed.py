@@ -40,9 +40,7 @@ def audit_entries(engines: Iterable[Engine], declared: Declared, entries: Sequen
                 reader=persona,
                 channel=channel,
                 path=(Hop(source=name, reader=reader, by=f"superstep {entry['superstep']}"),),
-                violation=f"the policy keeps {name!r} from {persona!r}"
-                if chart.forbids(context, persona, channel)
-                else "",
+                violation=chart.broken(context, persona, channel),
             )
     untold = [
         f"what reached {count} messages that model {model!r} has said, which no engine here runs"

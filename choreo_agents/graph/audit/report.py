@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, overload
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     PlainSerializer,
     PrivateAttr,
+    TypeAdapter,
     WrapValidator,
     computed_field,
 )
@@ -54,19 +55,7 @@ class PrivateContext(_Plain):
     """The nodes that have it in their own views, or say it."""
 
 
-class HowReached(Protocol):
-    """How a context gets to a reader, worked out when somebody asks."""
-
-    @property
-    def path(self) -> tuple[Hop, ...]: ...
-
-    @property
-    def cut(self) -> tuple[tuple[str, str], ...]: ...
-
-
-class _Known(_Plain):
-    path: tuple[Hop, ...] = ()
-    cut: tuple[tuple[str, str], ...] = ()
+_WAY = TypeAdapter(tuple[tuple[Hop, ...], tuple[tuple[str, str], ...]])
 
 
 class Finding(_Plain):
@@ -78,24 +67,27 @@ class Finding(_Plain):
     channel: Channel
     violation: str = ""
     """Which promise it breaks; empty if none."""
-    _way: HowReached = PrivateAttr()
+    _way: tuple[Any, Any] = PrivateAttr()
+    """Its path and its cut, or what works them out when somebody asks."""
 
-    def __init__(self, *, way: HowReached | None = None, path: Any = (), cut: Any = (), **said: Any) -> None:
+    def __init__(self, *, path: Any = (), cut: Any = (), **said: Any) -> None:
         super().__init__(**said)
-        self._way = _Known(path=path, cut=cut) if way is None else way
+        self._way = (path, cut) if callable(path) else _WAY.validate_python((path, cut))
 
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @cached_property
     def path(self) -> tuple[Hop, ...]:
         """The shortest, from the context on."""
-        return self._way.path
+        path: tuple[Hop, ...] = self._way[0]() if callable(self._way[0]) else self._way[0]
+        return path
 
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @cached_property
     def cut(self) -> tuple[tuple[str, str], ...]:
         """Edges, as (source, reader): with all of them `reencoded` nothing is left in the encoding channel; for words
         they would have to be undeclared. Empty if nothing of that kind helps."""
-        return self._way.cut
+        edges: tuple[tuple[str, str], ...] = self._way[1]() if callable(self._way[1]) else self._way[1]
+        return edges
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Finding.model_validate, (self.model_dump(),)
@@ -144,14 +136,14 @@ class Listing(Sequence[Each]):
     """A sequence whose items are made whenever somebody goes through it: there may be as many as pairs of nodes.
 
     Args:
-        make: Makes them, always the same.
+        items: These, or what makes them, always the same.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Each]]) -> None:
-        self._make = make
+    def __init__(self, items: tuple[Each, ...] | Callable[[], Iterator[Each]]) -> None:
+        self._items = items
 
     def __iter__(self) -> Iterator[Each]:
-        return self._make()
+        return iter(self._items if isinstance(self._items, tuple) else self._items())
 
     def __len__(self) -> int:
         return self._length
@@ -163,13 +155,7 @@ class Listing(Sequence[Each]):
     def __bool__(self) -> bool:
         return any(True for _ in self)
 
-    @overload
-    def __getitem__(self, index: int) -> Each: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Each, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Each | tuple[Each, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self)[index]
         number = index + len(self) if index < 0 else index
@@ -187,7 +173,12 @@ class Listing(Sequence[Each]):
         return (*self, *other)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _listed, (type(self) is not Listing, tuple(self))
+        return Findings if isinstance(self, Findings) else Listing, (tuple(self),)
+
+    @classmethod
+    def of(cls, given: Any, check: Callable[[Any], Any]) -> Self:
+        """Itself, or what is given in another form."""
+        return given if isinstance(given, cls) else cls(tuple(check(given)))
 
     def __repr__(self) -> str:
         told = [*map(repr, islice(self, _TOLD))]
@@ -206,18 +197,6 @@ class Findings(Listing[Finding]):
         return {each.context for each in self if (each.reader, each.channel) == (reader, channel)}
 
 
-def _listed(are_findings: bool, items: tuple[Any, ...]) -> Listing[Any]:
-    return (Findings if are_findings else Listing)(items.__iter__)
-
-
-def _findings(given: Any, check: Callable[[Any], Any]) -> Findings:
-    return given if isinstance(given, Findings) else Findings(tuple(check(given)).__iter__)
-
-
-def _listing(given: Any, check: Callable[[Any], Any]) -> Listing[Any]:
-    return given if isinstance(given, Listing) else Listing(tuple(check(given)).__iter__)
-
-
 class AuditReport(_Plain):
     """Who can be influenced by whom, or, of a run, who was.
 
@@ -226,8 +205,8 @@ class AuditReport(_Plain):
     """
 
     contexts: tuple[PrivateContext, ...]
-    findings: Annotated[Sequence[Finding], WrapValidator(_findings), PlainSerializer(tuple, tuple[Finding, ...])]
-    blocked: Annotated[Sequence[Blocked], WrapValidator(_listing), PlainSerializer(tuple, tuple[Blocked, ...])] = ()
+    findings: Annotated[Sequence[Finding], WrapValidator(Findings.of), PlainSerializer(tuple, tuple[Finding, ...])]
+    blocked: Annotated[Sequence[Blocked], WrapValidator(Listing.of), PlainSerializer(tuple, tuple[Blocked, ...])] = ()
     outside: tuple[str, ...] = ()
     """What the proof does not cover."""
     changed: tuple[Hop, ...] = ()
@@ -236,8 +215,7 @@ class AuditReport(_Plain):
     @property
     def violations(self) -> tuple[Finding, ...]:
         """The findings that break a promise."""
-        assert isinstance(self.findings, Findings)
-        return tuple(self.findings.broken())
+        return tuple(cast(Findings, self.findings).broken())
 
     @property
     def listed(self) -> Sequence[Finding]:
@@ -285,8 +263,7 @@ class AuditReport(_Plain):
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
         """The contexts that reach a reader through a channel."""
-        assert isinstance(self.findings, Findings)
-        return self.findings.reached(reader, channel)
+        return cast(Findings, self.findings).reached(reader, channel)
 
     def _repr_html_(self) -> str:
         rows = ((*row[:4], row.cuts or None, "✗" if row.is_broken else None) for row in self.rows(ROWS))

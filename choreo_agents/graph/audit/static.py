@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -52,21 +52,22 @@ class StaticFindings(Findings):
         """Sources that are declared private to a reader, and reach it through others' encodings all the same."""
         self._reached: tuple[PrivateContext, Reach] | None = None
 
-    def _found(self) -> Iterator[Finding]:
+    def _found(self, only: Container[str] | None = None) -> Iterator[Finding]:
+        """All, or those of the contexts of these names and of what is declared private."""
         for number, context in enumerate(self._chart.contexts):
-            yield from self._of(number, context)
-        yield from self._broken_pairs()
+            for (persona, channel), mask in self._masks.items() if only is None or context.name in only else ():
+                if mask >> number & 1:
+                    yield self._finding(context, persona, channel, self._chart.broken(context, persona, channel))
+        for source, node in self._pairs:
+            persona, broken = self._chart.node(node).persona, f"{source!r} is declared private to {node!r}"
+            yield self._finding(self._sources[source], persona, "encoding", broken, node)
 
     @cached_property
     def _length(self) -> int:
         return sum(mask.bit_count() for mask in self._masks.values()) + len(self._pairs)
 
     def broken(self) -> Iterator[Finding]:
-        guarded = {context.name for context in self._chart.guarded}
-        for number, context in enumerate(self._chart.contexts):
-            if context.name in guarded:
-                yield from (each for each in self._of(number, context) if each.violation)
-        yield from self._broken_pairs()
+        return (each for each in self._found({context.name for context in self._chart.guarded}) if each.violation)
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
         found = {self._chart.contexts[number].name for number in bits(self._masks.get((reader, channel), 0))}
@@ -74,59 +75,28 @@ class StaticFindings(Findings):
             found |= {source for source, node in self._pairs if self._chart.node(node).persona == reader}
         return found
 
-    def _of(self, number: int, context: PrivateContext) -> Iterator[Finding]:
-        for (persona, channel), mask in self._masks.items():
-            if mask >> number & 1:
-                forbidden = self._chart.forbids(context, persona, channel)
-                yield Finding(
-                    context=context.name,
-                    reader=persona,
-                    channel=channel,
-                    violation=f"the policy keeps {context.name!r} from {persona!r}" if forbidden else "",
-                    way=_HowReached(self, context, persona, channel),
-                )
+    def _finding(
+        self, context: PrivateContext, persona: str, channel: Channel, broken: str, node: str | None = None
+    ) -> Finding:
+        """That a context gets to a persona, or to one node of it; how is worked out when somebody asks."""
 
-    def _broken_pairs(self) -> Iterator[Finding]:
-        for source, reader in self._pairs:
-            persona = self._chart.node(reader).persona
-            yield Finding(
-                context=source,
-                reader=reader,
-                channel="encoding",
-                violation=f"{source!r} is declared private to {reader!r}",
-                way=_HowReached(self, self._sources[source], persona, "encoding", reader),
-            )
+        def path() -> tuple[Hop, ...]:
+            whole = self._reach(context)
+            there = node or nearest(self._chart, whole, persona, channel)
+            assert there is not None, "it gets there"
+            return whole.path(there, channel)
 
-    def reach(self, context: PrivateContext) -> Reach:
+        def edges() -> tuple[tuple[str, str], ...]:
+            return cut(self._chart, self._reach(context), persona, channel)
+
+        said = {"context": context.name, "reader": node or persona, "channel": channel, "violation": broken}
+        return Finding(**said, path=path, cut=edges)
+
+    def _reach(self, context: PrivateContext) -> Reach:
         """Where a context gets to; that of the last that was asked for is kept."""
         if self._reached is None or self._reached[0] is not context:
             self._reached = context, reach(self._chart, context)
         return self._reached[1]
-
-    @property
-    def chart(self) -> Chart:
-        return self._chart
-
-
-class _HowReached:
-    """How a context gets to a persona, or to one node of it."""
-
-    def __init__(
-        self, found: StaticFindings, context: PrivateContext, persona: str, channel: Channel, node: str | None = None
-    ) -> None:
-        self._found, self._context, self._persona = found, context, persona
-        self._channel, self._node = channel, node
-
-    @cached_property
-    def path(self) -> tuple[Hop, ...]:
-        whole = self._found.reach(self._context)
-        node = self._node or nearest(self._found.chart, whole, self._persona, self._channel)
-        assert node is not None, "it gets there"
-        return whole.path(node, self._channel)
-
-    @cached_property
-    def cut(self) -> tuple[tuple[str, str], ...]:
-        return cut(self._found.chart, self._found.reach(self._context), self._persona, self._channel)
 
 
 def _masks(chart: Chart, joint: JointReach) -> Mapping[tuple[str, Channel], int]:

@@ -10,7 +10,8 @@ from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import Declared, Guard
+from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.audit.labels import Declared
 from choreo_agents.graph.audit.static import CHANNELS
 from choreo_agents.graph.compiling.charting import DeclaringGraph
 from choreo_agents.graph.engines import Engines

@@ -14,8 +14,10 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy
-from choreo_agents.graph.audit.chart import ChartNode
+from choreo_agents.graph.audit.chart import Chart, ChartNode
+from choreo_agents.graph.audit.labels import Declared
+from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.report import AuditReport, Hop
 from choreo_agents.graph.engines import EngineChoice, Engines
 from choreo_agents.graph.langgraph_internals import AroundNode
 from choreo_agents.graph.run_context import LineageChoice

@@ -11,8 +11,9 @@ from itertools import islice
 from langgraph.graph import END
 
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.audit import Chart, audit_chart
+from choreo_agents.graph.audit.chart import Chart
 from choreo_agents.graph.audit.closure import ahead, bits, turned
+from choreo_agents.graph.audit.static import audit_chart
 from choreo_agents.graph.compiling.charting import DeclaringGraph
 from choreo_agents.graph.visibility import EVERYONE, Rule
 

@@ -11,7 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.chat import own_turns
 from choreo_agents.engine import Engine
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import OwnTexts
+from choreo_agents.graph.audit.labels import OwnTexts
 from choreo_agents.graph.compiling.charting import found
 from choreo_agents.models import ModelAdapter, instructions
 

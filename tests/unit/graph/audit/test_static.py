@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.graph.audit import AuditReport, Blocked, Chart, Finding, Policy, PrivateContext, audit_chart
-from choreo_agents.graph.audit.chart import ChartNode
+from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.closure import ahead, arrived, bits, components
+from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.reach import Reach, cut, nearest, reach
+from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, PrivateContext
+from choreo_agents.graph.audit.static import audit_chart
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 
 NAMES = ("a", "b", "c", "team|d", "team|e", "f")
