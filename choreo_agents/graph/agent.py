@@ -15,12 +15,10 @@ from choreo_agents.chat import Described, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.engines import own_or_named
 from choreo_agents.graph.outputs import output_of, require_writer
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.turn.turn import AgentTurn, Choices
-from choreo_agents.graph.turn.updating import Update, with_update
+from choreo_agents.graph.turn.turn import AgentTurn, Choices, Update, with_update
 from choreo_agents.graph.view.history import Keep, required_history
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.merged_branches import MergeSpec
@@ -143,7 +141,12 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.history = required_history(name, history)
         self.tags: Sequence[str] = [tags] if isinstance(tags, str) else list(tags)
         self.metadata: Mapping[str, Any] = dict(metadata or {})
-        self.engine, self.engine_name = own_or_named(engine)
+        if not isinstance(engine, Engine | str | None):
+            raise InvalidRequestError(
+                f"engine must be an Engine, as of Engine.load(), or one's name: not {engine!r:.80}"
+            )
+        self.engine: Engine | None = None if isinstance(engine, str) else engine
+        self.engine_name: str | None = engine if isinstance(engine, str) else None
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
         self.positions = positions

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.agent import Agent
 
 EngineChoice = Engine | Mapping[str, Engine]
 """What a graph is compiled with: an engine, or engines by name."""
-
-
-class EngineUser(Protocol):
-    """What is asked of an agent."""
-
-    name: str
-    engine: Engine | None
-    engine_name: str | None
-
-
-def own_or_named(engine: Engine | str | None) -> tuple[Engine | None, str | None]:
-    """The engine that an agent brings, or the name of its graph's."""
-    if not isinstance(engine, Engine | str | None):
-        raise InvalidRequestError(f"engine must be an Engine, as of Engine.load(), or one's name: not {engine!r:.80}")
-    return (None, engine) if isinstance(engine, str) else (engine, None)
 
 
 class Engines:
@@ -60,7 +45,7 @@ class Engines:
         """All that the graph was given, each once."""
         return tuple(dict.fromkeys([self._only] if self._only is not None else self._named.values()))
 
-    def of(self, agent: EngineUser) -> Engine | None:
+    def of(self, agent: Agent) -> Engine | None:
         """That of an agent: its own, that which it names, or the graph's only one; None: nobody has said.
 
         Raises:

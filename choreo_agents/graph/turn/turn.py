@@ -12,25 +12,21 @@ from typing import Any, NamedTuple, Protocol
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langgraph.types import Command
 
-from choreo_agents.chat import (
-    Described,
-    Speaking,
-    ToolChoice,
-    required_tools,
-)
+from choreo_agents.chat import Speaking, required_tools
 from choreo_agents.engine import Engine, PlayedCall
-from choreo_agents.errors import ContextLengthError, GuideError, HandleError
+from choreo_agents.errors import ContextLengthError, GuideError, HandleError, InvalidRequestError
 from choreo_agents.graph.answers import answers_in, tell_words_of
 from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.langgraph_internals import superstep_of
 from choreo_agents.graph.listening import AskedCall, SaidCall
 from choreo_agents.graph.outputs import Writer, sampling_of, written
-from choreo_agents.graph.provenance import ProvenState
+from choreo_agents.graph.provenance import ProvenState, handed_on, sign
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sending import sent_at
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, with_said
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
 from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
@@ -40,7 +36,7 @@ from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules, place
 from choreo_agents.graph.view.reading import Reading
 from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.graph.words.entries import entry_of, still_said
-from choreo_agents.graph.words.thoughts import Thinks, header_of, opening_of, thinking_of
+from choreo_agents.graph.words.thoughts import Thinker, header_of, opening_of, thinking_of
 from choreo_agents.graph.words.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
@@ -48,34 +44,28 @@ from choreo_agents.sampling import BLANK_LINES, Sampling
 
 Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """The answers that an agent may give: always the same, or made of the graph's state."""
+Update = Callable[..., Any]
+"""Of what an agent has said (a list, if it says several messages at a time) and, if it likes, of the graph's state with
+that in it; of `runtime` and `config`, too, by name. Makes an update of the state, a `Command`, or None."""
 
 
-class Speaker(Writer, Protocol):
+class Speaker(Writer, Thinker, Protocol):
     """What a turn needs of its agent."""
 
     persona: str | None
     system: Prompt | None
     imported: ImportedPrompt | None
     prompt: Prompt | None
-    header: str | None
-    tools: Described
-    tool_choice: ToolChoice
     adapter: str | None
     merging: MergeSpec | None
     confidential: bool
-    thinking: Thinks
+    update: Update | None
     history: Keep | None
     tags: Sequence[str]
     metadata: Mapping[str, Any]
     n: int
 
-    def speaker(self, state: Any, /) -> str:
-        """Whose name stands in the header."""
-        ...
-
-    def reader_rules(self) -> ReaderRules:
-        """How its views are made."""
-        ...
+    def reader_rules(self) -> ReaderRules: ...
 
 
 class _Told(NamedTuple):
@@ -366,3 +356,39 @@ class _Call:
         first = self._first_s or time.perf_counter()
         report(engine, turn.place.node, handle, said.words, started_s=turn.started_s, first_token_s=first)
         return _Told(place, message, handle, thought)
+
+
+async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
+    """What a node writes when its agent has spoken: what was said, and what its function makes of that, if it has one.
+
+    Args:
+        agent: Who has spoken.
+        said: What it writes by itself.
+        state: The graph's, as it was before.
+        config: The node's.
+
+    Raises:
+        InvalidRequestError: It makes of it what is no update, or writes handles, which are the agents' to write.
+    """
+    if agent.update is None:
+        return said
+    messages: Sequence[AIMessage] = said["messages"]
+    words = messages[0] if len(messages) == 1 else list(messages)
+    found = await called(agent.update, [words, with_said(state, said)], config)
+    command = found if isinstance(found, Command) else None
+    written = found if command is None else command.update
+    added = dict(written) if isinstance(written, Mapping) else {} if written is None else None
+    if added is None or "handles" in added:
+        what = "handles, which only agents write" if added else f"a {type(written).__name__}"
+        raise InvalidRequestError(
+            f"the update of {agent.name!r} must be a dict of channels or a Command of one, not {what}"
+        )
+    signed = sign(added, config, agent.reader_rules().node, agent.persona, confidential=agent.confidential)
+    more = signed.pop("messages", None) or []
+    # Else it overwrites the channel.
+    whole = {**said, **signed, "messages": [*messages, *more] if isinstance(more, list) else more}
+    if command is None:
+        return whole
+    goto = handed_on(command.goto, config, messages)
+    routed: Any = Command(graph=command.graph, update=whole, resume=command.resume, goto=goto)
+    return routed  # type: ignore[no-any-return]
