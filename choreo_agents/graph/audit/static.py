@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.blockage import blocked
-from choreo_agents.graph.audit.chart import Chart, is_inside
+from choreo_agents.graph.audit.chart import Chart, ChartNode, is_inside, names_of
 from choreo_agents.graph.audit.closure import bits
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.audit.reach import JointReach, Reach, cut, nearest, reach
-from choreo_agents.graph.audit.report import AuditReport, Finding, Findings, Hop, Listing, PrivateContext
-from choreo_agents.graph.visibility import REENCODED, Channel
+from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Findings, Hop, Listing, PrivateContext
+from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel
 
 CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 
@@ -24,7 +23,7 @@ def audit_chart(chart: Chart, changed: Sequence[Hop] = ()) -> AuditReport:
     return AuditReport(
         contexts=chart.contexts,
         findings=StaticFindings(chart),
-        blocked=Listing(lambda: blocked(chart)),
+        blocked=Listing(lambda: _blocked(chart)),
         outside=chart.outside,
         changed=tuple(changed),
     )
@@ -97,6 +96,52 @@ class StaticFindings(Findings):
         if self._reached is None or self._reached[0] is not context:
             self._reached = context, reach(self._chart, context)
         return self._reached[1]
+
+
+def _blocked(chart: Chart) -> Iterator[Blocked]:
+    """For every reader, pairs of what it sees of which the later was encoded without the earlier."""
+    numbers = _numbers(chart)
+    read = {node.name: _read(chart, node, numbers) for node in chart.nodes}
+    own: dict[str, int] = {}
+    for node in chart.nodes:
+        own[node.persona] = own.get(node.persona, 0) | sum(1 << numbers[name] for name in names_of(node.name))
+    for reader in chart.nodes:
+        if reader.is_function:
+            continue
+        seen = [source for source in reader.rules if read[reader.name] >> numbers[source] & 1]
+        for later in seen:
+            mode = reader.rules[later].mode
+            if not mode.hands_on_encodings:
+                continue
+            if reader.has_system:
+                yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
+            if reader.schema is not None:
+                yield Blocked(reader=reader.name, earlier=reader.schema, later=later)
+            blind = 0
+            for node in chart.inside(later) if later != START_SOURCE else ():
+                # What another model has said is encoded alone.
+                blind |= ~(read[node.name] | own[node.persona]) if node.speaks_to(reader) else -1
+            if blind & read[reader.name] & ~(1 << numbers[later]):
+                for earlier in seen:
+                    if earlier != later and blind >> numbers[earlier] & 1:
+                        yield Blocked(reader=reader.name, earlier=earlier, later=later)
+
+
+def _numbers(chart: Chart) -> Mapping[str, int]:
+    """Of all names under which anything is read or said."""
+    names = (name for node in chart.nodes for name in (*node.rules, *names_of(node.name)))
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
+
+
+def _read(chart: Chart, node: ChartNode, numbers: Mapping[str, int]) -> int:
+    """The sources of which a node sees anything, as bits."""
+    found = 0
+    for source, rule in node.rules.items():
+        if (source == START_SOURCE and rule.mode.shows) or any(
+            node.reads(source, each) for each in chart.inside(source)
+        ):
+            found |= 1 << numbers[source]
+    return found
 
 
 def _masks(chart: Chart, joint: JointReach) -> Mapping[tuple[str, Channel], int]:
