@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableLambda
@@ -364,11 +363,14 @@ class ChoreoGraph(DeclaringGraph):
         bound.origin, bound.resolver = self._copied(), tenant
         engines, bound.served = Engines(engine), (engine, strict)
         whole = _kept(self, bound, engines)
-        stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
-        _require_bounded(self, whole, stops)
+        note_unseen(self, whole)
+        stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
+        require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
         bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
         bind_routes(bound.branches)
-        _guard_runs(bound)
+        if tenant is not None:
+            agents = [name for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)]
+            require_by_tenant(bound, agents, agents_of(bound))
         _serve(bound, engines, lineage)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
@@ -385,25 +387,11 @@ def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
     return whole
 
 
-def _require_bounded(graph: ChoreoGraph, whole: Chart, stops: Mapping[str, Any]) -> None:
-    """Raise if a view must outgrow the model's context; warn of what nobody sees."""
-    note_unseen(graph, whole)
-    stopped = [*chain(*stops.values())]
-    require_bounded_loops(graph, whole, graph.nodes if "*" in stopped else stopped)
-
-
 def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None:
     """Say who serves its runs, and where their lineage is kept."""
     bound.engines = serving_together([*engines.given, *(agent.engine for agent in agents_of(bound))])
     bound.engine, bound.lineage = sealing_of(bound.engines), lineage
     require_choice(lineage, bound.engine, by_tenant=bound.resolver is not None)
-
-
-def _guard_runs(bound: ChoreoGraph) -> None:
-    """Require that each run can be one tenant's, where there are several."""
-    if bound.resolver is not None:
-        agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
-        require_by_tenant(bound, agents, agents_of(bound))
 
 
 def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str, Any]:
