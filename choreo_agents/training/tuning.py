@@ -21,10 +21,9 @@ from torch.nn import functional
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
-from choreo_agents.training.cutting import batched
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import as_now
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, batched
 from choreo_agents.training.tuned import TUNED, Tuned
 
 CHECKPOINT_EVERY_S = 30.0
