@@ -51,7 +51,7 @@ class Journal:
         *lines, torn = found.split(_END)
         self._head = head = _line({"settings": settings})
         if lines:
-            self._require_same(lines[0], settings)
+            _require_same(path, lines[0], settings)
         elif not head.startswith(torn):
             raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
         self.records = _records(path, lines)
@@ -59,18 +59,6 @@ class Journal:
         file.truncate(len(found) - len(torn))
         if not lines:
             self._write(head)
-
-    def _require_same(self, line: bytes, settings: Mapping[str, Any]) -> None:
-        assert self.path is not None
-        known = _parsed(self.path, 1, line).get("settings")
-        if not isinstance(known, dict):
-            raise InvalidRequestError(f"{str(self.path)!r} holds no results of ours: name another file")
-        other = [name for name in {**known, **settings} if known.get(name) != settings.get(name)]
-        if other:
-            differs = ", ".join(f"{name} {known.get(name)!r}, not {settings.get(name)!r}" for name in sorted(other))
-            raise InvalidRequestError(
-                f"{str(self.path)!r} holds another run's results, with {differs}: name another file"
-            )
 
     def __contains__(self, key: str) -> bool:
         return key in self.records
@@ -155,6 +143,16 @@ def read_journal(path: Path) -> dict[str, Record]:
     """
     *lines, _ = path.read_bytes().split(_END)
     return _records(path, lines)
+
+
+def _require_same(path: Path, line: bytes, settings: Mapping[str, Any]) -> None:
+    known = _parsed(path, 1, line).get("settings")
+    if not isinstance(known, dict):
+        raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
+    other = [name for name in {**known, **settings} if known.get(name) != settings.get(name)]
+    if other:
+        differs = ", ".join(f"{name} {known.get(name)!r}, not {settings.get(name)!r}" for name in sorted(other))
+        raise InvalidRequestError(f"{str(path)!r} holds another run's results, with {differs}: name another file")
 
 
 def _records(path: Path, lines: Sequence[bytes]) -> dict[str, Record]:
