@@ -26,8 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from choreo_agents.terminal.options import errors_as_lines
-from choreo_agents.terminal.waiting import importing
+from choreo_agents.terminal.options import errors_as_lines, importing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,9 +23,9 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
-from choreo_agents.models.weights.dtypes import SHORT
+from choreo_agents.models.weights.dtypes import SHORT, dtype_named
 from choreo_agents.terminal.loading import Loading
-from choreo_agents.terminal.waiting import waiting
+from choreo_agents.terminal.options import waiting
 
 REST_S = 0.2
 
@@ -56,7 +56,7 @@ def timed_model(
             path = WEIGHTS if name == "embedded" else Path(name)
             if name in SHAPES:
                 path = Path(folder) / name
-                drawn = loading.torch_dtype or torch.bfloat16
+                drawn = dtype_named(loading.dtype) or torch.bfloat16
                 save_random_llama(SHAPES[name], path, positions=max(1 << 15, 2 * longest), dtype=drawn)
             loaded = loading.model(path if name in SHAPES else name)
         if longest > loaded.adapter.max_positions:

@@ -11,6 +11,7 @@ from choreo_agents.terminal.commands import group
 
 
 def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
+    from choreo_agents.cli import models, pml
     from choreo_agents.cli.audit import audit
     from choreo_agents.cli.compare import compare
     from choreo_agents.cli.recordings import fork, replay
@@ -25,10 +26,13 @@ def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
             "See whether a model can be served, and how it is fed; or make one to measure with.\n\n"
             "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json "
             "and the tokenizer's files, and ends with 0 if the model can be served, with 2 if it cannot.",
-            _model_commands,
+            lambda: {"random": models.random, "check": models.check},
         ),
         "inspect": group("See what an engine holds, or has done.", _inspections),
-        "pml": group("Schemas whose modules are encoded once, and prompts of them.", _pml_commands),
+        "pml": group(
+            "Schemas whose modules are encoded once, and prompts of them.",
+            lambda: {"check": pml.check, "layout": pml.layout, "run": pml.run_prompt},
+        ),
     }
 
 
@@ -39,23 +43,11 @@ def _workflows() -> dict[str, Callable[..., None]]:
     return {name.replace("_", "-"): run_workflow(case) for name, case in CASES.items()}
 
 
-def _model_commands() -> dict[str, Callable[..., None]]:
-    from choreo_agents.cli.models import check, random
-
-    return {"random": random, "check": check}
-
-
 def _inspections() -> dict[str, Callable[..., None]]:
     from choreo_agents.cli.inspect import memory
     from choreo_agents.cli.recordings import record, run
 
     return {"memory": memory, "record": record, "run": run}
-
-
-def _pml_commands() -> dict[str, Callable[..., None]]:
-    from choreo_agents.cli.pml import check, layout, run_prompt
-
-    return {"check": check, "layout": layout, "run": run_prompt}
 
 
 app = group(

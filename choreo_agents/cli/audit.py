@@ -9,9 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.terminal.options import JsonOption, errors_as_lines
-from choreo_agents.terminal.tables import titled
-from choreo_agents.terminal.waiting import importing
+from choreo_agents.terminal.options import JsonOption, errors_as_lines, importing, titled
 
 if TYPE_CHECKING:
     from choreo_agents.graph import AuditReport, ChoreoGraph

@@ -13,8 +13,7 @@ from rich.markup import escape
 
 from choreo_agents.cli.costs import as_object, table_of
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, bar, errors_as_lines
-from choreo_agents.terminal.waiting import importing
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar, errors_as_lines, importing
 
 if TYPE_CHECKING:
     from choreo_agents.graph.comparing import Comparison
@@ -61,8 +60,7 @@ def compare(
         inputs, app = _read(path), named_graph(target)
         if not isinstance(app, CompiledChoreoGraph):
             app = app.compile(engine=stack.enter_context(Engine.load(load(console, model, loading))))
-        with bar(console) as progress:
-            task = progress.add_task("runs", total=None)
+        with bar(console, "runs") as update:
             found = compared(
                 app,
                 inputs,
@@ -70,7 +68,7 @@ def compare(
                 strategies=_names(strategies),
                 repeats=repeats,
                 seed=seed,
-                progress=lambda done, of: progress.update(task, completed=done, total=of),
+                progress=lambda done, of: update(completed=done, total=of),
             )
         if as_json:
             answers = [{"answers": each.answers, "differs": each.differs} for each in found.inputs]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from choreo_agents.terminal.options import titled
 
 if TYPE_CHECKING:
     from choreo_agents.graph.comparing import Comparison, Figure
@@ -18,10 +18,9 @@ _TOLD: tuple[Figure, ...] = ("tokens_encoded", "first_token_s", "end_to_end_s")
 
 def table_of(found: Comparison, title: str) -> RenderableType:
     """Return counts and times of each method, how many times as much as choreo the others took, and what that means."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for at, column in enumerate(found.columns):
-        style = "bold" if column == "baseline/choreo" else ""
-        table.add_column(column, justify="right" if at else "left", style=style)
+    table = titled(title, found.columns, found.columns[1:])
+    for column in table.columns:
+        column.style = "bold" if column.header == "baseline/choreo" else ""
     for row in found.rows():
         table.add_row(*row)
     note = (

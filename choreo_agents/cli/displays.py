@@ -175,11 +175,9 @@ class DebateDisplay(PlayDisplay):
             table.add_column(agent, ratio=1, overflow="fold")
         said = [self.of(agent) for agent in self._agents]
         over = min(sum(bool(each.tokens) for each in of_one) for of_one in said)
-        for number in range(self.options.rounds):
-            waits = Text("reads ..." if over >= number else "", style="dim")
-            table.add_row(
-                str(number + 1), *(self.words(each[number]) if number < len(each) else waits for each in said)
-            )
+        for at in range(self.options.rounds):
+            waits = Text("reads ..." if over >= at else "", style="dim")
+            table.add_row(str(at + 1), *(self.words(each[at]) if at < len(each) else waits for each in said))
         return table
 
     def who(self, said: Spoken) -> dict[str, Any]:
@@ -198,10 +196,8 @@ class TreeDisplay(PlayDisplay):
 
     def rows(self) -> Iterator[tuple[str, Text]]:
         yield from super().rows()
-        yield (
-            "watch",
-            Text("Candidates slip, and so do voters, who read them all: see what most vote for.", style="bold"),
-        )
+        watch = "Candidates slip, and so do voters, who read them all: see what most vote for."
+        yield "watch", Text(watch, style="bold")
 
     def shown(self) -> RenderableType:
         from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST
@@ -236,9 +232,7 @@ class TreeDisplay(PlayDisplay):
 
         prompts, size, found = self.setup.prompts, self.options, list[Level]()
         names = map(partial(candidate_name, prompts.names("speakers")), count())
-        steps = [
-            [[*said] for _, said in groupby(self.of(node), lambda said: said.place[0])] for node in (THINKER, VOTER)
-        ]
+        steps = [[[*said] for _, said in groupby(self.of(node), lambda it: it.place[0])] for node in (THINKER, VOTER)]
         for thinkers, voters in zip_longest(*steps, fillvalue=[]):
             candidates = [(next(names), said) for said in thinkers]
             cast = [said.words for said in voters if said.tokens]

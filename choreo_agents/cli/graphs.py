@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph, CompiledChoreoGraph
@@ -68,6 +68,4 @@ def current_folder() -> Iterator[None]:
 def load_graph(target: str) -> ChoreoGraph:
     """The same, not compiled."""
     named = named_graph(target)
-    graph: Any = named.builder if isinstance(named, CompiledChoreoGraph) else named
-    assert isinstance(graph, ChoreoGraph)
-    return graph
+    return cast("ChoreoGraph", named.builder) if isinstance(named, CompiledChoreoGraph) else named

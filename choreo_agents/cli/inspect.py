@@ -14,9 +14,7 @@ from rich.table import Table
 
 from choreo_agents.terminal.case_options import AgentsOption, RoundsOption
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines
-from choreo_agents.terminal.tables import titled
-from choreo_agents.terminal.waiting import importing
+from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, titled
 
 if TYPE_CHECKING:
     from choreo_agents.engine.stock.memory_map import MemoryMap
@@ -90,7 +88,5 @@ def _authors(found: MemoryMap) -> Table:
     table = titled("Tokens by author, and the fastest tier that has them", ("author", *counted), counted)
     for author, kept in found.authors.items():
         numbers = (kept.messages, kept.leases, *(kept.tokens[tier] for tier in _WHERE), kept.pinned_tokens)
-        table.add_row(
-            escape(author) or "[dim]nobody named[/]", *(f"{number:,}" if number else "·" for number in numbers)
-        )
+        table.add_row(escape(author) or "[dim]nobody named[/]", *(f"{each:,}" if each else "·" for each in numbers))
     return table

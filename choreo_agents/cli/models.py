@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -13,9 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
-from choreo_agents.terminal.tables import titled
-from choreo_agents.terminal.waiting import importing, waiting
+from choreo_agents.terminal.options import JsonOption, errors_as_lines, importing, named_values, titled, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.attention.rope import PureRotation
@@ -172,10 +171,8 @@ def _lines(found: ModelCheck) -> Iterator[tuple[str, str]]:
     for token in facts.stop_tokens:
         kept = "part of what closes a turn" if token.closes else "no message has it: it is left out"
         yield "stops at", f"{_visible(token.text)} ({token.id}, {' and '.join(token.said_by)}): {kept}"
-    yield (
-        "an answer ends with",
-        _visible(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it",
-    )
+    ends = _visible(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it"
+    yield "an answer ends with", ends
 
 
 def _layers(found: ModelCheck) -> str:
@@ -244,18 +241,12 @@ def report_measured(console: Console, loaded: LoadedModel, figures: Mapping[str,
 def _positions(rotation: PureRotation | None) -> str:
     if rotation is None:
         return "none"
-    pairs = "halves" if rotation.pairing == "halves" else "neighbours"
-    return f"rotary, {rotation.dimensions} dimensions, {pairs} paired"
+    return f"rotary, {rotation.dimensions} dimensions, {rotation.pairing} paired"
 
 
 def _ranges(numbers: list[int]) -> str:
     """`0-3, 5`, or every other number as `0, 2, 4`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 

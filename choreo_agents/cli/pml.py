@@ -13,8 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines
-from choreo_agents.terminal.waiting import importing, waiting
+from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.pml.layout import Span

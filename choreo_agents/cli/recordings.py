@@ -15,9 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, errors_as_lines, named_values
-from choreo_agents.terminal.tables import titled
-from choreo_agents.terminal.waiting import importing, waiting
+from choreo_agents.terminal.options import JsonOption, errors_as_lines, importing, named_values, titled, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.engine.recording.format import Recording, RunStarted

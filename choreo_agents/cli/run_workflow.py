@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
@@ -30,8 +30,7 @@ from choreo_agents.terminal.case_options import (
     command_of,
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines
-from choreo_agents.terminal.waiting import importing
+from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines, importing
 from choreo_agents.workflows.case import Case, Item
 from choreo_agents.workflows.cases import problem
 from choreo_agents.workflows.cases.debate import REPORTS, DebateOptions, RecordDebate, RecordOptions
@@ -127,13 +126,7 @@ def run_case(
 
 
 def _play_all(
-    console: Console,
-    engine: Engine,
-    setting: Setting,
-    variant: str,
-    items: Sequence[Item],
-    journal: Journal,
-    shown: bool,
+    console: Console, engine: Engine, setting: Setting, variant: str, items: list[Item], journal: Journal, shown: bool
 ) -> None:
     """Play a file of items under a bar; results that are shown are lines of JSON, in the order of the items."""
     from choreo_agents.workflows.many import content_of, play_items, require_known, seeds_of
@@ -141,11 +134,10 @@ def _play_all(
     contents = [content_of(item) for item in items]
     require_known(journal, variant, items, contents)
     try:
-        with bar(console) as progress:
-            task = progress.add_task(variant, total=len(items))
+        with bar(console, variant, len(items)) as update:
 
             def advance(so_far: PlayProgress) -> None:
-                progress.update(task, completed=so_far.finished)
+                update(completed=so_far.finished)
 
             seeds = seeds_of(items, setting.seed)
             asyncio.run(play_items(engine, setting.setup, variant, items, contents, seeds, journal, advance))
@@ -156,9 +148,8 @@ def _play_all(
             for record in records:
                 typer.echo(json.dumps(record, ensure_ascii=False))
     scores = [record["score"] for record in records if record["score"] is not None]
-    worth = (
-        f"{setting.setup.case.scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
-    )
+    scored = setting.setup.case.scored
+    worth = f"{scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
     where = "" if journal.path is None else f"; results are in {escape(str(journal.path))}"
     console.print(f"{len(items)} items, {worth}{where}")
     if failed := [record for record in records if "error" in record]:
@@ -188,14 +179,7 @@ def run_workflow(case: Case) -> Callable[..., None]:
 
 
 def show(
-    console: Console,
-    setting: Setting,
-    model: str,
-    variant: str,
-    repeats: int,
-    html: Path | None = None,
-    *,
-    as_json: bool = False,
+    console: Console, setting: Setting, model: str, variant: str, repeats: int, html: Path | None, *, as_json: bool
 ) -> None:
     """Play one item before the user's eyes; then what it costs under all methods, and what to try next."""
     from choreo_agents.inspection import run_page
@@ -218,9 +202,8 @@ def show(
         f"{cost.ttft_mean_s * 1e3:,.1f} ms, end to end {cost.end_to_end_s * 1e3:,.0f} ms"
     )
     if repeats:
-        with bar(console) as progress:
-            task = progress.add_task("the same words under three methods", total=None)
-            found = compared(setting, repeats, lambda done, of: progress.update(task, completed=done, total=of))
+        with bar(console, "the same words under three methods") as update:
+            found = compared(setting, repeats, lambda done, of: update(completed=done, total=of))
         told = as_object(found)
         [item] = found.inputs
         console.print("", table_of(found, "the baseline's words under three methods"), "")

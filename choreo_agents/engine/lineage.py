@@ -116,7 +116,7 @@ class Note:
             self,
             header=self.header or other.header,
             sampled=other.sampled if self.sampled is None else self.sampled,
-            finish=self.finish or other.finish,
+            finish=other.finish or self.finish,
             authors=_both(self.authors, other.authors),
             marked=self.marked or other.marked,
             is_thought=self.is_thought or other.is_thought,

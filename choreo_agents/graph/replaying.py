@@ -345,8 +345,6 @@ class _RunAnswers:
         self._matched: dict[int, tuple[dict[str, str], RecordedCall | None, RecordedCall | None]] = {}
         """Of calls under way, by their `id()`: the request; the recorded call in its place; and one that was asked the
         same: that, if it was."""
-        self.is_cut = False
-        """Whether the run has come to the end of what the record has of it."""
         self.calls: list[ReplayedCall] = []
         self.taken = 0
         """Tokens."""
@@ -371,8 +369,7 @@ class _RunAnswers:
             here = [each for each in self._left if each.place == asked.place]
             # Calls in branches of a subgraph, and of one function, have one place.
             recorded = next((each for each in here if each in same), here[0] if here else None)
-            self.is_cut |= self.is_open and recorded is None
-            if self.is_cut:
+            if self.is_open and recorded is None:
                 raise EndOfRecord(())
             found = recorded if recorded in same else next((each for each in same if not each.is_set), None)
             self._left = [each for each in self._left if each is not recorded]

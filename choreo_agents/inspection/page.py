@@ -34,9 +34,11 @@ class RunPage:
         """
         path = Path(path)
         try:
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-                file.write(self.html)
-            Path(file.name).replace(path)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                whole = Path(folder, "page")
+                whole.touch(0o600)
+                whole.write_text(self.html, encoding="utf-8")
+                whole.replace(path)
         except OSError as error:
             raise InvalidRequestError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 

@@ -17,6 +17,12 @@ _EVERY_S = 0.2
 """How often a notebook is shown a change, at most: each is a message to the browser."""
 
 
+def drawn_on(console: Console) -> Progress:
+    """Bars that go when they are done, with the times that it took and takes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+
+
 class ProgressBar:
     """How much of something is done: call it with that, as whatever takes a `progress` or `on_progress` does.
 
@@ -59,8 +65,7 @@ class _TerminalBar(ProgressBar):
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        self._progress = drawn_on(Console(stderr=True))
         self._task = self._progress.add_task(title, total=None)
         self._progress.start()
 

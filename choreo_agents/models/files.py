@@ -19,7 +19,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         OSError: The disk is full, or the folder cannot be written.
     """
     try:
-        with _put(path) as partial:
+        with put(path) as partial:
             plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             save_file(plain, partial, metadata={"format": "pt", **(metadata or {})})
             _sort_header(partial)
@@ -29,7 +29,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 @contextlib.contextmanager
-def _put(path: Path) -> Iterator[Path]:
+def put(path: Path) -> Iterator[Path]:
     """A file to write to, which then takes the place of that which was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -76,7 +76,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: The disk is full, or the folder cannot be written.
     """
-    with _put(path) as partial:
+    with put(path) as partial:
         partial.write_text(text)
 
 

@@ -54,10 +54,8 @@ def command_of(case: Case, run: Callable[..., None], doc: str, **defaults: Any) 
     """
     common = list(inspect.signature(run, eval_str=True).parameters.values())[2:]
     # What every variant decides is not the user's to say.
-    decided = [set(variant.changes) for variant in case.variants.values()]
-    fields = {
-        name: field for name, field in case.options.model_fields.items() if name not in set.intersection(*decided)
-    }
+    decided = set.intersection(*(set(variant.changes) for variant in case.variants.values()))
+    fields = {name: field for name, field in case.options.model_fields.items() if name not in decided}
     own = [_parameter(name, field) for name, field in fields.items()]
 
     def command(**given: Any) -> None:

@@ -12,11 +12,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.terminal.waiting import importing, waiting
+from choreo_agents.terminal.options import importing, waiting
 
 if TYPE_CHECKING:
-    import torch
-
     from choreo_agents.models import LoadedModel
 
 _SMALL_MODEL = 20_000_000
@@ -46,13 +44,6 @@ class Loading:
     device: str = "auto"
     dtype: str = "auto"
     prepacked: bool = True
-
-    @property
-    def torch_dtype(self) -> torch.dtype | None:
-        """None: the checkpoint's own."""
-        from choreo_agents.models.weights.dtypes import dtype_named
-
-        return dtype_named(self.dtype)
 
     def model(self, name: Any) -> LoadedModel:
         """The model of that name."""

@@ -1,16 +1,18 @@
-"""What the commands share: options, and errors as one red line."""
+"""What the commands share: options, tables, errors as one red line, and what is seen of what takes its time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
 
 ModelOption = Annotated[
     str,
@@ -59,11 +61,44 @@ def named_values(option: str, said: Sequence[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def bar(console: Console) -> Iterator[Progress]:
-    """Shows how much of a long run is done."""
-    from rich import progress
+def bar(console: Console, what: str = "", total: float | None = None) -> Iterator[Callable[..., None]]:
+    """Shows how much of a long run is done: as it is told, in arguments of `rich.progress.Progress.update`."""
+    from choreo_agents.inspection.progress import drawn_on
 
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
-    times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
-    with progress.Progress(*columns, *times, console=console, transient=True) as shown:
-        yield shown
+    with drawn_on(console) as shown:
+        yield partial(shown.update, shown.add_task(what, total=total))
+
+
+@contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """Show what takes its time: a spinner on a terminal, else a line on stderr, which no pipe of results reads.
+
+    Args:
+        console: Shows it if it is a terminal.
+        what: With rich's markup.
+    """
+    shown = console if console.is_terminal else Console(stderr=True, highlight=False)
+    if shown.is_terminal:
+        with shown.status(what):
+            yield
+    else:
+        shown.print(what, soft_wrap=True)
+        yield
+
+
+@contextmanager
+def importing(console: Console) -> Iterator[None]:
+    """Show that torch and LangGraph are imported, which takes seconds: commands do so in their body, help does not."""
+    if sys.modules.get("torch"):
+        yield
+    else:
+        with waiting(console, "loading torch and LangGraph ..."):
+            yield
+
+
+def titled(title: str, columns: Iterable[str], right: Collection[str] = ()) -> Table:
+    """A table without rows, some of whose columns are set to the right; its title is words, and no markup."""
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table

@@ -18,16 +18,7 @@ from choreo_agents.models import ChatFormat, LoadedModel
 from choreo_agents.models.chat import ThoughtsFormat, TurnFormat
 from choreo_agents.models.support import MovedLogits, ProbePrompt
 from choreo_agents.sampling import Chosen, Guide, Sampler, SamplerCall, ThoughtsGuide
-from choreo_agents.testing.tokenizer import (
-    BOS,
-    END,
-    LONGEST,
-    ROLES,
-    THINK,
-    THOUGHT,
-    ScriptedSpelling,
-    ScriptedTokenizer,
-)
+from choreo_agents.testing.tokenizer import BOS, END, ROLES, THINK, THOUGHT, ScriptedSpelling, ScriptedTokenizer
 
 if TYPE_CHECKING:
     from choreo_agents.attention.step import Attention
@@ -38,7 +29,7 @@ NAME = "scripted"
 _GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=16, dtype=torch.float32)
 _TOLD = 1021
 """So many tokens have keys and values of their own."""
-_FINGERPRINT = hashlib.sha256(f"{NAME} {LONGEST} {_GEOMETRY} {_TOLD}".encode()).hexdigest()[:16]
+_FINGERPRINT = hashlib.sha256(f"{NAME} {ScriptedTokenizer.size} {_GEOMETRY} {_TOLD}".encode()).hexdigest()[:16]
 
 
 class ScriptedAdapter:

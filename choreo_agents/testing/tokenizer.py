@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from choreo_agents.models import FramedText
 
@@ -40,20 +40,15 @@ class ScriptedTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text, in which special tokens may stand."""
-        parts = _SPECIAL.split(text)
-        return [
-            token
-            for i, part in enumerate(parts)
-            for token in ([SPECIAL_TOKENS.index(part)] if i % 2 else self.spell(part))
-        ]
+        return self._numbers((part, i % 2 == 1) for i, part in enumerate(_SPECIAL.split(text)))
 
     def encode_framed(self, text: FramedText) -> list[int]:
         """Token ids of a text in which special tokens may stand in frames only."""
-        return [
-            token
-            for run, is_special in text.runs(_SPECIAL)
-            for token in ([SPECIAL_TOKENS.index(run)] if is_special else self.spell(run))
-        ]
+        return self._numbers(text.runs(_SPECIAL))
+
+    def _numbers(self, runs: Iterable[tuple[str, bool]]) -> list[int]:
+        known = SPECIAL_TOKENS.index
+        return [token for run, special in runs for token in ([known(run)] if special else self.spell(run))]
 
     def spell(self, words: str) -> Iterator[int]:
         """Token ids of words alone: what looks like a special token is none."""
@@ -66,9 +61,8 @@ class ScriptedTokenizer:
         self, tokens: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> str:
         """The text of token ids."""
-        return b"".join(self._written(token, special=not skip_special_tokens) for token in tokens).decode(
-            errors="replace"
-        )
+        written = b"".join(self._written(token, special=not skip_special_tokens) for token in tokens)
+        return written.decode(errors="replace")
 
     def bytes_of(self, token: int) -> bytes:
         """What a token writes; nothing for a special one."""

@@ -1,4 +1,4 @@
-"""What happens in an engine, as plain frozen data. Times are `time.perf_counter()` seconds."""
+"""What happens in an engine, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class RequestSubmitted:
-    """A prefill or decode that will run (one answered from the cache emits nothing)."""
+class Event:
+    """Something that happened."""
 
     time_s: float
+    """When, in seconds of `time.perf_counter()`."""
+
+
+@dataclass(frozen=True)
+class RequestSubmitted(Event):
+    """A prefill or decode that will run (one answered from the cache emits nothing)."""
+
     request_id: int
     kind: str
     author: str | None
@@ -17,23 +24,21 @@ class RequestSubmitted:
 
 
 @dataclass(frozen=True)
-class FirstToken:
+class FirstToken(Event):
     """The first sampled token of a decode; `waited_s` counts from its submission."""
 
-    time_s: float
     request_id: int
     waited_s: float
 
 
 @dataclass(frozen=True)
-class RequestFinished:
+class RequestFinished(Event):
     """A request that ended; `outcome` is `done`, `cancelled`, `timed out` or `failed`.
 
     Counts are what it was charged for: every token that the engine encodes is charged to one request. What is encoded
     for its readers is charged to them.
     """
 
-    time_s: float
     request_id: int
     outcome: str
     tokens_encoded: int
@@ -47,10 +52,9 @@ class RequestFinished:
 
 
 @dataclass(frozen=True)
-class StepRan:
+class StepRan(Event):
     """One forward pass: its rows (requests served), its tokens, and how many requests were unfinished at its start."""
 
-    time_s: float
     duration_s: float
     rows: int
     decode_rows: int
@@ -59,45 +63,41 @@ class StepRan:
 
 
 @dataclass(frozen=True)
-class StepFailed:
+class StepFailed(Event):
     """A forward pass that failed: it, or parts of it, are run again, and only calls that fail alone are given up."""
 
-    time_s: float
     rows: int
     tokens: int
     error: str
 
 
 @dataclass(frozen=True)
-class FileSkipped:
+class FileSkipped(Event):
     """A file of KV that was passed over, and why: it is missing, damaged, forged, a link, no file, another user's.
 
     What should have been in it is computed again.
     """
 
-    time_s: float
     path: str
     reason: str
 
 
 @dataclass(frozen=True)
-class FileUnwritten:
+class FileUnwritten(Event):
     """Files of KV cannot be written to a folder, and why; told once until one can be."""
 
-    time_s: float
     path: str
     """The folder's."""
     reason: str
 
 
 @dataclass(frozen=True)
-class CallPlaced:
+class CallPlaced(Event):
     """A call was given to one of several engines, and how that comes to what the call reads and it lacks.
 
     What it has takes nothing. Bytes and tokens are what was expected when it was placed.
     """
 
-    time_s: float
     request_id: int
     engine: str
     bytes_copied: int
@@ -109,10 +109,9 @@ class CallPlaced:
 
 
 @dataclass(frozen=True)
-class KVCopied:
+class KVCopied(Event):
     """KV has come from one engine to another, or was not taken there: then it is encoded again."""
 
-    time_s: float
     source: str
     engine: str
     messages: int
@@ -123,32 +122,15 @@ class KVCopied:
 
 
 @dataclass(frozen=True)
-class EngineCame:
+class EngineCame(Event):
     """An engine elsewhere can be sent calls: at first, or again."""
 
-    time_s: float
     engine: str
 
 
 @dataclass(frozen=True)
-class EngineWent:
+class EngineWent(Event):
     """An engine elsewhere is gone, and with it the KV that it had; calls under way there are run by others."""
 
-    time_s: float
     engine: str
     why: str
-
-
-Event = (
-    RequestSubmitted
-    | FirstToken
-    | RequestFinished
-    | StepRan
-    | StepFailed
-    | FileSkipped
-    | FileUnwritten
-    | CallPlaced
-    | KVCopied
-    | EngineCame
-    | EngineWent
-)

@@ -52,13 +52,10 @@ def bucketed(queries: Sequence[int], keys: Sequence[int]) -> list[Bucket]:
     end = len(ordered)
     while end:
         start = best[end][1]
-        cuts.append(_bucket([i for group in ordered[start:end] for i in group], queries, keys))
+        those = tuple(i for group in ordered[start:end] for i in group)
+        cuts.append(Bucket(those, max(queries[i] for i in those), max(keys[i] for i in those)))
         end = start
     return cuts[::-1]
-
-
-def _bucket(members: Sequence[int], queries: Sequence[int], keys: Sequence[int]) -> Bucket:
-    return Bucket(tuple(members), max(queries[i] for i in members), max(keys[i] for i in members))
 
 
 def _rounded(length: int) -> int:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models.files import put
+from choreo_agents.training.journal import locked
 
 UNREADABLE = (
     OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError,
@@ -38,20 +37,14 @@ class Checkpoints:
         Raises:
             OSError: It cannot be written; those before it are left.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"checkpoint-{number:06}.pt"
-        partial = path.with_suffix(".partial")
         try:
-            torch.save(state, partial)
-            with partial.open("rb+") as file:
-                os.fsync(file.fileno())
-            partial.replace(path)
+            with put(path) as partial:
+                torch.save(state, partial)
+                with partial.open("rb+") as file:
+                    os.fsync(file.fileno())
         except RuntimeError as error:  # what a full disk is to torch
             raise OSError(f"checkpoint {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from error
-        finally:
-            # Half a file would keep the disk full.
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
         for old in [*self._all()[: -self._keep], *self._folder.glob("*.partial")]:
             old.unlink()
         return path
@@ -60,22 +53,10 @@ class Checkpoints:
         return sorted(self._folder.glob("checkpoint-*.pt"), key=lambda path: (len(path.name), path.name))
 
 
-@contextmanager
-def reserved(folder: Path) -> Iterator[None]:
+def reserved(folder: Path) -> AbstractContextManager[None]:
     """Keep a run's folder from other runs: two of them would judge and resume each other's weights.
 
     Raises:
         InvalidRequestError: Another run is at it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "run.lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise InvalidRequestError(f"another run is at work in {str(folder)!r}: wait, or name another folder") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # in this order: once it is released, the file may be another run's
-            Path(lock.lock_file).unlink()
-        lock.release()
+    return locked(folder / "run.lock", f"another run is at work in {str(folder)!r}: wait, or name another folder")

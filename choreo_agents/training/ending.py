@@ -70,7 +70,7 @@ def _card(tuning: Tuning, outcome: Outcome) -> Card:
         "model": tuned.model.name,
         "weights": tuned.model.adapter.weights,
         "settings": tuned.settings.model_dump(mode="json"),
-        "data_sha256": tuning.data_digest,
+        "data_sha256": tuning.source.digest,
         "parameters": tuned.parameters,
         _SHARE: tuned.parameters / tuned.model.adapter.parameters,
         "best_epoch": outcome.best_epoch,

@@ -16,11 +16,10 @@ from choreo_agents.models.hook import attending
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
 from choreo_agents.synthesis.mapper import CacheMapper
-from choreo_agents.training.cutting import batched
 from choreo_agents.training.memory import activation_bytes
 from choreo_agents.training.packed import PackedTraces
 from choreo_agents.training.packed_attention import PackedAttention
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, batched
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class TraceForward:
 
     def _adapted(self, packed: PackedTraces) -> list[Adapted]:
         adapted: list[Adapted] = []
-        for name, rows in packed.rows_of_adapters:
+        for name, rows in packed.rows_of_adapters.items():
             everything = len(rows) == len(packed.tokens)
             served = None if everything else torch.tensor(rows, device=self.model.adapter.device)
             adapted.append((self.adapters[name], served))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models.files import put
 
 Record = dict[str, Any]
 _END = b"\n"
@@ -38,28 +39,19 @@ class Journal:
         self.records: dict[str, Record] = {}
         """What is known, in the order in which it was found out."""
         self._file: FileIO | None = None
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(path.with_name(path.name + ".lock"))
-        try:
-            self._lock.acquire(blocking=False)
-        except Timeout as error:
-            raise InvalidRequestError(
-                f"{str(path)!r} is being written to by another run: wait, or name another"
-            ) from error
-        try:
-            self._open(path, json.loads(json.dumps(settings)))
-        except BaseException:
-            self._unlock()
-            raise
+        with ExitStack() as locks:
+            if path is not None:
+                taken = f"{str(path)!r} is being written to by another run: wait, or name another"
+                locks.enter_context(locked(path.with_name(path.name + ".lock"), taken))
+                self._open(path, json.loads(json.dumps(settings)))
+            self._locks = locks.pop_all()
 
     def _open(self, path: Path, settings: Mapping[str, Any]) -> None:
         found = path.read_bytes() if path.exists() else b""
         *lines, torn = found.split(_END)
         self._head = head = _line({"settings": settings})
         if lines:
-            self._require_same(lines[0], settings)
+            _require_same(path, lines[0], settings)
         elif not head.startswith(torn):
             raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
         self.records = _records(path, lines)
@@ -67,18 +59,6 @@ class Journal:
         file.truncate(len(found) - len(torn))
         if not lines:
             self._write(head)
-
-    def _require_same(self, line: bytes, settings: Mapping[str, Any]) -> None:
-        assert self.path is not None
-        known = _parsed(self.path, 1, line).get("settings")
-        if not isinstance(known, dict):
-            raise InvalidRequestError(f"{str(self.path)!r} holds no results of ours: name another file")
-        other = [name for name in {**known, **settings} if known.get(name) != settings.get(name)]
-        if other:
-            differs = ", ".join(f"{name} {known.get(name)!r}, not {settings.get(name)!r}" for name in sorted(other))
-            raise InvalidRequestError(
-                f"{str(self.path)!r} holds another run's results, with {differs}: name another file"
-            )
 
     def __contains__(self, key: str) -> bool:
         return key in self.records
@@ -94,17 +74,11 @@ class Journal:
         self.records = {key: record for key, record in self.records.items() if key in keys}
         if self._file is None or self.path is None:
             return
-        partial = self.path.with_name(f"{self.path.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                file.writelines([self._head, *(_line({"key": key, **record}) for key, record in self.records.items())])
-                file.flush()
-                os.fsync(file.fileno())
-            self._file.close()
-            partial.replace(self.path)
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with put(self.path) as partial, partial.open("wb") as file:
+            file.writelines([self._head, *(_line({"key": key, **record}) for key, record in self.records.items())])
+            file.flush()
+            os.fsync(file.fileno())
+        self._file.close()
         self._file = self.path.open("ab", buffering=0)
 
     def _write(self, line: bytes) -> None:
@@ -126,18 +100,38 @@ class Journal:
         """Let others write to the file."""
         if self._file is not None:
             self._file.close()
-            self._unlock()
-
-    def _unlock(self) -> None:
-        with suppress(OSError):  # in this order: once it is released, the file may be another run's
-            Path(self._lock.lock_file).unlink()
-        self._lock.release()
+        self._locks.close()
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def locked(path: Path, taken: str) -> Iterator[None]:
+    """Hold a lock, whose file is gone behind the block.
+
+    Args:
+        path: Of the file, whose folder is made if need be.
+        taken: What is said if another run holds it.
+
+    Raises:
+        InvalidRequestError: Another run does.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise InvalidRequestError(taken) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # in this order: once it is released, the file may be another run's
+            path.unlink()
+        lock.release()
 
 
 def read_journal(path: Path) -> dict[str, Record]:
@@ -149,6 +143,16 @@ def read_journal(path: Path) -> dict[str, Record]:
     """
     *lines, _ = path.read_bytes().split(_END)
     return _records(path, lines)
+
+
+def _require_same(path: Path, line: bytes, settings: Mapping[str, Any]) -> None:
+    known = _parsed(path, 1, line).get("settings")
+    if not isinstance(known, dict):
+        raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
+    other = [name for name in {**known, **settings} if known.get(name) != settings.get(name)]
+    if other:
+        differs = ", ".join(f"{name} {known.get(name)!r}, not {settings.get(name)!r}" for name in sorted(other))
+        raise InvalidRequestError(f"{str(path)!r} holds another run's results, with {differs}: name another file")
 
 
 def _records(path: Path, lines: Sequence[bytes]) -> dict[str, Record]:

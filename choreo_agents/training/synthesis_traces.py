@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models import LoadedModel
@@ -150,8 +151,9 @@ def cache_trace(
         _, own = _chain(made, [*private, words], trunk)[-1]
         shown.append(words.name)
         if mapped:
-            made.append(_mapped(words, own))
-            shown[-1] = made[-1].name
+            shown[-1] = f"{words.name} mapped"
+            seen: Any = {"parents": (words.name,), "offsets": (own,)}
+            made.append(replace(made[-1], name=shown[-1], **seen, learn=None, mapped=True))
     encoded = {message.name: message for message in made}
     placed = [(encoded[name].new_offset, len(encoded[name].tokens)) for name in shown]
     offsets, anchors, end = place_branches(layout, [len(one.tokens) for one in fan.trunk], placed)
@@ -159,11 +161,8 @@ def cache_trace(
     if boundaries and fan.boundaries:
         after = sum(len(one.tokens) for one in fan.trunk)
         for name, anchor, tokens in zip(shown, anchors, fan.boundaries, strict=True):
-            length = len(encoded[name].tokens)
-            seen, at = (*trunk, (name, after)), after + length
-            parents, starts = tuple(one for one, _ in seen), tuple(offset for _, offset in seen)
-            made.append(TraceMessage(f"{name} end", tokens, parents, starts, at, adapter=adapter))
-            view.append((made[-1].name, anchor + length))
+            _chain(made, [Span(f"{name} end", tokens)], [*trunk, (name, after)], adapter=adapter)
+            view.append((made[-1].name, anchor + len(encoded[name].tokens)))
     for following in (fan.following, *fan.others):
         _chain(made, following, view, end, adapter)
     return Trace(fan.id, tuple(made))
@@ -226,24 +225,8 @@ def _chain(
     at = start if start is not None else max((offset + known[name] for name, offset in view), default=0)
     for one in spans:
         parents, offsets = tuple(name for name, _ in view), tuple(offset for _, offset in view)
-        made.append(
-            TraceMessage(
-                one.name, one.tokens, parents, offsets, at, one.learn, adapter, author=one.author, role=one.role
-            )
-        )
+        told = (one.learn, adapter, False, one.author, one.role)
+        made.append(TraceMessage(one.name, one.tokens, parents, offsets, at, *told))
         view.append((one.name, at))
         at += len(one.tokens)
     return view
-
-
-def _mapped(words: Span, start: int) -> TraceMessage:
-    return TraceMessage(
-        f"{words.name} mapped",
-        words.tokens,
-        (words.name,),
-        (start,),
-        start,
-        mapped=True,
-        author=words.author,
-        role=words.role,
-    )

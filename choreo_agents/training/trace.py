@@ -78,6 +78,19 @@ class Trace:
         return max(ends, default=0)
 
 
+def batched(traces: Sequence[Trace], most: int) -> list[list[Trace]]:
+    """Cut traces, in their order, into batches of at most so many tokens; a longer trace is one of its own."""
+    batches: list[list[Trace]] = []
+    left = 0
+    for trace in traces:
+        if not batches or trace.tokens > left:
+            batches.append([])
+            left = most
+        batches[-1].append(trace)
+        left -= trace.tokens
+    return batches
+
+
 def _require_sound(trace: str, message: TraceMessage, known: Mapping[str, TraceMessage]) -> None:
     """Raise unless a message fits those that come before it."""
     where = f"message {message.name!r} of trace {trace!r}"

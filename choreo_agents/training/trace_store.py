@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,13 @@ class TraceStore:
         path = folder / TRACES_FILE
         self._journal = Journal(path, settings)
         try:
-            shards = _shards(path, self._journal.records)
-            kept = _with_tokens(folder, shards)
-            if len(kept) < len(shards):
+            kept = _with_tokens(path, self._journal.records)
+            if len(kept) < len(self):
                 self._journal.keep(kept)
         except BaseException:
             self._journal.close()
             raise
-        self._last_shard = max((shards[name][0] for name in kept), default=0)
+        self._last_shard = max(kept.values(), default=0)
 
     def __contains__(self, name: str) -> bool:
         return name in self._journal
@@ -152,26 +152,22 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"tokens-{number:04}.safetensors"
 
 
-def _shards(path: Path, records: Mapping[str, Record]) -> dict[str, tuple[int, str]]:
-    """Where the tokens of each trace are: in which file, under which name."""
-    found: dict[str, tuple[int, str]] = {}
+def _with_tokens(path: Path, records: Mapping[str, Record]) -> dict[str, int]:
+    """The traces whose tokens are there, and in which file."""
+    held: dict[int, set[str]] = {}
+    found: dict[str, int] = {}
     for number, (name, record) in enumerate(records.items(), start=2):
         try:
-            found[name] = int(record["shard"]), str(record["tensor"])
+            shard, tensor = int(record["shard"]), str(record["tensor"])
         except (LookupError, TypeError, ValueError) as error:
             raise TrainingError(f"line {number} of {str(path)!r} is no trace: remove it") from error
+        if shard not in held:
+            held[shard] = set()
+            with suppress(OSError):
+                held[shard] = set(read_tensors(_shard(path.parent, shard))[0])
+        if tensor in held[shard]:
+            found[name] = shard
     return found
-
-
-def _with_tokens(folder: Path, shards: Mapping[str, tuple[int, str]]) -> set[str]:
-    """The traces whose tokens are there."""
-    found: dict[int, set[str]] = {}
-    for shard in {shard for shard, _ in shards.values()}:
-        try:
-            found[shard] = set(read_tensors(_shard(folder, shard))[0])
-        except OSError:
-            found[shard] = set()
-    return {name for name, (shard, tensor) in shards.items() if tensor in found[shard]}
 
 
 def _tokens(trace: Trace) -> Tensor:

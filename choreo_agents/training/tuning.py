@@ -21,10 +21,9 @@ from torch.nn import functional
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
-from choreo_agents.training.cutting import batched
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import as_now
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, batched
 from choreo_agents.training.tuned import TUNED, Tuned
 
 CHECKPOINT_EVERY_S = 30.0
@@ -119,7 +118,7 @@ class Tuning:
     ) -> None:
         self.tuned = tuned
         self.settings = tuned.settings
-        self._source = source
+        self.source = source
         self._judge = judge
         self._judged_by = judged_by
         self._checkpoints = checkpoints
@@ -127,10 +126,9 @@ class Tuning:
         checkpointed = self.settings.checkpointed
         self._forward = TraceForward(tuned.model, adapters=adapters, mapper=tuned.mapper, checkpointed=checkpointed)
         self._teacher = TraceForward(tuned.model)
-        rates = {"mapper": self.settings.mapper_learning_rate, "": self.settings.learning_rate}
         groups: dict[float, list[Tensor]] = {}
         for name, parameter in tuned.named_parameters():
-            rate = rates["mapper" if name.startswith("mapper.") else ""]
+            rate = self.settings.mapper_learning_rate if name.startswith("mapper.") else self.settings.learning_rate
             groups.setdefault(rate, []).append(parameter)
         self._rates = list(groups)
         self._parameters = [parameter for _, parameter in tuned.named_parameters()]
@@ -183,14 +181,9 @@ class Tuning:
         self._take_best()
         return self.outcome
 
-    @property
-    def data_digest(self) -> str:
-        """Tells what it learns from from others'."""
-        return self._source.digest
-
     def _batches(self, epoch: int) -> list[list[Example]]:
         """An epoch's batches: like lengths side by side, the batches in random order."""
-        examples = list(self._source.epoch(epoch))
+        examples = list(self.source.epoch(epoch))
         rng = random.Random(f"order {self.settings.seed} {epoch}")
         rng.shuffle(examples)
         by_trace = {id(example.trace): example for example in examples}
@@ -288,10 +281,9 @@ class Tuning:
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint has to have been written by."""
-        settings = self.settings.model_dump_json()
         return {
-            "settings": settings,
-            "data": self._source.digest,
+            "settings": self.settings.model_dump_json(),
+            "data": self.source.digest,
             "held-out data": self._judged_by,
             "weights": self.tuned.model.adapter.weights,
         }

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:  # commands list the cases' options: neither torch nor LangGraph is needed for that
+    from choreo_agents import sampling
     from choreo_agents.engine.settings import MethodName
     from choreo_agents.graph import ChoreoGraph
-    from choreo_agents.sampling import Sampling
-    from choreo_agents.workflows.phrasing import Prompts
+    from choreo_agents.workflows import phrasing
 
+Prompts: TypeAlias = "phrasing.Prompts"
+Sampling: TypeAlias = "sampling.Sampling"
 EMBEDDED_TOKENS, CHAT_TOKENS = 96, 512
 """A message's tokens at most, unless told otherwise."""
 
@@ -48,11 +50,8 @@ class Variant:
     """To the options."""
 
 
-METHOD_VARIANTS: Mapping[str, Variant] = {
-    "choreo": Variant("choreo"),
-    "baseline": Variant("baseline"),
-    "naive": Variant("naive"),
-}
+_NAMES: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
+METHODS: Mapping[str, Variant] = {name: Variant(name) for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Case(Protocol):
     summary: ClassVar[str]
     options: ClassVar[type[Options]]
     item: ClassVar[type[Item]]
-    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
+    variants: ClassVar[Mapping[str, Variant]] = METHODS
     scored: ClassVar[str] = "right"
     """What a score counts."""
     higher_is_better: ClassVar[bool] = True

@@ -40,14 +40,13 @@ class Setup:
 
     def as_settings(self, model: LoadedModel) -> dict[str, Any]:
         """As plain JSON, for a journal's first line."""
+        sampling = self.sampling.with_defaults(model.sampling_defaults)
         return {
             "workflow": self.case.name,
             "options": self.options.model_dump(mode="json"),
             "model": model.name,
             "weights": model.adapter.fingerprint,
-            "sampling": self.sampling.with_defaults(model.sampling_defaults).model_dump(
-                mode="json", exclude_defaults=True
-            ),
+            "sampling": sampling.model_dump(mode="json", exclude_defaults=True),
             "prompts": dict(self.prompts.texts),
         }
 

@@ -103,10 +103,8 @@ def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
     """The tokens that every agent has sampled in a finished run: to be forced on another."""
     said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
     for entry in state["handles"]:
-        handle = MessageHandle.model_validate(entry["handle"])
         # What was thought before it was said is sampled as well.
-        thought = entry.get("thoughts")
-        handle = handle if thought is None else MessageHandle.model_validate(thought)
+        handle = MessageHandle.model_validate(entry.get("thoughts") or entry["handle"])
         [*_, made] = engine.inspect.records([handle])
         if made.sampled is not None:
             place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])

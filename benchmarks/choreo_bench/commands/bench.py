@@ -117,15 +117,15 @@ def step(
         chosen = shapes_named(shapes, tokens)
         torch.set_num_threads(threads)
         loading = Loading("cpu", "fp32" if dtype == "fp32" else "auto")
-        with timed_model(out.console, like, loading, 1, "") as (model, _), bar(out.console) as progress:
-            task = progress.add_task("", total=len(chosen) * (4 if sampled else 2) * repeats)
+        with timed_model(out.console, like, loading, 1, "") as (model, _), bar(out.console) as update:
+            update(total=len(chosen) * (4 if sampled else 2) * repeats)
             measure = measure_sampled if sampled else measure_steps
             found = measure(
                 model,
                 chosen,
                 steps=steps,
                 repeats=repeats,
-                on_progress=lambda what: progress.update(task, advance=1, description=what),
+                on_progress=lambda what: update(advance=1, description=what),
             )
         out.finish(found)
 
@@ -197,9 +197,9 @@ def workflows(
         ):
             bench = WorkflowBench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)
             settings = settings_of(model, loaded, kv_gib=kv_gib)
-            with Journal(journal, settings) as known, bar(out.console) as progress:
+            with Journal(journal, settings) as known, bar(out.console) as update:
                 runs = sum(len(bench.of(scenario, number)) for scenario in chosen for number in range(n))
-                task = progress.add_task("", total=runs * len(lengths))
+                update(total=runs * len(lengths))
                 records = [
                     record
                     for each in lengths
@@ -209,7 +209,7 @@ def workflows(
                         known,
                         problems=n,
                         lengths=each,
-                        on_progress=lambda key: progress.update(task, advance=1, description=key),
+                        on_progress=lambda key: update(advance=1, description=key),
                     )
                 ]
         found = WorkflowReport(settings, records)
@@ -258,14 +258,12 @@ def synthesis(
         with timed_model(out.console, model, loading, longest, shorter) as (loaded, path):
             bench = SynthesisBench(loaded, path, loaded.adapter.geometry.dtype, 1 if quick else REPEATS)
             settings = settings_of(model, loaded, repeats=bench.repeats)
-            with Journal(journal, settings) as known, bar(out.console) as progress:
-                task = progress.add_task("", total=len(sizes) * len(WAYS))
+            with Journal(journal, settings) as known, bar(out.console) as update:
+                update(total=len(sizes) * len(WAYS))
                 records = [
                     record
                     for each in sizes
-                    for record in bench.measure(
-                        each, known, on_progress=lambda key: progress.update(task, advance=1, description=key)
-                    )
+                    for record in bench.measure(each, known, on_progress=lambda key: update(advance=1, description=key))
                 ]
         found = SynthesisReport(settings, records)
         out.finish(found.report(), found.figure)
@@ -299,9 +297,8 @@ def edges(
 
         graph, inputs = load_graph(target), read_inputs(path)
         loaded = load(out.console, model, loading)
-        with bar(out.console) as progress, current_folder():
-            task = progress.add_task("runs", total=len(inputs) * (1 + len(shared_edges(graph))))
-            found = measure_edges(graph, inputs, model=loaded, out=journal, on_progress=lambda: progress.advance(task))
+        with current_folder(), bar(out.console, "runs", len(inputs) * (1 + len(shared_edges(graph)))) as update:
+            found = measure_edges(graph, inputs, model=loaded, out=journal, on_progress=lambda: update(advance=1))
         out.finish(edges_report(found, len(inputs)))
 
 
@@ -362,15 +359,15 @@ def pml(
             cases = [case_of_length(loaded, length, new) for length in asked]
             cases += that_fit(examples, loaded, lambda line: out.say(f"[dim]{escape(line)}[/]"))
             settings = settings_of(model, loaded, new=new, schemas=str(schemas))
-            with Journal(journal, settings) as known, bar(out.console) as progress:
-                task = progress.add_task("", total=sum(len(bench.runs(case)) for case in cases))
+            with Journal(journal, settings) as known, bar(out.console) as update:
+                update(total=sum(len(bench.runs(case)) for case in cases))
                 records = [
                     record
                     for case in cases
                     for record in bench.measure(
                         case,
                         known,
-                        lambda name, way: progress.update(task, advance=1, description=f"{escape(name)}: {way} done"),
+                        lambda name, way: update(advance=1, description=f"{escape(name)}: {way} done"),
                     )
                 ]
         found = ModuleReport(settings, records)

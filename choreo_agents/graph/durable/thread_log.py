@@ -1,7 +1,6 @@
 """The log of a thread in a LangGraph store: from what its messages are computed, and which calls they answer.
 
-    ("choreo", tenant, thread)         NUMBER WRITER    what one commit has written, under the tenant's seal
-    ("choreo-last", tenant, thread)    WRITER           the last that it has written: by which others see that it has
+    ("choreo", tenant, thread)    NUMBER ID    what one commit has written, under the tenant's seal
 
 Tenants and threads are named by digests under the tenant's key. A log has all that its thread's messages come from,
 what other threads have, too, included: it is deleted as a whole, and ends by the store's own TTL. A node reads it where
@@ -23,7 +22,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchItem, SearchOp
+from langgraph.store.base import BaseStore, Op, PutOp, SearchItem, SearchOp
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.lineage import DamagedRowError, DescribedMessage, LineageRow, Note, ReadLog
@@ -44,8 +43,6 @@ _COMPARED = 4
 _REMEMBERED_ROWS = 1024
 """... that began as it does: so many are remembered."""
 _PAGE = 4096
-_NONE = "-"
-"""In the place of a commit's key, before all of which it stands."""
 _AT_ONCE = 512
 """Deletions in one operation of the store; SQLite takes no more than so many parameters."""
 _REMEMBERED = "lineage"
@@ -184,13 +181,10 @@ class ThreadLog:
         self.commits = commits_of(store)
         self._rows: dict[Any, LineageRow] = {}
         """The last that was written of those that begin alike, the latest behind."""
-        self._writer, self._lasts_place = uuid.uuid4().hex[:12], (f"{ROOT}-last", *self.place[1:])
-        self._lasts: dict[str, str] = {}
-        """What each writer says of its last commit, as far as is known."""
-        self._newest = _NONE
-        """The key of the last commit of all."""
+        self._keys: set[str] = set()
+        """Of all commits that are known."""
         self._last = 0
-        """The number of the last commit: of one that is later it is larger, in every process."""
+        """The number of the last of them: of one that is later it is larger, in every process."""
         self._read_s = 0.0
         """When it was read, as `time.monotonic` counts."""
         self.lock = threading.Lock()
@@ -220,15 +214,11 @@ class ThreadLog:
             calls = [memo.replace(self._thread, _ID) for memo in memos]
             said.append({**told, "note": note.plain(), **({"answers": calls} if calls else {})})
         self._last = max(self._last + 1, time.time_ns())
-        key, plain = f"{self._last:020} {self._writer}", {"v": FORMAT, "said": said}
+        key, plain = f"{self._last:020} {uuid.uuid4().hex[:12]}", {"v": FORMAT, "said": said}
         value = {**plain, _SEAL: self._seals.seal(self._kind(key), plain)}
-        # No part of a store's index: nobody searches it. Who sees the second has the first.
-        last = {"key": key}
-        puts = (self.place, key, value), (self._lasts_place, self._writer, last)
-        ttl = self._ttl_minutes
-        await self.commits.enqueue([PutOp(place, at, each, index=False, ttl=ttl) for place, at, each in puts])
-        self._lasts[self._writer] = max(str(last), self._lasts.get(self._writer, ""))
-        self._newest = max(key, self._newest)
+        # No part of a store's index: nobody searches it.
+        await self.commits.enqueue([PutOp(self.place, key, value, index=False, ttl=self._ttl_minutes)])
+        self._keys.add(key)
         with self.lock:
             for row, note, memos in described:
                 if row is not None:
@@ -240,18 +230,15 @@ class ThreadLog:
     async def is_known(self) -> bool:
         """Whether there is what was read and written here, and nothing else: neither has another process written since,
         nor was it forgotten, nor has something come to its end."""
-        lasts = SearchOp(self._lasts_place, limit=_PAGE, refresh_ttl=False)
-        found, newest = await asked(self.store, [lasts, GetOp(self.place, self._newest, refresh_ttl=False)])
-        is_there = (newest is None) == (self._newest == _NONE)
-        return is_there and {item.key: str(item.value) for item in found} == self._lasts
+        count = len(self._keys)
+        [found] = await asked(self.store, [SearchOp(self.place, limit=2, offset=max(count - 1, 0), refresh_ttl=False)])
+        return [item.key in self._keys for item in found] == [True] * min(count, 1)
 
     async def read(self) -> ReadLog:
         """All that it says. What was changed since, or is not of this thread, is left out."""
         found, began_s = ReadLog(), time.monotonic()
-        # What is written after the first is noticed by the next call.
-        lasts, items = [await everything(self.store, each) for each in (self._lasts_place, self.place)]
-        self._lasts, self._read_s = {item.key: str(item.value) for item in lasts}, began_s
-        self._newest = items[-1].key if items else _NONE
+        items = await everything(self.store, self.place)
+        self._keys, self._read_s = {item.key for item in items}, began_s
         self._rows.clear()
         for item in items:
             try:
@@ -277,14 +264,13 @@ class ThreadLog:
         """
         await self.commits.enqueue([])  # what somebody has left that waited to be written is there then
         items, ids = await everything(self.store, self.place), dict[str, None]()
-        items += await everything(self.store, self._lasts_place)
         for item in items:
             with suppress(ValueError):
                 ids |= {Note.read(said["note"]).id: None for said in self._opened(item)}
         discard([*ids])
         for start in range(0, len(items), _AT_ONCE):
             some = [*reversed(items)][start : start + _AT_ONCE]
-            await self.commits.enqueue([PutOp(item.namespace, item.key, None) for item in some])
+            await self.commits.enqueue([PutOp(self.place, item.key, None) for item in some])
 
     def _add(self, found: ReadLog, said: Mapping[str, Any]) -> None:
         note = Note.read(said["note"])
@@ -292,7 +278,7 @@ class ThreadLog:
             row = found.rows[note.id] = LineageRow.read(said["row"], found.rows)
             _remember(self._rows, row)
         before = found.notes.get(note.id)
-        found.notes[note.id] = note if before is None else note.merged(before)
+        found.notes[note.id] = note if before is None else before.merged(note)
         for memo in said.get("answers", ()):
             found.answers[memo.replace(_ID, self._thread)] = note.id
 

@@ -56,7 +56,7 @@ def compared(chat: ChatFormat, template: Template, spelling: Spelling, view: Vie
         view: What is read.
     """
     read = Rendering(chat, view).messages()
-    messages = [(message.label, "".join(map(str, message.pieces))) for message in read]
+    messages = [(message.label, message.text.text) for message in read]
     tokens = [token for message in read for piece in message.pieces for token in spelling.encode(piece)]
     text = None if template.tokenizer.chat_template is None else written(template, chat, view)
     wanted = None if text is None else list(template.tokenizer.encode(text, add_special_tokens=False))

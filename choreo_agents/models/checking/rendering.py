@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 from choreo_agents.models.checking.talk import QUESTION, TalkTurn, View
@@ -22,6 +24,11 @@ class ReadMessage:
     label: str
     pieces: tuple[FramedText, ...]
     """Each tokens of its own: what stands around the parts of a user's turn is encoded apart from them."""
+
+    @property
+    def text(self) -> FramedText:
+        """All of it."""
+        return reduce(add, self.pieces, FramedText())
 
 
 class Rendering:

@@ -17,15 +17,7 @@ from choreo_agents.workflows.cases.multi_qa import MultiQACase
 from choreo_agents.workflows.cases.prisoners_dilemma import DilemmaCase
 from choreo_agents.workflows.cases.tree_of_thoughts import TreeCase
 
-_ALL: tuple[Case, ...] = (
-    DebateCase(),
-    DirectCase(),
-    IterativeDebateCase(),
-    TreeCase(),
-    MergeCase(),
-    MultiQACase(),
-    DilemmaCase(),
-)
+_ALL = (DebateCase(), DirectCase(), IterativeDebateCase(), TreeCase(), MergeCase(), MultiQACase(), DilemmaCase())
 CASES: Mapping[str, Case] = {case.name: case for case in _ALL}
 """By the name of the workflow's function."""
 SUMS = dict.fromkeys(("direct", "iterative_debate"), "sums")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Case, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import METHODS, Case, Item, Options, Play, Prompts, Result, Sampling, Variant, said
 from choreo_agents.workflows.cases.answers import states
-
-if TYPE_CHECKING:
-    from choreo_agents.sampling import Sampling
-    from choreo_agents.workflows.phrasing import Prompts
 
 
 class Concepts(Item):
@@ -44,7 +40,7 @@ class MergeCase(Case):
     options: ClassVar[type[Options]] = MergeOptions
     item: ClassVar[type[Item]] = Concepts
     variants: ClassVar[Mapping[str, Variant]] = {
-        **METHOD_VARIANTS,
+        **METHODS,
         "serial": Variant("choreo", {"strategy": "sequential"}),
         "parallel": Variant("choreo", {"strategy": "parallel"}),
         "text": Variant("choreo", {"strategy": "text"}),
@@ -69,14 +65,10 @@ class MergeCase(Case):
         from choreo_agents.workflows.graphs.branch_solve_merge import MERGER, SOLVER
 
         story = said(state, MERGER)[-1]
-        covered = [states(story, concept, anywhere=True) for concept in item.concepts]
+        covered = [concept for concept in item.concepts if states(story, concept, anywhere=True)]
         parts: dict[str, float] = {}
         for number, words in enumerate(said(state, SOLVER), start=1):
-            own = [
-                kept
-                for kept, concept in zip(covered, item.concepts, strict=True)
-                if states(words, concept, anywhere=True)
-            ]
+            own = [concept in covered for concept in item.concepts if states(words, concept, anywhere=True)]
             if own:
                 parts[f"of part {number}"] = sum(own) / len(own)
-        return Result(story, sum(covered) / len(covered), parts)
+        return Result(story, len(covered) / len(item.concepts), parts)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
 from choreo_agents.workflows.cases.answers import majority, read_answer
 from choreo_agents.workflows.cases.questions import Question
-
-if TYPE_CHECKING:
-    from choreo_agents.sampling import Sampling
-    from choreo_agents.workflows.phrasing import Prompts
 
 MOST_AGENTS = 8
 REPORTS = 9

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.debate import DebateItem
-
-if TYPE_CHECKING:
-    from choreo_agents.sampling import Sampling
-    from choreo_agents.workflows.phrasing import Prompts
 
 
 class DirectCase(Case):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.questions import Question
-
-if TYPE_CHECKING:
-    from choreo_agents.sampling import Sampling
-    from choreo_agents.workflows.phrasing import Prompts
 
 
 class IterativeDebateOptions(Options):
@@ -31,18 +27,11 @@ class IterativeDebateCase(Case):
     item: ClassVar[type[Item]] = Question
 
     def play(self, item: Question, options: IterativeDebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
-        from choreo_agents.workflows.graphs.iterative_debate import (
-            AFFIRMATIVE,
-            MODERATOR,
-            NEGATIVE,
-            Role,
-            iterative_debate,
-        )
+        from choreo_agents.workflows.graphs.iterative_debate import ROLES, Role, iterative_debate
 
-        names = (AFFIRMATIVE, NEGATIVE, MODERATOR)
         roles = {
             name: Role(speaker, prompts(name) or None, prompts(f"{name}_asked") or None)
-            for name, speaker in zip(names, prompts.names("speakers", 3, 3), strict=True)
+            for name, speaker in zip(ROLES, prompts.names("speakers", 3, 3), strict=True)
         }
         sides = [side.strip() for side in prompts.names("sides", 0, 2)]
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from choreo_agents.workflows.case import METHOD_VARIANTS, Case, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import METHODS, Case, Item, Options, Play, Prompts, Result, Sampling, Variant, said
 from choreo_agents.workflows.cases.answers import states
-
-if TYPE_CHECKING:
-    from choreo_agents.sampling import Sampling
-    from choreo_agents.workflows.phrasing import Prompts
 
 
 class Questions(Item):
@@ -49,7 +45,7 @@ class MultiQACase(Case):
     options: ClassVar[type[Options]] = QuestionsOptions
     item: ClassVar[type[Item]] = Questions
     variants: ClassVar[Mapping[str, Variant]] = {
-        **METHOD_VARIANTS,
+        **METHODS,
         "serial": Variant("choreo", {"layout": "serial"}),
         "parallel": Variant("choreo", {"layout": "parallel"}),
     }

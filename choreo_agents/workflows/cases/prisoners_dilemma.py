@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, Variant, said
 from choreo_agents.workflows.cases.answers import FIRST, read_answer
 
 if TYPE_CHECKING:
     from choreo_agents.graph import ChoreoGraph
-    from choreo_agents.sampling import Sampling
-    from choreo_agents.workflows.phrasing import Prompts
 
 Strategy = Literal["cooperate", "defect", "follow", "opposite", "free"]
 DECISIONS = "decisions"
@@ -51,7 +49,7 @@ class DilemmaOptions(Options):
     leak: str = Field(default="choreo", description="What Bob sees of Alice, as the variants name it.")
 
 
-class DilemmaCase:
+class DilemmaCase(Case):
     """Plans in private, talk in public, and two decisions."""
 
     name: ClassVar[str] = "prisoners_dilemma"

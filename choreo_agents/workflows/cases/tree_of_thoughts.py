@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Result, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.questions import Question
 
 if TYPE_CHECKING:
-    from choreo_agents.sampling import Sampling
     from choreo_agents.workflows.graphs.tree_of_thoughts import Ballot
-    from choreo_agents.workflows.phrasing import Prompts
 
 
 class TreeOptions(Options):

@@ -11,7 +11,7 @@ from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState
 from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
 
-AFFIRMATIVE, NEGATIVE, MODERATOR = "affirmative", "negative", "moderator"
+ROLES = AFFIRMATIVE, NEGATIVE, MODERATOR = "affirmative", "negative", "moderator"
 Verdicts = Callable[[Sequence[str]], Sequence[str]]
 """What the moderator may end with, given what the two sides have said in turns."""
 
@@ -56,7 +56,7 @@ def iterative_debate(
     Raises:
         ValueError: A role is missing, or there is no round.
     """
-    missing = {AFFIRMATIVE, NEGATIVE, MODERATOR} - set(roles)
+    missing = set(ROLES) - set(roles)
     if missing:
         raise ValueError(f"a debate in turns takes three roles: {', '.join(sorted(missing))} is missing")
     if rounds < 1:
@@ -76,7 +76,7 @@ def iterative_debate(
 
     graph = ChoreoGraph(IterativeDebateState, system=system)
     graph.add_node("begin", lambda state: {"before": len(state.get("handles") or [])}, writes=())
-    for name in (AFFIRMATIVE, NEGATIVE, MODERATOR):
+    for name in ROLES:
         role = roles[name]
         choices = allowed if name == MODERATOR else None
         agent = Agent(role.speaker, system=role.system, prompt=role.prompt, choices=choices, sampling=sampling)

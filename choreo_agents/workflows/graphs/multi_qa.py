@@ -50,14 +50,8 @@ def multi_qa(
     graph = ChoreoGraph(system=system)
     rule = Rule() if notes is None else Rule("reencoded", scope=(f"{ANSWERER}.system",))
     names = [f"question {number}" for number in range(1, len(questions) + 1)]
-    agent = Agent(
-        speaker,
-        system=notes,
-        prompt=prompt,
-        sampling=sampling,
-        positions="sequential" if layout == "serial" else "parallel",
-    )
-    graph.add_node(ANSWERER, agent)
+    placed: Literal["sequential", "parallel"] = "sequential" if layout == "serial" else "parallel"
+    graph.add_node(ANSWERER, Agent(speaker, system=notes, prompt=prompt, sampling=sampling, positions=placed))
     for name, question in zip(names, questions, strict=True):
         graph.add_node(name, _asking(question))
         graph.add_edge(START, name)

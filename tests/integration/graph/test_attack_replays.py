@@ -132,14 +132,16 @@ def test_words_of_calls_that_share_a_place_are_set_one_by_one(make_engine: MakeE
     assert (changed.recorded, changed.words) == (second.words, "Two.")
 
 
+@pytest.mark.parametrize("slower", ["ann", "bob"])
 def test_a_record_that_is_cut_in_a_superstep_is_compared_as_far_as_it_goes(
-    make_engine: MakeEngine, tmp_path: Path
+    make_engine: MakeEngine, tmp_path: Path, slower: str
 ) -> None:
-    """Whom it has not yet is not awaited, and stops nobody beside him."""
-    path = tmp_path / "run.jsonl"
+    """Whom it has not yet is not awaited, and stops nobody beside him, whichever of them is asked first."""
+    path, graph = tmp_path / "run.jsonl", ChoreoGraph()
     longer = Sampling(temperature=1.0, max_tokens=20, stop_tokens=())
-    graph = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_node(Agent("bob", sampling=longer))
-    app = recorded(make_engine(), graph.add_edge(START, "ann").add_edge(START, "bob"), path)
+    for name in ("ann", "bob"):
+        graph.add_node(Agent(name, sampling=longer if name == slower else FREE)).add_edge(START, name)
+    app = recorded(make_engine(), graph, path)
     lines = path.read_bytes().splitlines(keepends=True)
     calls = [(at, json.loads(line)["author"]) for at, line in enumerate(lines) if b'"call"' in line]
     (_, first), (last, _) = [each for each in calls if each[1] in ("ann", "bob")]

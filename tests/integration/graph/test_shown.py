@@ -56,6 +56,11 @@ def test_a_page_is_written_as_a_whole_and_shown_in_notebooks(make_engine: MakeEn
     assert shown.count("<") == 2 and 'sandbox="allow-scripts"' in shown, "all of it is an attribute of one frame"
     with pytest.raises(InvalidRequestError, match="cannot be written"):
         page.write(tmp_path / "nowhere" / "run.html")
+    (tmp_path / "folder").mkdir()
+    there = set(tmp_path.iterdir())
+    with pytest.raises(InvalidRequestError, match="cannot be written: Is a directory"):
+        page.write(tmp_path / "folder")
+    assert set(tmp_path.iterdir()) == there, "no words of the run are left beside it"
     with pytest.raises(InvalidRequestError, match="is no recording"):
         run_page(tmp_path / "run.html")
 

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.training.cutting import batched
 from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.trace import Trace, TraceMessage
+from choreo_agents.training.trace import Trace, TraceMessage, batched
 
 MakeModel = Callable[[str], LoadedModel]
 
@@ -223,4 +222,3 @@ def test_traces_are_cut_into_batches_under_a_budget() -> None:
         if following is not None:
             assert sum(trace.tokens for trace in [*batch, following[0]]) > most, "the batch had room for it"
     assert [len(batch) for batch in batched(traces, 1)] == [1] * 9, "what is over the budget is a batch of its own"
-    assert batched(traces, 3, cost=lambda _: 1) == [traces[:3], traces[3:6], traces[6:]]

@@ -87,11 +87,7 @@ def test_what_others_have_said_is_not_noted(engines: Any, tmp_path: Path) -> Non
         app = graph().compile(saver, engine=(engine := engines()))
         for thread in SECRETS:
             app.invoke(given(thread), config(thread))
-    rows = (
-        sqlite3.connect(tmp_path / "states.lineage")
-        .execute("SELECT prefix, value FROM store WHERE prefix LIKE 'choreo.%'")
-        .fetchall()
-    )
+    rows = sqlite3.connect(tmp_path / "states.lineage").execute("SELECT prefix, value FROM store").fetchall()
     written: dict[str, bytes] = {}
     for prefix, value in rows:
         written[prefix] = written.get(prefix, b"") + bytes(value)
