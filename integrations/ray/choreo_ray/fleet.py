@@ -167,7 +167,8 @@ class Actors:
                 ) from error
 
     def _require_alike(self, far: RayFarEngine, loading: Loading, model: str, dtype: torch.dtype | None) -> None:
-        wanted = loading.options.get("dtype")
+        said = str(loading.options.get("dtype")).removeprefix("torch.")
+        wanted: torch.dtype | None = getattr(torch, said, None)  # of "auto", whatever each engine has taken
         if model != loading.model or (wanted is not None and dtype not in (None, wanted)):
             asked = f"{loading.model!r}" if wanted is None else f"{loading.model!r} in {wanted}"
             serves = f"{model!r}" if dtype is None else f"{model!r} in {dtype}"
