@@ -38,7 +38,7 @@ class Spoken:
 
 
 class Speaking:
-    """Of one decode: its pieces add up to the message.
+    """One answer as its decode says it: pieces that add up to the message, and the whole.
 
     Args:
         engine: Decodes it.
@@ -93,7 +93,7 @@ class Speaking:
             # A turn may have several messages: a preamble, then a call.
             "in_parts": bool(tools) and how.is_headed and bool(how.ends),
         }
-        """What a `Decode` is told of it."""
+        """The keyword arguments of its `Decode`."""
         self._ways: Callable[[], CallsOrAnswer | None] = ways or (lambda: None)
         self._speech = Speech(model, tools, place, self._ways()) if tools else None
         self._said: dict[str, Any] = {"id": message_id, "name": name}
@@ -136,7 +136,7 @@ class Speaking:
         )
 
     def last(self, message: AIMessage) -> Iterator[AIMessageChunk]:
-        """What is left of the message; the last piece alone says how it ended and what it cost."""
+        """Yield what is left of the message; the last piece alone says how it ended and what it cost."""
         thoughts = "".join(
             str(block["reasoning"])
             for block in (message.content if isinstance(message.content, list) else [])
@@ -225,7 +225,7 @@ class Speaking:
         )
 
     def _thought(self, thought: MessageHandle, handle: MessageHandle) -> tuple[str, int]:
-        """What was thought before a message, in the words that a stream of it adds up to, and its length in tokens."""
+        """Return the thoughts before a message, as a stream of them adds up to, and their length in tokens."""
         if self._thinking is None:
             return "", 0
         *_, made = self._engine.inspect.records([thought])

@@ -1,7 +1,7 @@
-"""Whether a message calls tools or answers in a form, where one grammar leads it to either.
+"""Tells calls of tools from an answer in a form, where one grammar leads a message to either.
 
-Its words do not show that: an answer may look like a call, or quote one. Its tokens do, whether they were sampled,
-forced or recalled.
+Its words do not show which it is: an answer may look like a call, or quote one. Its tokens do, whether they were
+sampled, forced or recalled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from choreo_agents.sampling import TokenGuide
 
 
 class CallsOrAnswer:
-    """Of one message. What may be both is taken for calls.
+    """Reads one message token by token, and tells whether it calls or answers; what may be both is taken for calls.
 
     Args:
         calls: Makes guides to calls alone.

@@ -61,7 +61,7 @@ class AdapterRegistry:
         self._default: tuple[str, Loaded] | None = None
         """The engine's, which all tenants have, and its name."""
         self.loras: dict[str, LoraAdapter] = {}
-        """By fingerprint; grows, as `mappers` does."""
+        """Weights of the adapters that any tenant has, by fingerprint."""
         self.mappers: dict[str, CacheMapper] = {}
 
     @property

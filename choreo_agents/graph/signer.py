@@ -267,6 +267,6 @@ def listed_messages(written: Any) -> Sequence[BaseMessage]:
     """What was written to a messages channel, as messages.
 
     Raises:
-        ValueError: It is no message; as is `NotImplementedError`.
+        ValueError, NotImplementedError: It is no message.
     """
     return convert_to_messages(written if isinstance(written, list) else [written])

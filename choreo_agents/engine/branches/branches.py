@@ -43,7 +43,7 @@ class Branches:
         return self._caller.run(self._plan(MergeSteps.mapped, handles, adapter))
 
     def maps(self, adapter: str | None = None) -> bool:
-        """Whether an adapter has a cache mapper, and the engine caches for it to map.
+        """Tell whether an adapter has a cache mapper, and the engine caches for it to map.
 
         Raises:
             AdapterError: There is no such adapter.

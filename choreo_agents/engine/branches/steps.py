@@ -249,7 +249,7 @@ class MergeSteps:
                 self._tenant.release(handle, self._scope, spare_only=False)
 
     def maps(self, adapter: str | None) -> bool:
-        """Whether an adapter has a cache mapper, and the engine caches to be mapped.
+        """Tell whether an adapter has a cache mapper, and the engine caches to be mapped.
 
         Raises:
             AdapterError: There is no such adapter.

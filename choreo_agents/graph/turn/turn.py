@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -390,5 +390,5 @@ async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: 
     if command is None:
         return whole
     goto = handed_on(command.goto, config, messages)
-    routed: Any = Command(graph=command.graph, update=whole, resume=command.resume, goto=goto)
-    return routed  # type: ignore[no-any-return]
+    # LangGraph takes a Command in the place of an update.
+    return cast(dict[str, Any], Command(graph=command.graph, update=whole, resume=command.resume, goto=goto))

@@ -141,8 +141,8 @@ def test_an_error_arrives_as_it_was_raised(front: Make) -> None:
 
 
 def test_a_guide_that_cannot_be_sent_is_refused_by_its_key_and_tells_no_secret(front: Make) -> None:
-    held = Lock()  # which nobody can copy
-    guide = Guided("mine", lambda model, ends: held)  # type: ignore[arg-type, return-value]
+    held: Any = Lock()  # which nobody can copy
+    guide = Guided("mine", lambda model, ends: held)
     with pytest.raises(InvalidRequestError, match="guide 'mine' cannot be sent to engine") as refused:
         front().decode("Bob:", guide=guide)
     assert "SentCall" not in "".join(format_exception(refused.value))
