@@ -5,16 +5,32 @@ python docs/_site/check.py
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "site"
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|link(?=[^>]*rel="(?:stylesheet|preload|icon)"))[^>]*(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)"""
 )
+
+
+def public(module: ModuleType) -> list[str]:
+    """Names that a module makes public: those that it lists, or else those that it does not import."""
+    if (listed := getattr(module, "__all__", None)) is not None:
+        return [name for name in listed if not name.startswith("__")]
+    made: list[str] = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            made.append(node.name)
+        elif isinstance(node, ast.Assign):
+            made += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [name for name in made if name[0] != "_"]
 
 
 def nowhere() -> list[str]:
@@ -27,8 +43,8 @@ def nowhere() -> list[str]:
             continue
         told = page.read_text()
         module = importlib.import_module(package)
-        for name in getattr(module, "__all__", [each for each in vars(module) if each[0] != "_"]):
-            if not name.startswith("__") and not re.search(rf'id="[\w.]*\b{re.escape(name)}"', told):
+        for name in public(module):
+            if not re.search(rf'id="[\w.]*\b{re.escape(name)}"', told):
                 missing.append(f"{package}.{name}")
     return missing
 

@@ -15,6 +15,10 @@ from choreo_agents import Engine, Sampling
 from choreo_agents.inspection import run_page
 from choreo_agents.workflows import debate
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from check import public
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "choreo_agents": "What most programs import",
@@ -46,9 +50,7 @@ COPIED = {
 def public_names(package: str) -> Iterator[tuple[str, str]]:
     """Names that a package makes public, each with where it is defined."""
     module = importlib.import_module(package)
-    for name in getattr(module, "__all__", [each for each in vars(module) if each[0] != "_"]):
-        if name.startswith("__"):
-            continue
+    for name in public(module):
         found = getattr(module, name)
         home = getattr(found, "__module__", None)
         is_ours = isinstance(home, str) and home.partition(".")[0] == package.partition(".")[0]

@@ -10,7 +10,7 @@ from typing import Any
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import TIERS, TierName
-from choreo_agents.tracing.tables import table_html
+from choreo_agents.tracing import table_html
 
 
 @dataclass(frozen=True)

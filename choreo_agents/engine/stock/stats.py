@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from choreo_agents.tracing.tables import table_html
+from choreo_agents.tracing import table_html
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def test_refused_and_memoised_calls_do_not_move_the_seeds_of_others(make_engine:
 def test_a_sink_that_raises_stops_nobody(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(sink=lambda event: 1 / 0)
     assert engine.decode([7], sampling=SHORT).length == 5
-    assert [record.name for record in caplog.records] == ["choreo_agents.tracing.sink"]
+    assert [record.name for record in caplog.records] == ["choreo_agents.tracing"]
 
 
 def test_usage_is_that_of_the_latest_call(engine: Engine) -> None:
