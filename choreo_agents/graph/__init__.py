@@ -16,7 +16,7 @@ from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.run_options import RunOptions
 from choreo_agents.graph.visibility import Rule, VisibilityMode
 from choreo_agents.graph.worker import Worker
-from choreo_agents.synthesis.strategies import Strategy
+from choreo_agents.synthesis.placing import Strategy
 
 __all__ = [
     "END",

@@ -57,7 +57,7 @@ from choreo_agents.graph.visibility import (
     VisibilityTable,
     rule_of,
 )
-from choreo_agents.synthesis.strategies import Strategy, require_strategy
+from choreo_agents.synthesis.placing import Strategy, require_strategy
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 

@@ -31,7 +31,7 @@ from choreo_agents.graph.nesting import author_of
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import RunOptions
-from choreo_agents.synthesis.strategies import Strategy
+from choreo_agents.synthesis.placing import Strategy
 from choreo_agents.tracing import table_html
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")

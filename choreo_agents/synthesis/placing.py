@@ -1,11 +1,71 @@
-"""Where a synthesizer sees its branches: positions only, for those who play problems and those who train on them."""
+"""Where branches stand when they are merged: positions only, nothing is copied (Parallel-Synthesis, algorithm 1)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, get_args
 
-from choreo_agents.synthesis.strategies import anchored
+from choreo_agents.errors import InvalidRequestError
+
+Strategy = Literal["parallel", "sequential", "text", "summary"]
+"""How branches are merged.
+
+    parallel     their encodings side by side, each where it left the trunk
+    sequential   their encodings one after the other
+    text         their words, encoded anew one after the other: what a graph of strings does
+    summary      each said shorter by its own worker first, then as `sequential`
+"""
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """Positions of the first tokens of trunk messages and branches, and of what comes after all of them."""
+
+    trunk: tuple[int, ...]
+    branches: tuple[int, ...]
+    end: int
+
+
+def require_strategy(strategy: str) -> None:
+    """Raise `InvalidRequestError` unless there is such a strategy."""
+    if strategy not in STRATEGIES:
+        raise InvalidRequestError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+
+
+def anchored(
+    strategy: Strategy, trunk: Sequence[int], branches: Sequence[int], depths: Sequence[int] | None = None
+) -> Anchored:
+    """Place a trunk and its branches.
+
+        trunk        |--- 0 ---|--- 1 ---|
+        parallel               |-- a --|            a left after message 0,
+                                         |- b -|    b after message 1
+        sequential                       |-- a --|- b -|
+
+    Args:
+        strategy: `parallel`, or any other: one after the other.
+        trunk: Tokens of each message that all came from.
+        branches: Tokens of each branch.
+        depths: How many trunk messages each branch has seen; None: all of them.
+
+    Returns:
+        Positions; what follows starts after all that is placed.
+    """
+    starts = [*accumulate(trunk, initial=0)]
+    offsets: list[int] = []
+    following = starts[-1]
+    for index, length in enumerate(branches):
+        if strategy == "parallel":
+            offsets.append(starts[len(trunk) if depths is None else depths[index]])
+        else:
+            offsets.append(following)
+            following += length
+    ends = [offset + length for offset, length in zip(offsets, branches, strict=True)]
+    return Anchored(tuple(starts[:-1]), tuple(offsets), max([starts[-1], *ends]))
+
 
 SynthesisLayout = Literal["sequential", "parallel", "native"]
 """Where branches appear to the synthesizer.

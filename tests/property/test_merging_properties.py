@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.synthesis.strategies import STRATEGIES, anchored
+from choreo_agents.synthesis.placing import STRATEGIES, anchored
 
 lengths = st.lists(st.integers(1, 40), max_size=6)
 

@@ -13,7 +13,7 @@ from langgraph.prebuilt import ToolNode
 from choreo_agents import END, START, Agent, ChoreoGraph, Sampling, Send, Synthesizer, Worker
 from choreo_agents.models import load_model
 from choreo_agents.pml import Schema
-from choreo_agents.synthesis.strategies import STRATEGIES, Strategy
+from choreo_agents.synthesis.placing import STRATEGIES, Strategy
 from support.adapters import save_adapter, save_mapper
 from support.interference import WARN
 from support.tiny import save_tiny_llama

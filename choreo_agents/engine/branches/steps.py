@@ -17,7 +17,7 @@ from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.synthesis.strategies import Strategy, anchored, require_strategy
+from choreo_agents.synthesis.placing import Strategy, anchored, require_strategy
 
 SHORTER = "Say what you found, shorter."
 """What workers are asked for a summary."""

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from choreo_agents.cli import app
 from choreo_agents.cli.models import ShapeName
 from choreo_agents.models.random_llama import SHAPES
-from choreo_agents.synthesis.strategies import Strategy
+from choreo_agents.synthesis.placing import Strategy
 from choreo_agents.terminal import commands
 from choreo_agents.workflows.cases import CASES
 from choreo_agents.workflows.cases.branch_solve_merge import MergeOptions

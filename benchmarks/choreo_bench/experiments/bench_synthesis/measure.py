@@ -21,7 +21,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.mapper import CacheMapper
-from choreo_agents.synthesis.strategies import Strategy
+from choreo_agents.synthesis.placing import Strategy
 from choreo_agents.training.journal import Journal, Record
 from choreo_bench.rivals import PlainGenerate
 from choreo_bench.timing import rest
