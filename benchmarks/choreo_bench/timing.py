@@ -24,7 +24,8 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
 from choreo_agents.models.weights.dtypes import SHORT, dtype_named
-from choreo_agents.terminal.options import Loading, waiting
+from choreo_agents.terminal.loading import Loading
+from choreo_agents.terminal.options import waiting
 
 REST_S = 0.2
 

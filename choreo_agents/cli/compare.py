@@ -12,17 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from choreo_agents.cli.costs import as_object, table_of
-from choreo_agents.terminal.options import (
-    USUAL,
-    JsonOption,
-    Loading,
-    ModelOption,
-    bar,
-    errors_as_lines,
-    importing,
-    load,
-    takes_loading,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar, errors_as_lines, importing
 
 if TYPE_CHECKING:
     from choreo_agents.graph.comparing import Comparison

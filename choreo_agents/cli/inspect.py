@@ -13,17 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.case_options import AgentsOption, RoundsOption
-from choreo_agents.terminal.options import (
-    USUAL,
-    JsonOption,
-    Loading,
-    ModelOption,
-    errors_as_lines,
-    importing,
-    load,
-    takes_loading,
-    titled,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, titled
 
 if TYPE_CHECKING:
     from choreo_agents.engine.stock.memory_map import MemoryMap

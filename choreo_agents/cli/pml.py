@@ -12,17 +12,8 @@ from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from choreo_agents.terminal.options import (
-    USUAL,
-    JsonOption,
-    Loading,
-    ModelOption,
-    errors_as_lines,
-    importing,
-    load,
-    takes_loading,
-    waiting,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.pml.layout import Span

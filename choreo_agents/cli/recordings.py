@@ -14,18 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.terminal.options import (
-    USUAL,
-    JsonOption,
-    Loading,
-    errors_as_lines,
-    importing,
-    load,
-    named_values,
-    takes_loading,
-    titled,
-    waiting,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, errors_as_lines, importing, named_values, titled, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.engine.recording.format import Recording, RunStarted

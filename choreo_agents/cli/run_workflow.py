@@ -29,16 +29,8 @@ from choreo_agents.terminal.case_options import (
     TopPOption,
     command_of,
 )
-from choreo_agents.terminal.options import (
-    USUAL,
-    Loading,
-    ModelOption,
-    bar,
-    errors_as_lines,
-    importing,
-    load,
-    takes_loading,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines, importing
 from choreo_agents.workflows.case import Case, Item
 from choreo_agents.workflows.cases import problem
 from choreo_agents.workflows.cases.debate import REPORTS, DebateOptions, RecordDebate, RecordOptions

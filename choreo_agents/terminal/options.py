@@ -1,25 +1,18 @@
-"""What the commands share: options, how a model is loaded, tables, errors as one red line, and what is seen of what takes
-its time."""
+"""What the commands share: options, tables, errors as one red line, and what is seen of what takes its time."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from choreo_agents.models import LoadedModel
 
 ModelOption = Annotated[
     str,
@@ -109,76 +102,3 @@ def titled(title: str, columns: Iterable[str], right: Collection[str] = ()) -> T
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
-
-
-_SMALL_MODEL = 20_000_000
-"""Parameters."""
-DeviceOption = Annotated[
-    str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
-]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        metavar="DTYPE",
-        help="Of weights and KV: bfloat16, float16, float32; auto: the checkpoint's own where the CPU has kernels.",
-    ),
-]
-PrepackedOption = Annotated[
-    bool,
-    typer.Option("--prepacked/--no-prepacked", help="Lay weights out for the CPU: faster, where memory allows it."),
-]
-_OPTIONS = {"device": DeviceOption, "dtype": DtypeOption, "prepacked": PrepackedOption}
-
-
-@dataclass(frozen=True)
-class Loading:
-    """What the options say."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    prepacked: bool = True
-
-    def model(self, name: Any) -> LoadedModel:
-        """The model of that name."""
-        from choreo_agents.models import load_model
-
-        return load_model(name, device=self.device, dtype=self.dtype, prepacked=self.prepacked)
-
-
-USUAL = Loading()
-
-
-def takes_loading(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the three options in the place of its parameter `loading`; called with a `loading`, it takes that.
-
-    What that parameter is by default, the options are.
-    """
-    parameters = dict(inspect.signature(command, eval_str=True).parameters)
-    usual: Loading = parameters.pop("loading").default
-
-    @wraps(command)
-    def taking(*args: Any, **given: Any) -> None:
-        said = {name: given.pop(name) for name in _OPTIONS if name in given}
-        given.setdefault("loading", Loading(**said))
-        command(*args, **given)
-
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(usual, name), annotation=option)
-        for name, option in _OPTIONS.items()
-    ]
-    seen_by_typer: Any = taking
-    seen_by_typer.__signature__ = inspect.Signature([*parameters.values(), *options])
-    return taking
-
-
-def load(console: Console, name: str, loading: Loading) -> LoadedModel:
-    """Load a model, and say so. A very small one gets a single thread: waking more costs more than it gains."""
-    with importing(console):
-        import torch
-
-    with waiting(console, f"loading [b]{escape(name)}[/b] ..."):
-        model = loading.model(name)
-    if model.adapter.parameters < _SMALL_MODEL:
-        torch.set_num_threads(1)
-    return model

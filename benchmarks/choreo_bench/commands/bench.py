@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from choreo_agents.terminal.options import USUAL, JsonOption, Loading, ModelOption, bar, load, takes_loading
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar
 from choreo_bench.harness import JournalOption, PlotOption, ReportOption, ThreadsOption, numbers, output
 
 IN_BF16 = Loading(dtype="bf16")

@@ -19,7 +19,8 @@ from choreo_agents.terminal.case_options import (
     TopPOption,
     command_of,
 )
-from choreo_agents.terminal.options import USUAL, JsonOption, Loading, ModelOption, load, takes_loading
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption, ModelOption
 from choreo_agents.workflows.case import Case
 from choreo_bench.harness import (
     CountOption,

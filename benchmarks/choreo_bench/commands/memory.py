@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from choreo_agents.terminal.options import USUAL, JsonOption, Loading, load, takes_loading
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import JsonOption
 from choreo_bench.harness import output
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 
 from choreo_agents.terminal.case_options import InputsOption, MakeOptions, MaxTokensOption, PromptsOption, command_of
-from choreo_agents.terminal.options import USUAL, DeviceOption, Loading, ModelOption, load, takes_loading
+from choreo_agents.terminal.loading import USUAL, DeviceOption, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption
 from choreo_agents.workflows.case import Case
 from choreo_bench.harness import Display, SeedOption, output, typed_command
 
