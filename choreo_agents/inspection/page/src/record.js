@@ -1,6 +1,6 @@
 // What a recording says, with what can be worked out of it. Nothing here draws.
 
-/** A recording as the page has it; see `choreo_agents/inspection/page.py` for the fields. */
+/** A recording as the page has it; see `choreo_agents/inspection/run_data.py` for the fields. */
 export function recordOf(raw) {
   const messages = new Map(raw.messages.map((message) => [message.name, message]));
   const runs = raw.runs.map((run, index) => runOf(run, index, messages));
