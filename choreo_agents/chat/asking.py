@@ -1,9 +1,11 @@
-"""What a caller asks of a chat model, beside its messages."""
+"""What a caller asks of a chat model, beside its messages: what its answer must be, how it starts, and what is thought
+before it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from langchain_core.messages import BaseMessage
 
@@ -11,8 +13,102 @@ from choreo_agents.chat.tools import Described
 from choreo_agents.engine import Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat
-from choreo_agents.sampling import Sampling
+from choreo_agents.models import ChatFormat, FramedText, tools_format
+from choreo_agents.sampling import Grammar, Sampling
+
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are no schemas."""
+
+_BESIDE = {"name", "description", "strict"}
+"""Keys that may stand beside a schema."""
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no properties but those that it names, unless it says itself what others may be."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {keyword: value if keyword in _DATA else closed(value) for keyword, value in schema.items()}
+    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def schema_of_type(schema: Any) -> dict[str, Any]:
+    """A type's schema as it leads answers, which the type checks: closed, without what tokens cannot be held to."""
+    return {**closed(schema), "x-guidance": {"lenient": True}}
+
+
+def answer_format(asked: Any) -> Grammar | None:
+    """What leads an answer of a format; None: it may be anything.
+
+    Args:
+        asked: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": ...}`, where
+            the schema stands by itself or, as OpenAI has it, as `schema` beside a name; or a description of a guide.
+
+    Raises:
+        InvalidRequestError: It is none of these.
+    """
+    kind = asked.get("type") if isinstance(asked, Mapping) else None
+    if asked is None or asked == {"type": "text"}:
+        return None
+    if asked == {"type": "json_object"}:
+        return Grammar.model_validate({"json_schema": {"type": "object"}})
+    if kind == "json_schema":
+        said = asked.get("json_schema")
+        schema = said.get("schema", said if said.keys() - _BESIDE else None) if isinstance(said, Mapping) else None
+        if not isinstance(schema, Mapping) or len(asked) > 2:
+            raise InvalidRequestError(
+                'response_format has no schema: {"type": "json_schema", "json_schema": {"name": "...", "schema": '
+                f"{{...}}}}}}, not {asked!r}"
+            )
+        return Grammar.model_validate({"json_schema": schema})
+    if isinstance(asked, Mapping) and kind is None and len(asked) == 1:
+        return Grammar.model_validate(asked)
+    raise InvalidRequestError(
+        'response_format must be {"type": "json_object"}, {"type": "json_schema", "json_schema": {...}} or a guide, '
+        f'such as {{"regex": "yes|no"}}, not {asked!r}'
+    )
+
+
+def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bool) -> FramedText:
+    """What the decode of an answer starts with.
+
+    Args:
+        chat: The model's.
+        name: Who speaks. Not written before thoughts, nor by who may call: calls stand right behind the header.
+        thinks: Whether thoughts come first.
+        calls: Whether it may call tools.
+    """
+    if thinks:
+        return chat.header(None, thinking=True)
+    if calls:
+        return FramedText.frame(_calling(chat)) if _calling(chat) else chat.header(None)
+    return chat.header(name)
+
+
+def thinking_before(chat: ChatFormat, name: str | None, budget: int, *, calls: bool) -> Thinking:
+    """How a model thinks before such an answer; see `answer_header`.
+
+    Args:
+        budget: Tokens of thoughts at most.
+    """
+    if not calls:
+        return Thinking.of(chat, name, budget)
+    # Where a header says whether a call follows, or an answer, it is the model's to write.
+    usual, opening = Thinking.of(chat, None, budget), FramedText.frame(_calling(chat))
+    if not opening or chat.thoughts is None:
+        return usual
+    end = chat.thoughts.close.partition(opening.text)[0].strip()
+    return replace(usual, end=end, before="", after=opening, answer=opening)
+
+
+def _calling(chat: ChatFormat) -> str:
+    """What a turn starts with where its header says whether it calls; empty where headers say nothing of it."""
+    how = tools_format(chat)
+    return how.opening if how.is_headed else ""
+
 
 Reuse = Literal["prefix", "anywhere"]
 """Of encodings: those of the longest prefix that is known, as exact as if all was encoded anew; or also those of

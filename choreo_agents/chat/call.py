@@ -14,15 +14,10 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 
-from choreo_agents.chat.anywhere import view_anywhere
-from choreo_agents.chat.asking import ChatRequest
-from choreo_agents.chat.encodings import Encodings
-from choreo_agents.chat.logprobs import logprobs_of, said_tokens
-from choreo_agents.chat.prompt import Piece, PromptCutter, whole_prompt
-from choreo_agents.chat.shown_text import before_stop
-from choreo_agents.chat.spans import ChatSpan, spans_of
-from choreo_agents.chat.speaking import Speaking
-from choreo_agents.chat.thinking import answer_header, thinking_before
+from choreo_agents.chat.asking import ChatRequest, answer_header, thinking_before
+from choreo_agents.chat.encodings import Encodings, view_anywhere
+from choreo_agents.chat.prompt import ChatSpan, Piece, PromptCutter, spans_of, whole_prompt
+from choreo_agents.chat.speaking import Speaking, before_stop, logprobs_of, said_tokens
 from choreo_agents.chat.turns import turn_said
 from choreo_agents.engine import Decode, Engine, Prefill, StreamedToken, UnkeptRun
 from choreo_agents.errors import ContextLengthError
@@ -100,12 +95,9 @@ class ChatCall:
         Args:
             noted: What is remembered of the thread.
         """
-        if self.request.reuse == "anywhere":
-            return self._asked_anywhere(noted)
-        return self._asked()
-
-    def _asked(self) -> Asked:
         request, view = self.request, list[MessageHandle]()
+        if request.reuse == "anywhere":
+            return (yield from self._asked_anywhere(noted))
         *told, header = self._told()
         for each in told:
             if isinstance(each, MessageHandle):
@@ -114,7 +106,7 @@ class ChatCall:
             call = Prefill(each, [*view], author=f"{request.agent}.prompt", adapter=request.adapter, lazy=True)
             view += yield [call]
         assert not isinstance(header, MessageHandle), "it comes last"
-        return self._decode(header, view, None)
+        return self._decode(header, view)
 
     def _told(self) -> list[Piece | MessageHandle]:
         """All that is read, in pieces; the answer's header comes last."""
@@ -144,9 +136,9 @@ class ChatCall:
         made = noted.setdefault(__name__, Encodings()) if has_thread else engine.kv.keeper(Encodings)
         self._encodings = made
         view = yield from view_anywhere(engine, self._spans(), request, made, request.inherits if has_thread else ())
-        return self._decode(engine.model.encode(self._header), view.handles, view.offsets)
+        return self._decode(engine.model.encode(self._header), view)
 
-    def _decode(self, header: Sequence[int], view: Sequence[MessageHandle], offsets: Sequence[int] | None) -> Decode:
+    def _decode(self, header: Sequence[int], view: Sequence[MessageHandle]) -> Decode:
         engine, request = self.engine, self.request
         read = sum(parent.length for parent in view) + len(header)
         sampling, rest = request.sampling, engine.model.adapter.max_positions - read - _MARGIN
@@ -174,7 +166,6 @@ class ChatCall:
         self.decode = Decode(
             header,
             view,
-            offsets,
             author=f"{request.agent}.assistant",
             adapter=request.adapter,
             priority=request.priority,
@@ -198,7 +189,7 @@ class ChatCall:
     def _replied(self, handle: MessageHandle) -> AIMessage:
         engine, request = self.engine, self.request
         whole = self._speaking.said(handle)
-        spoken = whole.cut(lambda words: before_stop(words, request.sampling.stop).strip())
+        spoken = whole._replace(words=before_stop(whole.words, request.sampling.stop).strip())
         thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
         metadata: dict[str, Any] = {}
         if request.sampling.logprobs is not None:

@@ -1,14 +1,17 @@
-"""What a thread has encoded, by what it says: from there, another call of it may take an encoding."""
+"""What a thread has encoded, by what it says: from there, another call of it may take an encoding, wherever its message
+stood."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from choreo_agents.engine import Engine
+from choreo_agents.chat.asking import ChatRequest
+from choreo_agents.chat.prompt import ChatSpan
+from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.inspect import Descent
 from choreo_agents.errors import HandleError
 from choreo_agents.kv.handle import MessageHandle
@@ -185,3 +188,35 @@ class EncodingChoice:
                     found |= self._ancestors[parent] | {parent}
             self._ancestors[waiting.pop()] = found
         return self._ancestors[name]
+
+
+def view_anywhere(
+    engine: Engine, spans: Sequence[ChatSpan], request: ChatRequest, encodings: Encodings, inherits: Sequence[str]
+) -> Generator[list[Prefill], list[MessageHandle], list[MessageHandle]]:
+    """Find or encode all that a call is told.
+
+    Args:
+        engine: The tenant's.
+        spans: All of it. What stands around turns is encoded behind the first alone: it is nobody's.
+        request: Of the call.
+        encodings: Of its thread; what is encoded is noted there.
+        inherits: Names of foreign messages that what is found may have attended to.
+    """
+    told: list[tuple[ChatSpan, Said]] = [(span, (request.adapter, span.text)) for span in spans]
+    tokens = {said: tuple(engine.model.encode(span.text)) for span, said in told if span.handle is None}
+    choosing, view = EncodingChoice(engine, encodings, tokens, inherits), list[MessageHandle]()
+    for span, said in told:
+        if span.handle is not None:
+            view.append(span.handle)
+            continue
+        author = f"{request.agent}.{span.role}" if span.role else None
+        seen = view if span.role else view[:1]
+        call = Prefill(tokens[said], [*seen], author=author, adapter=request.adapter, lazy=True)
+        found = None if author is None else choosing.choose(said, engine.kv.key(call).id, view)
+        if found is None:
+            [found] = yield [call]
+        if author is not None:
+            encodings.note(found, said, author)
+        view.append(found)
+    encodings.trim(engine)
+    return view

@@ -1,16 +1,62 @@
-"""Grammars of answers, compiled before the engine is asked: it would keep the event loop that asks meanwhile."""
+"""What leads answers and calls of tools, and tells them apart.
+
+Grammars are compiled before the engine is asked: it would keep the event loop that asks meanwhile.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 
 from choreo_agents.chat.tools import Described
-from choreo_agents.chat.ways import CallsOrAnswer
-from choreo_agents.engine import Guided
+from choreo_agents.engine import Engine, Guided
 from choreo_agents.models import LoadedModel, MakeGuide, tools_format
-from choreo_agents.sampling import Grammar, TokenGuide
+from choreo_agents.sampling import Grammar, Sampling, TokenGuide
+
+
+class CallsOrAnswer:
+    """Reads one message token by token, and tells whether it calls or answers; what may be both is taken for calls.
+
+    Args:
+        calls: Makes guides to calls alone.
+        answer: Makes guides to the answer alone.
+        ends: Tokens that end either.
+    """
+
+    def __init__(self, calls: MakeGuide, answer: MakeGuide, ends: frozenset[int]) -> None:
+        self._calls, self._answer, self._ends = calls, answer, ends
+        self._guides = calls(ends), answer(ends)
+        self.tokens: list[int] = []
+        """All that were taken."""
+
+    def take(self, token: int) -> bool | None:
+        """Go on with this token, and tell whether it is an answer; None: nobody can know yet."""
+        self.tokens.append(token)
+        calls, answers = (_goes_on(guide, token) for guide in self._guides)
+        if calls and answers:
+            return None
+        return answers if calls or answers else self._is_answer(self.tokens[:-1])
+
+    def ended(self) -> bool:
+        """Tell whether it is an answer, when nothing follows; one that was cut as both might have been calls."""
+        return self._is_answer(self.tokens)
+
+    def _is_answer(self, tokens: Sequence[int]) -> bool:
+        return not self._ends_as(self._calls, tokens) and self._ends_as(self._answer, tokens)
+
+    def _ends_as(self, make: MakeGuide, tokens: Sequence[int]) -> bool:
+        guide = make(self._ends)
+        return all(_goes_on(guide, token) for token in tokens) and (guide.done or _goes_on(guide, min(self._ends)))
+
+
+def _goes_on(guide: TokenGuide, token: int) -> bool:
+    try:
+        guide.take(token)
+    except ValueError:
+        return False
+    return True
+
 
 _KEPT = 64
 
@@ -85,3 +131,50 @@ def compiled(model: LoadedModel, grammar: Grammar | None, told: str) -> MakeGuid
     if grammar is not None and told == "[]":
         return model.grammars.compile(grammar)
     return model.grammars.compile_call(tools_format(model.chat), json.loads(told), model.controls, grammar)
+
+
+def required_call(model: LoadedModel, tools: Described, names: Collection[str]) -> Guided | None:
+    """What leads an answer to one call of one of some tools; None: nothing has to be called.
+
+    Args:
+        model: Whose answer it is.
+        tools: All that may be called.
+        names: Of those of which one must be.
+
+    Raises:
+        GrammarError: The arguments of one cannot be led by their schema.
+        InvalidRequestError: The extra `guided` is not installed, or the model's tokens cannot be guided.
+    """
+    wanted = [tool for tool in tools if tool["function"]["name"] in names]
+    if not wanted:
+        return None
+    told = json.dumps(wanted)
+    # Made before the engine asks for it, which waits for it.
+    led_by = Led(None, told, compiled(model, None, told))
+    return Guided(f"one call of {json.dumps(wanted, sort_keys=True)}", led_by)
+
+
+def led(
+    engine: Engine, tools: Described, names: Collection[str], sampling: Sampling
+) -> tuple[Sampling, Guided | None, Callable[[], CallsOrAnswer] | None]:
+    """How an answer is sampled, and what leads it: to one call, or, where none must be made, to calls or an answer.
+
+    The third makes what tells these apart; None: the reader of calls does.
+
+    Args:
+        engine: Whose model answers.
+        tools: All that may be called.
+        names: Of those of which one must be; nothing else is said then.
+        sampling: Its guide is that of an answer that calls nothing.
+
+    Raises:
+        GrammarError: Nothing can be led by its guide, or by what the arguments of a tool must be.
+        InvalidRequestError: See `required_call`.
+    """
+    guide, ways = required_call(engine.model, tools, names), None
+    if sampling.guide is None:
+        return sampling, guide, ways
+    if guide is None:
+        compiled = engine.kv.keeper(CompiledGuides, engine.model)
+        guide, ways = compiled.of(sampling.guide, tools), compiled.ways(sampling.guide, tools) if tools else None
+    return sampling.model_copy(update={"guide": None}), guide, ways

@@ -3,38 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, AIMessageChunk, InvalidToolCall, ToolCall
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 
-from choreo_agents.chat.logprobs import said_tokens
-from choreo_agents.chat.required import led
-from choreo_agents.chat.shown_text import ShownText, shown_thoughts
+from choreo_agents.chat.guides import CallsOrAnswer, led
 from choreo_agents.chat.speech import Called, Speech, require_names
 from choreo_agents.chat.tools import Described
-from choreo_agents.chat.ways import CallsOrAnswer
 from choreo_agents.engine import Engine, StreamedToken, Thinking
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, tools_format
+from choreo_agents.models import FramedText, LoadedModel, tools_format
 from choreo_agents.models.chat.tools.literals import to_json
-from choreo_agents.sampling import Sampling
+from choreo_agents.sampling import Chosen, Sampling
 
 
-@dataclass(frozen=True)
-class Spoken:
+class ShownText:
+    """Of one message: holds back what may turn out to be no part of it, and nothing else.
+
+    What a piece costs depends on the piece and on what may follow, not on what was shown before.
+
+    Args:
+        ending: Text that may follow and is not shown: what ends a turn, or thoughts.
+        stops: Texts with which it is over: neither they are shown nor what follows.
+    """
+
+    def __init__(self, ending: str = "", stops: Sequence[str] = ()) -> None:
+        self._endings, self._stops = (ending, *stops), stops
+        self._is_over = False
+        self._shown: list[str] = []
+        self._spaces: list[str] = []
+        """What has come since the last word, ..."""
+        self._tail = ""
+        """... and then may begin an ending."""
+
+    def add(self, text: str) -> str:
+        """What can be shown of all that has come and was not yet shown, with the next piece; empty: nothing."""
+        whole = "" if self._is_over else before_stop(self._tail + text, self._stops)
+        self._is_over = self._is_over or whole != self._tail + text
+        self._tail = self._begun(whole)
+        said = whole[: len(whole) - len(self._tail)]
+        words = said.rstrip()
+        spaces = said[len(words) :]
+        if not words:
+            self._spaces.append(spaces)
+            return ""
+        words = "".join([*self._spaces, words])
+        self._spaces = [spaces]
+        return self._show(words if self._shown else words.lstrip())
+
+    def rest(self, whole: str) -> str:
+        """What is still to be shown, given all that is said; empty if the pieces so far do not begin it."""
+        shown = "".join(self._shown)
+        return self._show(whole.removeprefix(shown)) if whole.startswith(shown) else ""
+
+    def __bool__(self) -> bool:
+        """Whether anything was shown."""
+        return bool(self._shown)
+
+    def _show(self, text: str) -> str:
+        self._shown += [text] if text else []
+        return text
+
+    def _begun(self, text: str) -> str:
+        """The longest end of a text that an ending begins with."""
+        begun = (_begun(text, ending) for ending in self._endings)
+        return max(begun, key=len, default="")
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first of these that stands in it."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+def _begun(text: str, ending: str) -> str:
+    """The longest end of a text that this ending begins with."""
+    for have in range(min(len(ending), len(text)), 0, -1):
+        if text.endswith(ending[:have]):
+            return ending[:have]
+    return ""
+
+
+def shown_thoughts(thinking: Thinking | None, model: LoadedModel) -> ShownText:
+    """Thoughts as they are shown: without what ends them, of which control tokens have no text."""
+    end = "" if thinking is None else thinking.end
+    return ShownText(model.decode(model.encode(FramedText.frame(end)), special=False) if end else "")
+
+
+def said_tokens(engine: Engine, handle: MessageHandle) -> tuple[Chosen, ...]:
+    """Return the tokens that were sampled for a message, without one that only closes its turn."""
+    chosen = engine.logprobs(handle)
+    return chosen[:-1] if chosen and engine.model.closes(chosen[-1].token) else chosen
+
+
+def logprobs_of(model: LoadedModel, chosen: Sequence[Chosen]) -> dict[str, Any]:
+    """Of the tokens of one message, with the likeliest in the place of each."""
+
+    def told(token: int, logprob: float | None) -> dict[str, Any]:
+        return {"token": model.decode([token]), "bytes": [*model.bytes_of(token)], "logprob": logprob}
+
+    return {
+        "content": [
+            {**told(each.token, each.logprob), "top_logprobs": [told(*likely) for likely in each.top]}
+            for each in chosen
+        ]
+    }
+
+
+class Spoken(NamedTuple):
     """One message."""
 
     words: str
-    calls: list[ToolCall] = field(default_factory=list)
-    broken: list[InvalidToolCall] = field(default_factory=list)
-
-    def cut(self, cut: Callable[[str], str]) -> Spoken:
-        """The same with fewer words."""
-        return replace(self, words=cut(self.words))
+    calls: Sequence[ToolCall] = ()
+    broken: Sequence[InvalidToolCall] = ()
 
 
 class Speaking:
@@ -217,8 +301,8 @@ class Speaking:
         ended = "length" if is_cut else "tool_calls" if spoken.calls else "stop"
         return AIMessage(
             content=content,
-            tool_calls=spoken.calls,
-            invalid_tool_calls=spoken.broken,
+            tool_calls=[*spoken.calls],
+            invalid_tool_calls=[*spoken.broken],
             response_metadata={"model_name": engine.model.name, "finish_reason": ended, **(metadata or {})},
             usage_metadata=usage,
             **{**self._said, **said},

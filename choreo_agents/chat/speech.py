@@ -11,8 +11,8 @@ from langchain_core.messages import InvalidToolCall
 from langchain_core.messages import ToolCall as CallMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
-from choreo_agents.chat.history import short_id
-from choreo_agents.chat.ways import CallsOrAnswer
+from choreo_agents.chat.guides import CallsOrAnswer
+from choreo_agents.chat.turns import short_id
 from choreo_agents.engine.decoding.detokenizer import Detokenizer
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import BrokenCall, CallPart, FramedText, LoadedModel, SaidWords, ToolCall, tools_format

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage
 from safetensors import SafetensorError
 
 from choreo_agents import Engine
-from choreo_agents.chat.history import calls_made
+from choreo_agents.chat.turns import calls_made
 from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.errors import ChoreoError, PMLError
 from choreo_agents.kv.store import files

@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from support.graphs import words_seen
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
-from choreo_agents.chat.history import short_id
+from choreo_agents.chat.turns import short_id
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.signer import digest_of
 from choreo_agents.testing import Script

@@ -20,7 +20,7 @@ from support.tiny import save_tiny_llama
 from support.tool_templates import TOOL_CHECKPOINTS, TOOL_TEMPLATES, tool_tokenizer
 
 from choreo_agents import Agent, ChoreoGraph, Engine, Memory, RunOptions, Sampling
-from choreo_agents.chat.history import short_id
+from choreo_agents.chat.turns import short_id
 from choreo_agents.models import LoadedModel, ToolCall, load_model, tools_format
 
 QUESTION = {"messages": [("user", "Where are the kites?")]}
