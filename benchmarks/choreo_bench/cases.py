@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, Protocol
 from pydantic import Field
 
 from choreo_agents.workflows.case import Case, Item, Options
+from choreo_agents.workflows.cases.answers import Question
 from choreo_agents.workflows.cases.branch_solve_merge import Concepts, MergeCase, MergeOptions
 from choreo_agents.workflows.cases.debate import DebateCase, DebateItem, DebateOptions
 from choreo_agents.workflows.cases.direct import DirectCase
 from choreo_agents.workflows.cases.iterative_debate import IterativeDebateCase, IterativeDebateOptions
 from choreo_agents.workflows.cases.multi_qa import MultiQACase, Questions, QuestionsOptions
 from choreo_agents.workflows.cases.prisoners_dilemma import DilemmaCase, DilemmaOptions, Stakes, Strategy
-from choreo_agents.workflows.cases.questions import Question
 from choreo_agents.workflows.cases.tree_of_thoughts import TreeCase, TreeOptions
 from choreo_bench.language import Split, draw_problem
 from choreo_bench.language.problem import split_of

@@ -21,8 +21,7 @@ from rich.tree import Tree
 from choreo_agents.workflows.cases.answers import read_answer
 
 if TYPE_CHECKING:
-    from choreo_agents.workflows.playing import Setting
-    from choreo_agents.workflows.running import Place
+    from choreo_agents.workflows.playing import Place, Setting
 
 _TOKENS = ("tokens_reused", "tokens_encoded")
 
@@ -226,9 +225,7 @@ class TreeDisplay(PlayDisplay):
     def levels(self) -> list[Level]:
         """Each level, as far as it has come."""
         from choreo_agents.workflows.cases.tree_of_thoughts import ballot_of
-        from choreo_agents.workflows.graphs.election import elect
-        from choreo_agents.workflows.graphs.thoughts import THINKER, VOTER
-        from choreo_agents.workflows.graphs.tree_of_thoughts import candidate_name
+        from choreo_agents.workflows.graphs.tree_of_thoughts import THINKER, VOTER, candidate_name, elect
 
         prompts, size, found = self.setup.prompts, self.options, list[Level]()
         names = map(partial(candidate_name, prompts.names("speakers")), count())

@@ -12,10 +12,9 @@ from choreo_agents.pml.assembling import compile_prompt
 from choreo_agents.pml.compiler import CompiledSchema, compile_schema
 from choreo_agents.pml.markup.parser import parse_document
 from choreo_agents.pml.markup.problems import Problems, nearest
-from choreo_agents.pml.markup.sources import read_document
+from choreo_agents.pml.markup.reading import read_document
 from choreo_agents.pml.markup.syntax import PromptTree, SchemaTree
-from choreo_agents.pml.prompt import resolve
-from choreo_agents.pml.schema import Schema
+from choreo_agents.pml.schema import Schema, resolve
 
 
 def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tuple[PMLProblem, ...]:

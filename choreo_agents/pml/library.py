@@ -12,12 +12,10 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine, StreamedToken
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.pml.assembling import compile_prompt
+from choreo_agents.pml.assembling import PromptView, compile_prompt, encoded_view
 from choreo_agents.pml.compiler import CompiledSchema, PieceKey, compile_schema
-from choreo_agents.pml.prompt import Prompt
-from choreo_agents.pml.schema import Schema
+from choreo_agents.pml.schema import Prompt, Schema
 from choreo_agents.pml.shelf import Place, Shelf, written
-from choreo_agents.pml.views import PromptView, encoded_view
 from choreo_agents.sampling import Sampling
 
 

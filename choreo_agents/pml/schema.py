@@ -1,19 +1,98 @@
-"""`Schema`: what a user reads, writes, builds and prompts."""
+"""`Schema`: what a user reads, writes, builds and prompts; and `Prompt`, checked against its schema without a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import pathlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from types import MappingProxyType
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.pml.building import Content, Writer, build
 from choreo_agents.pml.markup.parser import parse_document, parse_prompt
-from choreo_agents.pml.markup.problems import Problems
-from choreo_agents.pml.markup.sources import read_document
-from choreo_agents.pml.markup.syntax import PromptTree, SchemaTree
+from choreo_agents.pml.markup.problems import Problems, nearest
+from choreo_agents.pml.markup.reading import read_document
+from choreo_agents.pml.markup.syntax import (
+    Argument,
+    Import,
+    Module,
+    Path,
+    PromptTree,
+    SchemaTree,
+    modules_of,
+)
 from choreo_agents.pml.markup.writer import write_schema
-from choreo_agents.pml.prompt import Prompt, resolve
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a prompt imports from its schema, and what it adds."""
+
+    schema: SchemaTree
+    tree: PromptTree
+    arguments: Mapping[Path, Mapping[str, Argument]]
+    """By the path of every module that is used, the schema's own among them, the values of its parameters."""
+
+    @property
+    def imports(self) -> tuple[Path, ...]:
+        """The paths of the modules that it imports, in the order in which they are written."""
+        return tuple(path for path in self.arguments if path)
+
+
+def resolve(schema: SchemaTree, tree: PromptTree, problems: Problems) -> Prompt:
+    """Find what a prompt names in its schema; what is not there, or not allowed, becomes a problem."""
+    if tree.schema != schema.name:
+        problems.add(tree.place, f"the prompt is of schema {tree.schema!r}", f"schema={schema.name!r}")
+    resolver = _Resolver(schema, problems)
+    resolver.enter(schema, tree, ())
+    return Prompt(schema, tree, MappingProxyType(resolver.used))
+
+
+class _Resolver:
+    def __init__(self, schema: SchemaTree, problems: Problems) -> None:
+        self.schema, self.problems = schema, problems
+        self.used: dict[Path, Mapping[str, Argument]] = {}
+
+    def enter(self, parent: SchemaTree | Module, tree: PromptTree | Import, path: Path) -> None:
+        """Take what is imported inside a module, or the schema."""
+        what = f"module {'/'.join(path)!r}" if path else f"schema {self.schema.name!r}"
+        slots = {each.name for each in parent.parameters()}
+        for argument in tree.arguments:
+            if argument.name not in slots:
+                message = f"{what} has no parameter {argument.name!r}"
+                self.problems.add(argument.place, message, nearest(argument.name, slots, "no attribute"))
+        self.used[path] = MappingProxyType({each.name: each for each in tree.arguments})
+        modules = {module.name: module for module in parent.modules()}
+        taken: dict[int, str] = {}
+        for child in (child for child in tree.children if isinstance(child, Import)):
+            module = modules.get(child.name)
+            if module is None:
+                self._unknown(child, path, what, modules)
+                continue
+            below = (*path, child.name)
+            if below in self.used:
+                self.problems.add(child.place, f"module {'/'.join(below)!r} is imported twice", "one import of it")
+                continue
+            for number, union in enumerate(parent.unions()):
+                if any(member is module for member in union.members):
+                    other = taken.setdefault(number, child.name)
+                    if other != child.name:
+                        message = f"{other!r} and {child.name!r} are members of one union"
+                        self.problems.add(child.place, message, "one of them")
+            self.enter(module, child, below)
+
+    def _unknown(self, child: Import, path: Path, what: str, modules: Mapping[str, Module]) -> None:
+        elsewhere = [found for found, _ in modules_of(self.schema) if found[-1] == child.name]
+        if elsewhere:
+            parents = elsewhere[0][:-1]
+            inside = f"inside {'/'.join(parents)!r}" if parents else "in no other module"
+            opened = "".join(f"<{name}>" for name in parents)
+            closed = "".join(f"</{name}>" for name in reversed(parents))
+            message = f"module {child.name!r} stands {inside}, not in {what}"
+            self.problems.add(child.place, message, f"{opened}<{child.name}/>{closed}")
+        else:
+            expected = nearest(child.name, modules, "a module of the schema")
+            self.problems.add(child.place, f"{what} has no module {child.name!r}", expected)
 
 
 @dataclass(frozen=True)
@@ -35,17 +114,17 @@ class Schema:
         return f"Schema({self.tree.name})"
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Schema:
+    def from_file(cls, path: str | pathlib.Path) -> Schema:
         """Read a schema; what it includes with `src` is looked for below its folder.
 
         Raises:
             PMLError: With all that is wrong in it. OSError: There is no such file.
         """
-        path = Path(path)
+        path = pathlib.Path(path)
         return cls.from_text(_read(path), source=str(path), folder=path.parent)
 
     @classmethod
-    def from_text(cls, text: str, *, source: str = "<schema>", folder: str | Path | None = None) -> Schema:
+    def from_text(cls, text: str, *, source: str = "<schema>", folder: str | pathlib.Path | None = None) -> Schema:
         """Read a schema from text.
 
         Args:
@@ -57,7 +136,7 @@ class Schema:
             PMLError: With all that is wrong in it.
         """
         problems = Problems()
-        tree = parse_document(text, source, None if folder is None else Path(folder), problems, ("schema",))
+        tree = parse_document(text, source, None if folder is None else pathlib.Path(folder), problems, ("schema",))
         problems.require_none()
         assert isinstance(tree, SchemaTree)
         return cls(tree)
@@ -101,12 +180,12 @@ class Schema:
         assert prompt is not None
         return prompt
 
-    def prompt_file(self, path: str | Path) -> Prompt:
+    def prompt_file(self, path: str | pathlib.Path) -> Prompt:
         """Read a prompt from a file; raises as `prompt` does, and `OSError`."""
-        return self.prompt(_read(Path(path)), source=str(path))
+        return self.prompt(_read(pathlib.Path(path)), source=str(path))
 
 
-def _read(path: Path) -> str:
+def _read(path: pathlib.Path) -> str:
     problems = Problems()
     text = read_document(path, problems)
     problems.require_none()

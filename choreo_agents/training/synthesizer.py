@@ -13,10 +13,9 @@ from typing import Any, Protocol
 
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
-from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuned import Tuned
-from choreo_agents.training.tuning import Held, Outcome, Passage, Source, Tuning
+from choreo_agents.training.tuning import Held, Outcome, Passage, Source, Tuning, run_and_keep
 
 Judged = tuple[Held, Mapping[str, float]]
 """How good the weights are, and what that is made of, by name."""

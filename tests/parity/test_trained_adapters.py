@@ -18,8 +18,7 @@ from torch import Tensor
 from choreo_agents import Decode, Sampling
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.recording import record, text_twin
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, record, text_twin
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Held
 

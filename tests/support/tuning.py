@@ -15,9 +15,8 @@ from torch import Tensor
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints
 from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.recording import text_twin
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, text_twin
 from choreo_agents.training.trace_store import digest_of
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Example, Held, Passage, Tuning

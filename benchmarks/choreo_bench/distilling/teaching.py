@@ -10,14 +10,12 @@ from typing import Any, Protocol
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
-from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.recording import text_twin
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, text_twin
 from choreo_agents.training.trace_store import TraceStore, digest_of, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Held, Outcome, Passage, Tuning
+from choreo_agents.training.tuning import Held, Outcome, Passage, Tuning, run_and_keep
 from choreo_bench.distilling.traces import FixedExamples, Lesson, adapted, sample_traces, score_played
 from choreo_bench.language import Split
 

@@ -19,8 +19,7 @@ from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.recording import handles_in, record, text_twin
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, handles_in, record, text_twin
 from choreo_agents.training.trace_store import TraceStore, digest_of
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
@@ -28,8 +27,7 @@ from choreo_agents.workflows.case import Case, Item, Variant
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.many import at_once, room, seeds_of
 from choreo_agents.workflows.phrasing import Prompts
-from choreo_agents.workflows.playing import Setup, play
-from choreo_agents.workflows.running import run_graph, sampled
+from choreo_agents.workflows.playing import Setup, play, run_graph, sampled
 from choreo_bench.language import Split
 from choreo_bench.playing import draw_items
 

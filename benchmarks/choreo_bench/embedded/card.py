@@ -14,7 +14,7 @@ import torch
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.files import write_tensors
-from choreo_agents.training.ending import CARD_FILE
+from choreo_agents.training.tuning import CARD_FILE
 from choreo_bench.embedded.pretrain import Pretraining
 from choreo_bench.evaluation import Evaluation, evaluate
 from choreo_bench.harness import Table

@@ -12,9 +12,9 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.files import write_text
 from choreo_agents.sampling import Sampling
-from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.training.settings import TuneSettings
+from choreo_agents.training.tuning import CARD_FILE
 from choreo_agents.workflows.many import PlayProgress
 from choreo_agents.workflows.phrasing import load_prompts
 from choreo_agents.workflows.playing import Setup

@@ -53,8 +53,7 @@ from choreo_agents.training.trace_store import TraceStore, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.workflows.case import Result
 from choreo_agents.workflows.phrasing import load_prompts
-from choreo_agents.workflows.playing import Setup, play
-from choreo_agents.workflows.running import run_graph
+from choreo_agents.workflows.playing import Setup, play, run_graph
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, max_tokens=40)
 FACTS = {"facts": 3}

@@ -21,7 +21,7 @@ from choreo_bench.experiments.bench_workflows.scenarios import (
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.graph import START
 from choreo_agents.models import LoadedModel
-from choreo_agents.workflows.running import RunCost, run_graph
+from choreo_agents.workflows.playing import RunCost, run_graph
 
 LENGTHS = Lengths(system=5, problem=7, utterance=6)
 SCENARIOS = (parallel_debate(), debate_in_turns(), tree(3, 2), tree(3, 2, critics=True))

@@ -11,8 +11,7 @@ from xml.sax.saxutils import quoteattr
 
 from choreo_agents.pml.markup.checks import check_schema
 from choreo_agents.pml.markup.problems import Problems, nearest
-from choreo_agents.pml.markup.reading import RawElement, RawText, read_xml
-from choreo_agents.pml.markup.sources import read_included
+from choreo_agents.pml.markup.reading import RawElement, RawText, read_included, read_xml
 from choreo_agents.pml.markup.syntax import (
     ROLES,
     TAGS,

@@ -1,4 +1,4 @@
-"""Reads what a reply answers, and compares it with what is right."""
+"""Questions with one answer: reads what a reply answers, and compares it with what is right."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+
+from pydantic import Field
+
+from choreo_agents.workflows.case import Item
 
 FIRST, LAST = "first sentence", "last sentence"
 _NOT_WITHIN = r"(?<![\w.])(?<!\d,(?=\d))(?<!(?<!\w)[-\u2212](?=\d))"
@@ -66,3 +70,19 @@ def _number(text: str) -> Fraction | None:
 def _plain(text: str) -> str:
     words = " ".join(text.casefold().split()).rstrip(_MARKS)
     return re.sub(rf"^((?!\.\d)[{_MARKS}])+", "", words)  # the point of .5 is no mark
+
+
+class Question(Item):
+    """A question, and what is right if that is known."""
+
+    question: str = Field(min_length=1)
+    answer: str | None = None
+    """The reply's answer has to say it in whole words."""
+
+    @property
+    def graded(self) -> bool:
+        return self.answer is not None
+
+    def score(self, answer: str) -> float | None:
+        """1 if an answer is right, 0 if it is wrong, None if nobody knows."""
+        return None if self.answer is None else float(states(answer, self.answer))

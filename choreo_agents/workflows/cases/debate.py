@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
-from choreo_agents.workflows.cases.answers import majority, read_answer
-from choreo_agents.workflows.cases.questions import Question
+from choreo_agents.workflows.cases.answers import Question, majority, read_answer
 
 MOST_AGENTS = 8
 REPORTS = 9

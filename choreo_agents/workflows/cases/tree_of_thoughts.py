@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
-from choreo_agents.workflows.cases.answers import read_answer
-from choreo_agents.workflows.cases.questions import Question
+from choreo_agents.workflows.cases.answers import Question, read_answer
 
 if TYPE_CHECKING:
     from choreo_agents.workflows.graphs.tree_of_thoughts import Ballot
@@ -53,8 +52,7 @@ class TreeCase(Case):
         return Play(graph, (("user", item.question),))
 
     def judge(self, item: Question, options: TreeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
-        from choreo_agents.workflows.graphs.thoughts import THINKER
-        from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST
+        from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST, THINKER
 
         answer = read_answer(said(state, FINALIST)[-1], prompts("answer"))
         found = [item.score(read_answer(words, prompts("answer"))) for words in said(state, THINKER)]

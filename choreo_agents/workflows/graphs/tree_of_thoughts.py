@@ -5,15 +5,101 @@ candidates 1 .. B  ->  votes 1 .. V  ->  the best  (->  B candidates that go on 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Worker, send
-from choreo_agents.graph.visibility import Mode
+from typing_extensions import TypedDict
+
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState, HandleEntry, Send, Worker, send
+from choreo_agents.graph.visibility import Mode, mode_of
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.graphs.election import elect
-from choreo_agents.workflows.graphs.thoughts import THINKER, VOTER, TreeState, begin, numbered, sent, stand, votes
+
+
+def elect(votes: Sequence[str], ballots: Sequence[str | None], *, lead: str = "", seats: int = 1) -> list[int]:
+    """The candidates with most votes, as indices: the most votes first, the first of equals before the others.
+
+    Args:
+        votes: What voters said: anything up to `lead`, then a ballot.
+        ballots: What a vote for each candidate says; None if nobody can vote for it. Of candidates with one ballot the
+            first gets the votes.
+        lead: What a vote comes after.
+        seats: How many are elected, if there are so many.
+    """
+    cast = Counter(vote.rpartition(lead)[2].strip() if lead else vote.strip() for vote in votes)
+    first: dict[str, int] = {}
+    for index, ballot in enumerate(ballots):
+        if ballot is not None:
+            first.setdefault(ballot.strip(), index)
+    ranked = sorted(first, key=lambda ballot: (-cast[ballot], first[ballot]))
+    others = [index for index in range(len(ballots)) if index not in first.values()]
+    return [*(first[ballot] for ballot in ranked), *others][:seats]
+
+
+THINKER, VOTER = "thinker", "voter"
+Thought = list[str]
+"""A thought from its first level on, as message ids."""
+
+
+class TreeState(ChoreoState, total=False):
+    """A tree's channels, besides handles and messages."""
+
+    candidates: list[Thought]
+    kept: list[Thought]
+    thoughts: int
+    """Messages that candidates have said, on all levels so far."""
+    before: int
+    """Entries of the `handles` channel when the tree began: a thread may hold trees that came before."""
+
+
+def begin(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree without any thought."""
+    return {"candidates": [], "kept": [], "thoughts": 0, "before": len(state.get("handles") or [])}
+
+
+def stand(state: Mapping[str, Any], branches: int) -> dict[str, Any]:
+    """What a level's messages make of the state: each goes on from one of the thoughts that were kept."""
+    said = [entry["message_id"] for entry in state["handles"][state["before"] :] if _node(entry) == THINKER]
+    new, kept = said[state["thoughts"] :], state["kept"] or [[]]
+    candidates = [[*kept[index // branches], message] for index, message in enumerate(new)]
+    return {"candidates": candidates, "thoughts": len(said)}
+
+
+def numbered(state: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """The level's candidates: which of all messages each is, from 0 on, and its words."""
+    words = {message.id: str(message.text) for message in state["messages"]}
+    first = state["thoughts"] - len(state["candidates"])
+    return [(first + index, words.get(thought[-1], "")) for index, thought in enumerate(state["candidates"])]
+
+
+def votes(state: Mapping[str, Any], nodes: Sequence[str], count: int) -> list[str]:
+    """The last `count` messages of the voting nodes."""
+    words = {message.id: str(message.text) for message in state["messages"]}
+    cast = [entry["message_id"] for entry in state["handles"] if _node(entry) in nodes]
+    return [words.get(message, "") for message in cast[-count:]]
+
+
+def _node(entry: HandleEntry) -> str:
+    """Who said it, whatever graphs it stands in."""
+    return entry["author"].rpartition("|")[2]
+
+
+class Sent(TypedDict):
+    """What a branch sees, as message ids."""
+
+    shared: list[str]
+    reencoded: list[str]
+
+
+def sent(state: Mapping[str, Any], thoughts: Sequence[Thought], visibility: Mode) -> Sent:
+    """What a branch is sent to see these thoughts and nothing else but the input."""
+    inputs = [entry["message_id"] for entry in state["handles"] if entry["author"] == START]
+    chosen = list(dict.fromkeys(message for thought in thoughts for message in thought))
+    if mode_of(visibility).hands_on_encodings:
+        return Sent(shared=[*inputs, *chosen], reencoded=[])
+    return Sent(shared=inputs, reencoded=chosen)
+
 
 FINALIST = "finalist"
 Ballot = Callable[[str, str], str | None]

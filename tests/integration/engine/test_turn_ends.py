@@ -17,8 +17,8 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Agent, ChoreoGraph, Decode, Engine, MessageHandle, RunOptions, Sampling, StreamedToken
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.training.recording import record
-from choreo_agents.workflows.running import sampled
+from choreo_agents.training.trace import record
+from choreo_agents.workflows.playing import sampled
 
 OPEN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }}{% endfor %}"

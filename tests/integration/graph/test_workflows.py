@@ -17,8 +17,7 @@ from choreo_agents.workflows import debate
 from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge
 from choreo_agents.workflows.graphs.direct import direct
 from choreo_agents.workflows.graphs.multi_qa import multi_qa
-from choreo_agents.workflows.graphs.thoughts import THINKER, VOTER
-from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST, tree_of_thoughts
+from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST, THINKER, VOTER, tree_of_thoughts
 
 WARM = FREE.model_copy(update={"max_tokens": 16})  # enough for the longest ballot, which is spelled in bytes
 GRAPHS: dict[str, Any] = {

@@ -21,8 +21,7 @@ from choreo_agents.errors import HandleError
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.adapter_files import write_adapter
 from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.recording import handles_in, record, text_twin
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, handles_in, record, text_twin
 from choreo_agents.workflows.graphs.debate import debate
 
 FREE = Sampling(temperature=1.0, max_tokens=9, stop_tokens=())

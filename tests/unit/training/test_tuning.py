@@ -31,12 +31,11 @@ from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.errors import AdapterError, InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.training.checkpoints import Checkpoints, reserved
-from choreo_agents.training.ending import CARD_FILE, run_and_keep
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace, TraceMessage
 from choreo_agents.training.tuned import TUNED, Tuned, target_modules
-from choreo_agents.training.tuning import Example, Held, Outcome, Tuning
+from choreo_agents.training.tuning import CARD_FILE, Example, Held, Outcome, Tuning, run_and_keep
 
 
 @pytest.fixture(autouse=True)

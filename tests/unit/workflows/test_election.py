@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.workflows.graphs.election import elect
+from choreo_agents.workflows.graphs.tree_of_thoughts import elect
 
 CASES = {
     "most votes": (["2.", "2.", "1."], ["1.", "2.", "3."], {}, [1]),

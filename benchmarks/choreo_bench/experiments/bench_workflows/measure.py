@@ -14,7 +14,7 @@ from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal, Record
-from choreo_agents.workflows.running import run_graph
+from choreo_agents.workflows.playing import run_graph
 from choreo_bench.experiments.bench_workflows.scenarios import (
     Instance,
     Lengths,

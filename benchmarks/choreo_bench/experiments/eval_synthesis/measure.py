@@ -25,10 +25,10 @@ from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.synthesis.placing import SynthesisLayout
-from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesizer import train_synthesizer
+from choreo_agents.training.tuning import CARD_FILE
 from choreo_bench.evaluation.synthesis import evaluate_synthesis
 from choreo_bench.harness import Display
 from choreo_bench.language import Problem, Split

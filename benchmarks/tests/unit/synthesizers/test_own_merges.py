@@ -14,12 +14,12 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
-from choreo_agents.training.ending import CARD_FILE
-from choreo_agents.training.recording import record
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import cache_trace, text_trace
 from choreo_agents.training.synthesizer import train_synthesizer
+from choreo_agents.training.trace import record
 from choreo_agents.training.tuned import Tuned
+from choreo_agents.training.tuning import CARD_FILE
 
 MERGE: dict[str, Any] = {
     "system": "Say what you see.",
