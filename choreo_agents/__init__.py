@@ -3,94 +3,52 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from choreo_agents.engine import (
-        Decode,
-        Engine,
-        EngineStats,
-        Guided,
-        Memory,
-        Prefill,
-        Scheduling,
-        StreamedToken,
-        Thinking,
-        Usage,
-    )
-    from choreo_agents.graph import (
-        END,
-        START,
-        Agent,
-        AnswerSigner,
-        AuditReport,
-        ChoreoGraph,
-        ChoreoState,
-        Command,
-        HandleEntry,
-        Keep,
-        Policy,
-        Rule,
-        RunOptions,
-        Send,
-        Synthesizer,
-        VisibilityMode,
-        Worker,
-        send,
-    )
-    from choreo_agents.graph.comparing import acompare, compare
-    from choreo_agents.graph.replaying import afork, areplay, fork, replay
-    from choreo_agents.kv.handle import MessageHandle
-    from choreo_agents.models import FramedText
-    from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
-    from choreo_agents.sampling import Grammar, Sampling, TokenGuide
+if TYPE_CHECKING:  # each under its own name: so a type checker takes it for public
+    from choreo_agents.engine import Decode as Decode
+    from choreo_agents.engine import Engine as Engine
+    from choreo_agents.engine import EngineStats as EngineStats
+    from choreo_agents.engine import Guided as Guided
+    from choreo_agents.engine import Memory as Memory
+    from choreo_agents.engine import Prefill as Prefill
+    from choreo_agents.engine import Scheduling as Scheduling
+    from choreo_agents.engine import StreamedToken as StreamedToken
+    from choreo_agents.engine import Thinking as Thinking
+    from choreo_agents.engine import Usage as Usage
+    from choreo_agents.graph import END as END
+    from choreo_agents.graph import START as START
+    from choreo_agents.graph import Agent as Agent
+    from choreo_agents.graph import AnswerSigner as AnswerSigner
+    from choreo_agents.graph import AuditReport as AuditReport
+    from choreo_agents.graph import ChoreoGraph as ChoreoGraph
+    from choreo_agents.graph import ChoreoState as ChoreoState
+    from choreo_agents.graph import Command as Command
+    from choreo_agents.graph import HandleEntry as HandleEntry
+    from choreo_agents.graph import Keep as Keep
+    from choreo_agents.graph import Policy as Policy
+    from choreo_agents.graph import Rule as Rule
+    from choreo_agents.graph import RunOptions as RunOptions
+    from choreo_agents.graph import Send as Send
+    from choreo_agents.graph import Synthesizer as Synthesizer
+    from choreo_agents.graph import VisibilityMode as VisibilityMode
+    from choreo_agents.graph import Worker as Worker
+    from choreo_agents.graph import send as send
+    from choreo_agents.graph.comparing import acompare as acompare
+    from choreo_agents.graph.comparing import compare as compare
+    from choreo_agents.graph.replaying import afork as afork
+    from choreo_agents.graph.replaying import areplay as areplay
+    from choreo_agents.graph.replaying import fork as fork
+    from choreo_agents.graph.replaying import replay as replay
+    from choreo_agents.kv.handle import MessageHandle as MessageHandle
+    from choreo_agents.models import FramedText as FramedText
+    from choreo_agents.pml import Prompt as Prompt
+    from choreo_agents.pml import PromptView as PromptView
+    from choreo_agents.pml import Schema as Schema
+    from choreo_agents.pml import SchemaLibrary as SchemaLibrary
+    from choreo_agents.sampling import Grammar as Grammar
+    from choreo_agents.sampling import Sampling as Sampling
+    from choreo_agents.sampling import TokenGuide as TokenGuide
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "END",
-    "START",
-    "Agent",
-    "AnswerSigner",
-    "AuditReport",
-    "ChoreoGraph",
-    "ChoreoState",
-    "Command",
-    "Decode",
-    "Engine",
-    "EngineStats",
-    "FramedText",
-    "Grammar",
-    "Guided",
-    "HandleEntry",
-    "Keep",
-    "Memory",
-    "MessageHandle",
-    "Policy",
-    "Prefill",
-    "Prompt",
-    "PromptView",
-    "Rule",
-    "RunOptions",
-    "Sampling",
-    "Scheduling",
-    "Schema",
-    "SchemaLibrary",
-    "Send",
-    "StreamedToken",
-    "Synthesizer",
-    "Thinking",
-    "TokenGuide",
-    "Usage",
-    "VisibilityMode",
-    "Worker",
-    "__version__",
-    "acompare",
-    "afork",
-    "areplay",
-    "compare",
-    "fork",
-    "replay",
-    "send",
-]
 
 _ROOMS = {
     "engine": (
@@ -131,6 +89,7 @@ _SUBPACKAGES = ("engine", "errors", "graph", "kv", "models", "pml", "sampling", 
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would take any name to be here
+    __all__ = ["__version__"] + list(_ROOM_OF)  # noqa: RUF005 - no other sum is read as names
 
     def __getattr__(name: str) -> object:
         """Import a public name's room when the name is first asked for: torch and LangGraph take seconds."""

@@ -18,7 +18,7 @@ from choreo_agents.models import ChatFormat, LoadedModel
 from choreo_agents.models.chat import ThoughtsFormat, TurnFormat
 from choreo_agents.models.support import MovedLogits, ProbePrompt
 from choreo_agents.sampling import Chosen, Guide, Sampler, SamplerCall, ThoughtsGuide
-from choreo_agents.testing.tokenizer import BOS, END, ROLES, THINK, THOUGHT, ScriptedSpelling, ScriptedTokenizer
+from choreo_agents.testing.tokenizer import BOS, END, ROLES, THINK, THOUGHT, ScriptedTokenizer
 
 if TYPE_CHECKING:
     from choreo_agents.attention.step import Attention
@@ -161,7 +161,7 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         cast("ModelAdapter", ScriptedAdapter(context)),
         cast("Any", ScriptedTokenizer()),
         ChatFormat(BOS, system, user, assistant, later=system, thoughts=thoughts),
-        ScriptedSpelling(),
+        ScriptedTokenizer(),
         MovedLogits(error=0.0, tolerance=0.0),
         ProbePrompt(probed, torch.zeros(len(probed), 1)),
         modelling="a script says what it says",

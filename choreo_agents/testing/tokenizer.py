@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from choreo_agents.models import FramedText
 
@@ -14,20 +14,12 @@ BOS, END, ROLES = "<s>", "<|end|>", ("system", "user", "assistant")
 THINK, THOUGHT = "<think>", "</think>"
 """What thoughts begin and end with."""
 SPECIAL_TOKENS = (BOS, END, *(f"<|{role}|>" for role in ROLES), THINK, THOUGHT)
-_SPECIAL = re.compile("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")")
+_SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 _WORDS = re.compile(r" ?\w+|\W")
 
 
-class ScriptedSpelling:
-    """Framed text in the tokens of a `ScriptedTokenizer`."""
-
-    def encode(self, text: FramedText) -> list[int]:
-        """See `choreo_agents.models.spelling.Spelling`."""
-        return ScriptedTokenizer().encode_framed(text)
-
-
 class ScriptedTokenizer:
-    """As much of a Hugging Face tokenizer as the engine uses. Any text that UTF-8 can write comes back as it was.
+    """As much of a Hugging Face tokenizer as the engine uses, and the spelling of framed text in its tokens. Any text that UTF-8 can write comes back as it was.
 
     token   0 .. 6           the special tokens
             0x01 b1 .. b6    a piece of one to six bytes, behind a byte that tells its length
@@ -38,16 +30,10 @@ class ScriptedTokenizer:
     bos_token_id, end_token_id, thought_token_id = (SPECIAL_TOKENS.index(token) for token in (BOS, END, THOUGHT))
     unk_token_id = pad_token_id = None
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text, in which special tokens may stand."""
-        return self._numbers((part, i % 2 == 1) for i, part in enumerate(_SPECIAL.split(text)))
-
-    def encode_framed(self, text: FramedText) -> list[int]:
-        """Token ids of a text in which special tokens may stand in frames only."""
-        return self._numbers(text.runs(_SPECIAL))
-
-    def _numbers(self, runs: Iterable[tuple[str, bool]]) -> list[int]:
-        known = SPECIAL_TOKENS.index
+    def encode(self, text: str | FramedText, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text in which special tokens may stand; of framed text, in frames only."""
+        framed, known = FramedText.frame(text) if isinstance(text, str) else text, SPECIAL_TOKENS.index
+        runs = framed.runs(_SPECIAL)
         return [token for run, special in runs for token in ([known(run)] if special else self.spell(run))]
 
     def spell(self, words: str) -> Iterator[int]:

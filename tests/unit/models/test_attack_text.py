@@ -15,7 +15,7 @@ from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import FramedText
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.spelling import spelling_of
-from choreo_agents.testing.tokenizer import SPECIAL_TOKENS, ScriptedSpelling, ScriptedTokenizer
+from choreo_agents.testing.tokenizer import SPECIAL_TOKENS, ScriptedTokenizer
 
 ADDED = (
     AddedToken("<s>", special=True, normalized=False),
@@ -251,7 +251,7 @@ def test_runs_of_blanks_are_no_control_tokens() -> None:
 
 
 def test_scripts_keep_text_apart_as_well() -> None:
-    spelling, rng = ScriptedSpelling(), random.Random(0)
+    spelling, rng = ScriptedTokenizer(), random.Random(0)
     for _ in range(300):
         words = "".join(rng.choices([*SPECIAL_TOKENS, *WORDS, "<|", "end|>"], k=4))
         whole = FramedText.frame("<|user|> ") + FramedText.words(words) + FramedText.frame("end|><|end|>")
