@@ -10,8 +10,7 @@ from choreo_agents.errors import AdapterError
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.models.lora import LoraAdapter
-from choreo_agents.synthesis.boundaries import read_merging
-from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper
+from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper, read_merging
 
 BASE = "base"
 """Names the model alone, where an engine's own calls have an adapter."""
@@ -27,7 +26,7 @@ class Loaded:
     mapper_key: str = ""
     """The mapper's fingerprint."""
     boundaries: bool = False
-    """Whether it reads boundaries of branches (see `synthesis.boundaries`)."""
+    """Whether it reads boundaries of branches (see `synthesis.mapper`)."""
 
     @property
     def name(self) -> str:

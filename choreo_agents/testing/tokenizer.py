@@ -19,7 +19,9 @@ _WORDS = re.compile(r" ?\w+|\W")
 
 
 class ScriptedTokenizer:
-    """As much of a Hugging Face tokenizer as the engine uses, and the spelling of framed text in its tokens. Any text that UTF-8 can write comes back as it was.
+    """As much of a Hugging Face tokenizer as the engine uses, and a spelling of framed text in its tokens.
+
+    Any text that UTF-8 can write comes back as it was.
 
     token   0 .. 6           the special tokens
             0x01 b1 .. b6    a piece of one to six bytes, behind a byte that tells its length

@@ -18,8 +18,7 @@ from choreo_agents.models.hook import attending
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
 from choreo_agents.synthesis.mapper import CacheMapper
-from choreo_agents.training.packed import PackedTraces
-from choreo_agents.training.packed_attention import PackedAttention, bucketed
+from choreo_agents.training.packed import PackedAttention, PackedTraces, bucketed
 from choreo_agents.training.trace import Trace, batched
 
 _WIDE = 4

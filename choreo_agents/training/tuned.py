@@ -14,8 +14,7 @@ from choreo_agents.errors import TrainingError
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, exchanged, write_adapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
-from choreo_agents.synthesis.boundaries import MERGING_FILE, MergingConfig, write_merging
-from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper
+from choreo_agents.synthesis.mapper import MAPPER_FILE, MERGING_FILE, CacheMapper, MergingConfig, write_merging
 from choreo_agents.training.settings import TuneSettings
 
 TUNED = "tuned"

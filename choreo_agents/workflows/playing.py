@@ -221,8 +221,6 @@ class Held:
     """How it was played on one of them."""
 
     result: Result
-    spoken: list[dict[str, str]]
-    """Nodes and words."""
     cost: RunCost
     memory: MemoryMap
     """The engine's, at the end."""
@@ -241,8 +239,8 @@ def hold(setting: Setting, variant: str, *, record: Path | None = None, **run: A
     setup = setting.setup.changed(served)
     with Engine.load(setting.model, method=served.method, memory=setting.memory) as engine:
         with nullcontext() if record is None else engine.record(record):
-            played = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
-        return Held(*played, engine.kv.memory_map())
+            result, _, cost = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
+        return Held(result, cost, engine.kv.memory_map())
 
 
 def compared(setting: Setting, repeats: int, progress: Callable[[int, int], None]) -> Comparison:

@@ -65,7 +65,7 @@ def test_a_stale_mutant_is_named(change: dict[str, object], says: str) -> None:
 
 def test_a_draw_is_the_same_again_and_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        drawing, "ROOMS", {"audit": ("engine/inspect.py",), "PML": ("pml/markup/whitespace.py", "pml/shelf.py")}
+        drawing, "ROOMS", {"audit": ("engine/inspect.py",), "PML": ("pml/markup/whitespace.py", "pml/library.py")}
     )
     drawn = drawing.drawn(7, 5)
     assert drawn == drawing.drawn(7, 5) != drawing.drawn(8, 5)

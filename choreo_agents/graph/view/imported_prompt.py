@@ -18,8 +18,8 @@ from choreo_agents.errors import ContextLengthError
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
+from choreo_agents.pml.library import Shelf
 from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree, modules_of
-from choreo_agents.pml.shelf import Shelf
 
 AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
 

@@ -18,7 +18,7 @@ from support.merges import give_back, heard, require_nothing_left, team, view_of
 from choreo_agents import START, Agent, ChoreoGraph, Engine, MessageHandle, Sampling, Synthesizer
 from choreo_agents.errors import AdapterError
 from choreo_agents.models import LoadedModel
-from choreo_agents.synthesis.boundaries import MERGING_FILE, MergingConfig, read_merging, write_merging
+from choreo_agents.synthesis.mapper import MERGING_FILE, MergingConfig, read_merging, write_merging
 from choreo_agents.training.synthesis_traces import Span, boundaries_of
 
 SHORT = Sampling(max_tokens=5, stop_tokens=())

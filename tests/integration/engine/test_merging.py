@@ -32,7 +32,7 @@ from choreo_agents.errors import (
 )
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.executor import Executor
-from choreo_agents.synthesis.boundaries import MergingConfig, write_merging
+from choreo_agents.synthesis.mapper import MergingConfig, write_merging
 
 SHORT = Sampling(max_tokens=5, stop_tokens=())
 METHODS = ("choreo", "baseline", "naive")

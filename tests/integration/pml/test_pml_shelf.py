@@ -21,7 +21,7 @@ from choreo_agents.engine.keeping.wanted import WantedKV
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.pml.compiler import SchemaPiece
-from choreo_agents.pml.shelf import Shelf, written
+from choreo_agents.pml.library import Shelf, written
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -339,7 +339,7 @@ import json, sys
 import torch
 from choreo_agents import Engine, Memory
 from choreo_agents.pml.compiler import SchemaPiece
-from choreo_agents.pml.shelf import Shelf
+from choreo_agents.pml.library import Shelf
 model, folder, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)
 with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from choreo_agents.training.packed_attention import bucketed
+from choreo_agents.training.packed import bucketed
 
 
 @pytest.mark.parametrize("seed", range(5))

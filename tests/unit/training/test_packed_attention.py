@@ -13,8 +13,7 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.synthesis.mapper import CacheMapper
-from choreo_agents.training.packed import PackedTraces
-from choreo_agents.training.packed_attention import PackedAttention
+from choreo_agents.training.packed import PackedAttention, PackedTraces
 
 HEADS, KV_HEADS, DIM = 4, 2, 6
 TURNS = torch.tensor([0.7, 0.11])
