@@ -16,7 +16,7 @@ from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, waiting
 
 if TYPE_CHECKING:
-    from choreo_agents.pml.layout import Span
+    from choreo_agents.pml.compiler import Span
 
 _SHOWN = 60
 """Characters of a text."""
@@ -157,7 +157,7 @@ def run_prompt(
 
 
 def _grow(tree: Tree, spans: tuple[Span, ...]) -> None:
-    from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan
+    from choreo_agents.pml.compiler import ModuleSpan, SlotSpan, TextSpan, UnionSpan
 
     for span in spans:
         match span:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from choreo_agents.cli.costs import as_object, summary, table_of
+from choreo_agents.cli.compare import as_object, summary, table_of
 from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
 from choreo_agents.terminal.case_options import (
     BudgetOption,

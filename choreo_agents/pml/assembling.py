@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,8 +13,7 @@ from choreo_agents.engine.transfer.facade import Leases
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel
-from choreo_agents.pml.compiler import CompiledSchema, Scaffold, SchemaPiece, check_length
-from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan
+from choreo_agents.pml.compiler import CompiledSchema, ModuleSpan, SchemaPiece, SlotSpan, TextSpan, check_length
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import Argument, ChatTurn, Import, Path, PromptTree, Role, Text
 from choreo_agents.pml.schema import Prompt
@@ -140,9 +140,9 @@ class _Assembling:
             sum(len(text.tokens) for text in self.fresh),
         )
 
-    def _scaffolds(self) -> dict[Path, Scaffold]:
+    def _scaffolds(self) -> dict[Path, tuple[Path, ...]]:
         """By module, the scaffold that it is used in: the largest of which the prompt imports all."""
-        chosen: dict[Path, Scaffold] = {}
+        chosen: dict[Path, tuple[Path, ...]] = {}
         for scaffold in self.compiled.scaffolds:
             if all(path in self.modules and path not in chosen for path in scaffold):
                 chosen |= dict.fromkeys(scaffold, scaffold)
@@ -225,7 +225,7 @@ def _marks(tree: PromptTree | Import, path: Path) -> Iterator[_Mark]:
 
 
 @dataclass
-class PromptView:
+class PromptView(AbstractContextManager["PromptView"]):
     """A prompt that is encoded: `engine.decode([view.call()])` answers it.
 
     Its leases end with the `engine.scope()` that it was made in, with `release`, or with its block:
@@ -264,9 +264,6 @@ class PromptView:
     def release(self) -> None:
         """Give the leases back; once."""
         self.leases.release()
-
-    def __enter__(self) -> PromptView:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
-from choreo_agents.pml.markup.checks import check_schema
+from choreo_agents.pml.markup.parser import check_schema
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.reading import MOST_NESTED, forbidden_character
 from choreo_agents.pml.markup.syntax import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -282,7 +282,7 @@ class EncodedModule:
     pinned: bool
 
 
-class SchemaLibrary:
+class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
     """Encoded modules of schemas, for prompts on one engine. May be used from any thread and event loop.
 
     Modules live in the engine's memories, in a folder, or nowhere until they are next imported; what is imported is
@@ -437,9 +437,6 @@ class SchemaLibrary:
         self._kept.close()
         for schema in self.schemas:
             self.forget(schema)
-
-    def __enter__(self) -> SchemaLibrary:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -16,8 +16,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import ScriptError
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampler, SamplerCall, Sampling, ThoughtsGuide
-from choreo_agents.testing.model import ScriptedSampler, follows, scripted_model
-from choreo_agents.testing.tokenizer import THINK, THOUGHT, ScriptedTokenizer
+from choreo_agents.testing.model import THINK, THOUGHT, ScriptedSampler, ScriptedTokenizer, follows, scripted_model
 
 _CONTEXT = 32_768
 _load = Engine.load  # a test may put `Script.load` in its place

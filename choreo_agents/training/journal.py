@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ _END = b"\n"
 """Nothing else ends a line: answers may hold what Unicode calls a line separator."""
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """The records of one run by key; each key once, whatever interrupts it.
 
     The first line says what the run is, so that results of two different ones never mix. A line that was cut in the
@@ -101,9 +101,6 @@ class Journal:
         if self._file is not None:
             self._file.close()
         self._locks.close()
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

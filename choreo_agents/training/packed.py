@@ -179,24 +179,6 @@ def _rounded(length: int) -> int:
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
-@dataclass(frozen=True)
-class _Views:
-    """What all messages see, one after the other."""
-
-    lengths: Integers
-    """[messages], tokens that each sees, its own last."""
-    rows: Integers
-    """[seen tokens] of the bank."""
-    shown: Integers
-    """[seen tokens], the position where each is seen."""
-    moved: Integers
-    """[seen tokens], rows of the bank with the moved keys behind it."""
-    sources: Integers
-    """[moved keys], the row of the bank that each is made of, ..."""
-    shifts: Integers
-    """[moved keys], ... and how much further it is seen."""
-
-
 class PackedAttention:
     """Handed through the model's forward as `StepAttention` is, and differentiable; lives for one pass.
 
@@ -216,14 +198,14 @@ class PackedAttention:
     ) -> None:
         assert mapper is not None or not packed.mapped
         self._packed, self._kinds, self._device, self._mapper = packed, kinds, device, mapper
-        self._views = views = _views(packed)
+        self._lengths, rows, self._shown, moved, sources, self._shifts = _views(packed)
         self._queries = np.array([message.count for message in packed.messages])
-        self.buckets: list[Bucket] = bucketed(self._queries.tolist(), views.lengths.tolist())
+        self.buckets: list[Bucket] = bucketed(self._queries.tolist(), self._lengths.tolist())
         self._places = [self._seen_places(bucket) for bucket in self.buckets]
-        self._value_rows = self._tensor(np.concatenate([views.rows[places].ravel() for places in self._places]))
-        self._moved_rows = self._tensor(np.concatenate([views.moved[places].ravel() for places in self._places]))
-        self._query_rows, self._out_rows = (self._tensor(rows) for rows in self._own_rows())
-        self._sources = self._tensor(views.sources)
+        self._value_rows = self._tensor(np.concatenate([rows[places].ravel() for places in self._places]))
+        self._moved_rows = self._tensor(np.concatenate([moved[places].ravel() for places in self._places]))
+        self._query_rows, self._out_rows = (self._tensor(own) for own in self._own_rows())
+        self._sources = self._tensor(sources)
         self._turns: dict[PureRotation, tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int | None, int, torch.dtype], list[Tensor]] = {}
         self._mapped_sources = self._tensor(_runs([(m.source, m.count) for m in packed.mapped]))
@@ -264,7 +246,7 @@ class PackedAttention:
         if rotation is None or not len(self._sources):
             return keys
         if rotation not in self._turns:
-            self._turns[rotation] = rotation.cos_sin(self._tensor(self._views.shifts))
+            self._turns[rotation] = rotation.cos_sin(self._tensor(self._shifts))
         sources = _gathered(keys, self._sources).view(-1, *keys.shape[1:])
         return torch.cat((keys, rotation.apply(sources, *self._turns[rotation])))
 
@@ -276,9 +258,9 @@ class PackedAttention:
 
     def _seen_places(self, bucket: Bucket) -> Integers:
         """[members, keys], where among all that is seen each key of a bucket stands; padding repeats the first."""
-        ends = np.cumsum(self._views.lengths)
+        ends = np.cumsum(self._lengths)
         members = np.array(bucket.members)
-        starts, lengths = (ends - self._views.lengths)[members, None], self._views.lengths[members, None]
+        starts, lengths = (ends - self._lengths)[members, None], self._lengths[members, None]
         places = np.arange(bucket.keys)[None]
         return starts + np.where(places < lengths, places, 0)
 
@@ -310,13 +292,13 @@ class PackedAttention:
 
     def _mask(self, bucket: Bucket, places: Integers, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
         members = np.array(bucket.members)
-        seen, own = (self._tensor(lengths[members])[:, None, None] for lengths in (self._views.lengths, self._queries))
+        seen, own = (self._tensor(lengths[members])[:, None, None] for lengths in (self._lengths, self._queries))
         steps = torch.arange(bucket.queries, device=self._device)[None, :, None]
         keys = torch.arange(bucket.keys, device=self._device)[None, None]
         visible = keys <= seen - own + steps  # all of the parents, and oneself causally
         if window is not None:
             starts = self._tensor(np.array([self._packed.messages[i].position for i in bucket.members]))
-            shown = self._tensor(self._views.shown[places])[:, None]
+            shown = self._tensor(self._shown[places])[:, None]
             visible = visible & (starts[:, None, None] + steps - shown < window)
         # A padded query sees everything, so that its softmax is one of something; nothing reads it.
         visible = visible | (steps >= own)
@@ -384,7 +366,14 @@ def _runs(runs: Sequence[tuple[int, int]]) -> Integers:
     return np.repeat(firsts - starts, counts) + np.arange(counts.sum())
 
 
-def _views(packed: PackedTraces) -> _Views:
+def _views(packed: PackedTraces) -> tuple[Integers, Integers, Integers, Integers, Integers, Integers]:
+    """What all messages see, one after the other.
+
+    Returns:
+        [messages], tokens that each sees, its own last. [seen tokens], rows of the bank; the position where each is
+        seen; rows of the bank with the moved keys behind it. [moved keys], the row of the bank that each is made of,
+        and how much further it is seen.
+    """
     pieces = [
         (number, piece)
         for number, message in enumerate(packed.messages)
@@ -403,7 +392,7 @@ def _views(packed: PackedTraces) -> _Views:
             moved[piece.first, piece.shift] = end
             sources.append((piece.first, piece.count))
             end += piece.count
-    return _Views(
+    return (
         lengths,
         _runs([(piece.first, piece.count) for _, piece in pieces]),
         _runs([(piece.position + piece.shift, piece.count) for _, piece in pieces]),

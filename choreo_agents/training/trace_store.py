@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ TRACES_FILE = "traces.jsonl"
 _DEFAULTS = {field.name: field.default for field in fields(TraceMessage) if field.default is not MISSING}
 
 
-class TraceStore:
+class TraceStore(AbstractContextManager["TraceStore"]):
     """The traces of one recording, each once, whatever interrupts it.
 
     Tokens are written before the line that names them. A line that was cut in the middle, or whose tokens are gone, is
@@ -88,9 +88,6 @@ class TraceStore:
     def close(self) -> None:
         """Let others write to the folder."""
         self._journal.close()
-
-    def __enter__(self) -> TraceStore:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -17,7 +17,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 PLANTED = {
     "Imports only point down; siblings do not know each other": ("kv/blocks.py", "choreo_agents.engine.engine"),
-    "Siblings do not import each other in circles": ("pml/layout.py", "choreo_agents.pml.library"),
+    "Siblings do not import each other in circles": ("pml/compiler.py", "choreo_agents.pml.library"),
     "Only models and training know transformers, tokenizers and peft": (
         "synthesis/mapper.py",
         "transformers",

@@ -28,7 +28,7 @@ from support.pml import (
 
 from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.pml import Assembly, CompiledSchema, Schema, compile_prompt, compile_schema
-from choreo_agents.pml.markup.checks import check_schema
+from choreo_agents.pml.markup.parser import check_schema
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import modules_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from choreo_agents.cli.costs import summary, table_of
+from choreo_agents.cli.compare import summary, table_of
 from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
 from choreo_agents.graph.comparing import ComparedInput, Comparison, Cost
 from choreo_agents.testing import Script, ScriptedCall

@@ -15,7 +15,7 @@ from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import FramedText
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.spelling import spelling_of
-from choreo_agents.testing.tokenizer import SPECIAL_TOKENS, ScriptedTokenizer
+from choreo_agents.testing.model import SPECIAL_TOKENS, ScriptedTokenizer
 
 ADDED = (
     AddedToken("<s>", special=True, normalized=False),

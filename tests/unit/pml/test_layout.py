@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.pml import WordModel
 
 from choreo_agents.pml import Schema, compile_schema
-from choreo_agents.pml.layout import ModuleSpan, SlotSpan, UnionSpan
+from choreo_agents.pml.compiler import ModuleSpan, SlotSpan, UnionSpan
 
 
 def layout(inside: str) -> ModuleSpan:

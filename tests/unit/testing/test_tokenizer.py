@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.testing.tokenizer import SPECIAL_TOKENS, ScriptedTokenizer
+from choreo_agents.testing.model import SPECIAL_TOKENS, ScriptedTokenizer
 
 TOKENIZER = ScriptedTokenizer()
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
