@@ -95,9 +95,14 @@ class ChatCall:
         Args:
             noted: What is remembered of the thread.
         """
-        request, view = self.request, list[MessageHandle]()
+        engine, request, view = self.engine, self.request, list[MessageHandle]()
         if request.reuse == "anywhere":
-            return (yield from self._asked_anywhere(noted))
+            has_thread = isinstance(self.thread, str)
+            # Without a thread nobody is known to whom a foreign message may be shown.
+            made = noted.setdefault(__name__, Encodings()) if has_thread else engine.kv.keeper(Encodings)
+            self._encodings, inherits = made, request.inherits if has_thread else ()
+            view = yield from view_anywhere(engine, self._spans(), request, made, inherits)
+            return self._decode(engine.model.encode(self._header), view)
         *told, header = self._told()
         for each in told:
             if isinstance(each, MessageHandle):
@@ -129,14 +134,6 @@ class ChatCall:
 
     def _spans(self) -> list[ChatSpan]:
         return spans_of(self._messages, self.request.tools, self.engine.chat, self.request.parents)
-
-    def _asked_anywhere(self, noted: dict[str, Any]) -> Asked:
-        engine, request, has_thread = self.engine, self.request, isinstance(self.thread, str)
-        # Without a thread nobody is known to whom a foreign message may be shown.
-        made = noted.setdefault(__name__, Encodings()) if has_thread else engine.kv.keeper(Encodings)
-        self._encodings = made
-        view = yield from view_anywhere(engine, self._spans(), request, made, request.inherits if has_thread else ())
-        return self._decode(engine.model.encode(self._header), view)
 
     def _decode(self, header: Sequence[int], view: Sequence[MessageHandle]) -> Decode:
         engine, request = self.engine, self.request

@@ -13,6 +13,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from choreo_agents.chat.guides import CallsOrAnswer, led
 from choreo_agents.chat.speech import Called, Speech, require_names
 from choreo_agents.chat.tools import Described
+from choreo_agents.chat.turns import thoughts_said
 from choreo_agents.engine import Engine, StreamedToken, Thinking
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.kv.handle import MessageHandle
@@ -221,12 +222,7 @@ class Speaking:
 
     def last(self, message: AIMessage) -> Iterator[AIMessageChunk]:
         """Yield what is left of the message; the last piece alone says how it ended and what it cost."""
-        thoughts = "".join(
-            str(block["reasoning"])
-            for block in (message.content if isinstance(message.content, list) else [])
-            if isinstance(block, dict) and block.get("type") == "reasoning"
-        )
-        if rest := self._thoughts.rest(thoughts):
+        if rest := self._thoughts.rest(thoughts_said(message)):
             yield self._chunk(_reasoning(rest))
         calls: list[Called] = [*message.tool_calls, *message.invalid_tool_calls]
         for call in calls:

@@ -105,22 +105,13 @@ class Script:
         """What `Engine.load` takes."""
 
     @refuses_unknown(_load)
-    def load(
-        self,
-        model: object = None,
-        *,
-        device: object = None,
-        dtype: object = None,
-        prepacked: object = None,
-        chat: object = None,
-        generation_config: object = None,
-        **settings: Any,
-    ) -> Engine:
+    def load(self, model: object = None, **settings: Any) -> Engine:
         """An engine that says what the script says; takes what `Engine.load` takes, and loads no other model.
 
         So it can stand in the place of `Engine.load` where what is tested loads an engine itself.
         """
-        return _load(self.model, **settings)
+        of_models = ("device", "dtype", "prepacked", "chat", "generation_config")
+        return _load(self.model, **{name: given for name, given in settings.items() if name not in of_models})
 
     def __repr__(self) -> str:
         return f"Script({', '.join(map(str, self._lines)) or 'default'}, {len(self._calls)} calls)"
