@@ -11,8 +11,8 @@ from choreo_agents.attention.backends.native.plan import KernelPlan, Tasks
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
-from choreo_agents.attention.window import windowed
-from choreo_agents.native.library import found, parallel
+from choreo_agents.attention.window import farthest_seen, windowed
+from choreo_agents.native.library import found
 from choreo_agents.native.structs import ATTEND, BF16, FP32, MERGE, LayerStruct
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -54,7 +54,7 @@ class NativeBackend:
         return None
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> NativeAttention:
-        farthest = 0 if kind.window is None else _farthest(layout)
+        farthest = 0 if kind.window is None else farthest_seen(layout)
         hides = kind.window is not None and farthest >= kind.window
         return NativeAttention(windowed(layout, kind.window or 0) if hides else layout, kind, self, farthest)
 
@@ -103,11 +103,5 @@ class NativeAttention:
         """For heads of a shape."""
         if shape not in self._plans:
             tasks = Tasks(self.layout, shape.group)
-            threads = torch.get_num_threads()
-            self._plans[shape] = KernelPlan(tasks, self.kind, shape, self._backend.dtype, threads, parallel())
+            self._plans[shape] = KernelPlan(tasks, self.kind, shape, self._backend.dtype)
         return self._plans[shape]
-
-
-def _farthest(layout: Layout) -> int:
-    """At least as many positions as lie between any token and what it reads."""
-    return max(layout.positions) - min(read.position + span.shift for read in layout.reads for span in read.spans)

@@ -13,18 +13,16 @@ what a token finds is the same, bit by bit, in any company.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator
 
 import numpy
 import torch
-from numpy.typing import NDArray
 
+from choreo_agents.attention.backends.readers import Integers, Readers, readers_of
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Layout, Read
-from choreo_agents.native.library import floats
+from choreo_agents.attention.layout import Layout
+from choreo_agents.native.library import floats, parallel
 from choreo_agents.native.structs import BF16, BLOCK, FP32, PAIRINGS, TILE, PlanStruct
 
 CHUNK = 1024
@@ -33,18 +31,6 @@ QUERIES = 256
 """Pairs of a chunk at most, times the heads that share a key head."""
 FEWEST_SHARED = 1 << 18
 """Products of numbers below which a second thread costs more than it does."""
-
-Integers = NDArray[numpy.int32]
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Pairs are `count` of a read's, from `first` on."""
-
-    start: int
-    length: int
-    first: int
-    count: int
 
 
 class Tasks:
@@ -65,19 +51,17 @@ class Tasks:
         """Pairs times slots."""
         last: list[int] = []
         for read in layout.reads:
-            readers = _readers(layout, read)
-            for chunk in _cut(read, group, readers):
-                chunks += (chunk.start, chunk.length, self.pairs, chunk.count)
-                here = slice(chunk.first, chunk.first + chunk.count)
-                tokens, shifts, lows, highs, places = (column[here] for column in readers)
-                begins = chunk.start - read.start
+            for begins, length, readers in _cut(readers_of(layout, read, read.spans), group):
+                tokens, shifts, lows, highs, places = readers
+                count = len(tokens)
+                chunks += (read.start + begins, length, self.pairs, count)
                 at = numpy.full_like(tokens, read.position + begins)
                 parts = (tokens, shifts, lows - begins, highs - begins, places, at)
                 for column, part in zip(columns, parts, strict=True):
                     column.append(part)
-                self.pairs += chunk.count
-                self.products += chunk.count * chunk.length
-                self.longest = max(self.longest, chunk.count)
+                self.pairs += count
+                self.products += count * length
+                self.longest = max(self.longest, count)
             last.append(len(chunks) // 4 - 1)
         self.chunks = numpy.array(chunks, dtype=numpy.int32).reshape(-1, 4)
         token, shift, low, high, place, position = (numpy.concatenate(column) for column in columns)
@@ -104,36 +88,15 @@ class Tasks:
         return True
 
 
-def _readers(layout: Layout, read: Read) -> tuple[Integers, Integers, Integers, Integers, Integers]:
-    """A read's tokens, the shifts at which they see it, the slots that each sees: from, and behind the last; and its
-    place in their views."""
-    spans = read.spans
-    count = read.queries
-    tokens = numpy.fromiter(
-        chain.from_iterable(range(span.first, span.first + span.count) for span in spans), numpy.int32, count
-    )
-    counts = [span.count for span in spans]
-    shifts = numpy.repeat(numpy.array([span.shift for span in spans], dtype=numpy.int32), counts)
-    places = numpy.repeat(numpy.array([span.place for span in spans], dtype=numpy.int32), counts)
-    lows = numpy.zeros(count, dtype=numpy.int32)
-    if read.window is not None:
-        positions = numpy.array(layout.positions, dtype=numpy.int64)[tokens]
-        lows = numpy.maximum(positions - read.window + 1 - read.position - shifts, 0).astype(numpy.int32)
-    highs = numpy.full(count, read.length, dtype=numpy.int32)
-    if read.causal:
-        highs = numpy.arange(1, count + 1, dtype=numpy.int32)
-    return tokens, shifts, lows, highs, places
-
-
-def _cut(read: Read, group: int, readers: Sequence[Integers]) -> Iterator[_Chunk]:
+def _cut(readers: Readers, group: int) -> Iterator[tuple[int, int, Readers]]:
+    """Where in a read each of its chunks begins, how many slots it has, and who sees it."""
     most = max(1, QUERIES // group)
-    count = len(readers[0])
-    for first in range(0, count, most):
-        here = slice(first, min(count, first + most))
-        low, high = int(readers[2][here].min()), int(readers[3][here].max())
+    for first in range(0, len(readers.tokens), most):
+        some = Readers(*(column[first : first + most] for column in readers))
+        low, high = int(some.lows.min()), int(some.highs.max())
         for begin in range(low - low % CHUNK, high, CHUNK):
             start, end = max(begin, low), min(begin + CHUNK, high)
-            yield _Chunk(read.start + start, end - start, first, here.stop - first)
+            yield start, end - start, some
 
 
 class KernelPlan:
@@ -144,22 +107,11 @@ class KernelPlan:
         kind: How the layers attend.
         shape: Of the model's heads.
         dtype: Of keys, values and queries.
-        threads: That share the work.
-        parallel: Address of the function by which they do.
     """
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        kind: AttentionKind,
-        shape: HeadShape,
-        dtype: torch.dtype,
-        threads: int,
-        parallel: int | None,
-    ) -> None:
-        tokens = len(tasks.first_part) - 1
-        if tasks.products * shape.heads * shape.head_dim * 2 < FEWEST_SHARED:
-            threads = 1
+    def __init__(self, tasks: Tasks, kind: AttentionKind, shape: HeadShape, dtype: torch.dtype) -> None:
+        are_few = tasks.products * shape.heads * shape.head_dim * 2 < FEWEST_SHARED
+        threads = 1 if are_few else torch.get_num_threads()
         pair = tasks.pair
         rotation = kind.rotation
         turning = rotation is not None and bool((pair[:, 1] >= 0).any())
@@ -175,7 +127,7 @@ class KernelPlan:
         self.tasks = tasks
         self._angles = angles
         self.struct = PlanStruct(
-            tokens=tokens,
+            tokens=len(tasks.first_part) - 1,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             dim=shape.head_dim,
@@ -198,6 +150,6 @@ class KernelPlan:
             totals=self._sums[1].data_ptr(),
             scratch=self._scratch.data_ptr(),
             scratch_each=each,
-            parallel=parallel,
+            parallel=parallel(),
         )
         self.address = ctypes.addressof(self.struct)

@@ -15,7 +15,7 @@ from choreo_agents.attention.backends.triton.tiles import tiles
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
-from choreo_agents.attention.window import windowed
+from choreo_agents.attention.window import farthest_seen, windowed
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
@@ -108,7 +108,7 @@ class _TritonStep:
         self.layout, self.kinds = layout, kinds
         self._backend = backend
         self._plans: dict[HeadShape, StepPlan] = {} if told is None else {told.shape: told}
-        self.farthest = _farthest(layout) if any(kind.window is not None for kind in kinds) else 0
+        self.farthest = farthest_seen(layout) if any(kind.window is not None for kind in kinds) else 0
         self.further = 0
         """Steps since it was prepared."""
         self.goes_on = True
@@ -163,8 +163,3 @@ class TritonAttention:
             self._step.follow()
         self._further += 1
         return self._step.goes_on
-
-
-def _farthest(layout: Layout) -> int:
-    """At least as many positions as lie between any token and what it reads."""
-    return max(layout.positions) - min(read.position + span.shift for read in layout.reads for span in read.spans)
