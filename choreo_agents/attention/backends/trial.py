@@ -41,20 +41,6 @@ def drawn_heads(shape: HeadShape, queries: int, slots: int, dtype: torch.dtype) 
     return query, keys, values
 
 
-def plain(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention over [kv_heads, slots, dim] in doubles: [queries, heads, dim], and log-sum-exps [queries, heads]."""
-    queries, heads, dim = query.shape
-    kv_heads, slots, _ = keys.shape
-    grouped = query.double().view(queries, kv_heads, -1, dim)
-    scores = torch.einsum("qkgd,ksd->kgqs", grouped, keys.double()) * scale
-    if causal:
-        scores = scores.masked_fill(
-            torch.ones(queries, slots, dtype=torch.bool, device=scores.device).triu(1), float("-inf")
-        )
-    out = torch.einsum("kgqs,ksd->qkgd", scores.softmax(dim=-1), values.double())
-    return out.reshape(queries, heads, dim), scores.logsumexp(dim=-1).permute(2, 0, 1).reshape(queries, heads)
-
-
 def worst(got: Tensor, wanted: Tensor) -> float:
     """The largest relative error of a query's output in one head: [queries, heads, dim] both."""
     got, wanted = got.double(), wanted.double().to(got.device)

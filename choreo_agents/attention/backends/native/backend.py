@@ -21,7 +21,7 @@ _WIDEST = 256
 
 
 class NativeBackend:
-    """Attention in one call a layer. `NativeBackend.why_not` says whether it can be had.
+    """Attention in one call a layer. `NativeBackend.tried` says whether it can be had.
 
     Args:
         dtype: Of keys, values and queries.
@@ -38,8 +38,8 @@ class NativeBackend:
         return f"{type(self).__name__} for {self.kernel.name}"
 
     @staticmethod
-    def why_not(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> str | None:
-        """Why it cannot serve heads of a shape; None if it can."""
+    def tried(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> NativeBackend | str:
+        """The backend for heads of a shape; or why there is none."""
         if device.type != "cpu":
             return f"the native kernel is for CPUs, not for {device}"
         if dtype not in _DTYPES:
@@ -51,7 +51,7 @@ class NativeBackend:
             return (
                 f"the native kernel takes heads of a multiple of 8 dimensions up to {_WIDEST}, not of {shape.head_dim}"
             )
-        return None
+        return NativeBackend(dtype, shape)
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> NativeAttention:
         farthest = 0 if kind.window is None else farthest_seen(layout)

@@ -23,7 +23,7 @@ _WIDEST = 256
 
 
 class TritonBackend:
-    """Attention in at most four launches a layer. `TritonBackend.why_not` says whether it can be had.
+    """Attention in at most four launches a layer. `TritonBackend.tried` says whether it can be had.
 
     Args:
         dtype: Of keys, values and queries.
@@ -35,8 +35,8 @@ class TritonBackend:
         self.device = device
 
     @staticmethod
-    def why_not(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> str | None:
-        """Why it cannot serve heads of a shape; None if it can, which is tried where it was compiled for a device."""
+    def tried(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> TritonBackend | str:
+        """The backend for heads of a shape, which is tried where it was compiled; or why there is none."""
         interpreted = _interpreted()
         if isinstance(interpreted, str):
             return interpreted
@@ -44,18 +44,19 @@ class TritonBackend:
             return f"triton takes float32, bfloat16 and float16, not {dtype}"
         if shape.head_dim > _WIDEST:
             return f"triton takes heads of up to {_WIDEST} dimensions, not of {shape.head_dim}"
-        if interpreted:
-            return None
-        if device.type != "cuda":
+        if not interpreted and device.type != "cuda":
             return f"triton is for GPUs, not for {device}, unless TRITON_INTERPRET=1 says to interpret it, slowly"
-        return _complaint(dtype, device, shape)
+        complaint = None if interpreted else _complaint(dtype, device, shape)
+        return complaint or TritonBackend(dtype, device)
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> TritonAttention:
         return self.prepare_step(layout, (kind,))[kind]
 
-    def prepare_step(self, layout: Layout, kinds: Sequence[AttentionKind]) -> Mapping[AttentionKind, TritonAttention]:
-        """See `AttentionBackend`."""
-        step = _TritonStep(layout, kinds, self)
+    def prepare_step(
+        self, layout: Layout, kinds: Sequence[AttentionKind], told: StepPlan | None = None
+    ) -> Mapping[AttentionKind, TritonAttention]:
+        """See `AttentionBackend`; `told` is a plan that is sent already."""
+        step = _TritonStep(layout, kinds, self, told)
         return {kind: TritonAttention(step, kind, self) for kind in kinds}
 
     def plan_step(self, layout: Layout, kinds: Sequence[AttentionKind], shape: HeadShape) -> PlannedStep:
@@ -68,8 +69,7 @@ class TritonBackend:
 
     def prepare_planned(self, planned: PlannedStep, told: StepPlan) -> Mapping[AttentionKind, TritonAttention]:
         """See `AttentionBackend`."""
-        step = _TritonStep(planned.layout, tuple(planned.kinds), self, told)
-        return {kind: TritonAttention(step, kind, self) for kind in planned.kinds}
+        return self.prepare_step(planned.layout, tuple(planned.kinds), told)
 
 
 def why_no_kernels() -> str | None:
@@ -103,7 +103,7 @@ class _TritonStep:
         layout: Layout,
         kinds: Sequence[AttentionKind],
         backend: TritonBackend,
-        told: StepPlan | None = None,
+        told: StepPlan | None,
     ) -> None:
         self.layout, self.kinds = layout, kinds
         self._backend = backend
