@@ -45,9 +45,7 @@ class EntryFiles:
         self._files: dict[str, CacheEntry] = {}
         """Who has a file in the engine's own store, or one under way, by message."""
         self._writing: dict[CacheEntry, int] = {}
-        """What is under way to the disk, and the bytes that it takes on the host meanwhile, ..."""
-        self._unwritten_bytes = 0
-        """... of all together."""
+        """What is under way to the disk, and the bytes that it takes on the host meanwhile."""
         self._fetching: dict[CacheEntry, None] = {}
 
     def is_kept(self, message_id: str, tenant: str) -> bool:
@@ -77,8 +75,7 @@ class EntryFiles:
         entry.staged = kv
         entry.writing = self._disk.put(entry.file, kv)
         self._files[entry.key], self._writing[entry] = entry, kv.nbytes
-        self._unwritten_bytes += kv.nbytes
-        if self._unwritten_bytes > _UNWRITTEN_BYTES:
+        if sum(self._writing.values()) > _UNWRITTEN_BYTES:
             # The disk is slower than what leaves for it: wait, rather than fill the host.
             for slow in list(self._writing):
                 self.arrive(slow, wait=True)
@@ -99,7 +96,7 @@ class EntryFiles:
         if self._disk is not None and (entry.on_disk or entry.writing is not None):
             self._files.pop(entry.key, None)
             self._disk.drop(entry.key)
-        self._unwritten_bytes -= self._writing.pop(entry, 0)
+        self._writing.pop(entry, None)
         self._fetching.pop(entry, None)
         entry.writing = entry.fetching = None
         entry.on_disk = entry.kept = False
@@ -114,7 +111,7 @@ class EntryFiles:
         if entry.writing is not None and (wait or entry.writing.done()):
             removed = [entry.key] if entry.writing.exception() is not None else entry.writing.result()
             entry.writing = None
-            self._unwritten_bytes -= self._writing.pop(entry, 0)
+            self._writing.pop(entry, None)
             entry.on_disk = True
             for message_id in removed:
                 self._removed(message_id)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 from choreo_agents.kv.store.files import SUFFIX, below, private_folder, remove_abandoned, sizes
@@ -27,35 +26,6 @@ _ENGINES = re.compile(r"[0-9a-f]{32}")
 """What an engine's folder is called: nothing else of what may stand beside it is removed, or counted."""
 
 
-class Place(Protocol):
-    """Where a store has its files."""
-
-    @property
-    def folder(self) -> Path:
-        """Of the store alone, or of those that share what is in it."""
-        ...
-
-    def make(self) -> None:
-        """Have the folder there.
-
-        Raises:
-            InvalidRequestError: It, or one above it, is another user's. OSError: It cannot be made.
-        """
-        ...
-
-    def files(self) -> Iterator[tuple[float, int, Path]]:
-        """Last use, bytes and path of every file that the budget counts, others' included."""
-        ...
-
-    def put_away(self, path: Path) -> None:
-        """What stands there cannot be used: let it not be found again."""
-        ...
-
-    def close(self) -> None:
-        """The store is used no more."""
-        ...
-
-
 class LastingPlace:
     """A folder that outlives engines; processes share it, none of which trusts it.
 
@@ -66,24 +36,35 @@ class LastingPlace:
 
     def __init__(self, folder: Path, *names: str) -> None:
         self.folder = folder.joinpath(*names)
+        """Of the store alone, or of those that share what is in it."""
         self._top, self._names = folder, names
         remove_abandoned(self.folder)
 
     def make(self) -> None:
+        """Have the folder there.
+
+        Raises:
+            InvalidRequestError: It, or one above it, is another user's. OSError: It cannot be made.
+        """
         below(self._top, *self._names)
 
     def files(self) -> Iterator[tuple[float, int, Path]]:
+        """Last use, bytes and path of every file that the budget counts, others' included."""
         return (each for each in sizes(self.folder) if each[2].suffix in (SUFFIX, BROKEN))
 
     def put_away(self, path: Path) -> None:
+        """What stands there cannot be used: let it not be found again."""
         with suppress(OSError):
             path.replace(path.with_suffix(BROKEN))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The store is used no more."""
 
 
 class EnginePlace:
     """A folder of one engine's, beside those of others that run the same model; what killed ones left is removed.
+
+    Its functions do what those of a `LastingPlace` do.
 
     Args:
         folder: The user's; made if need be.
@@ -140,3 +121,7 @@ def _held(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+Place = LastingPlace | EnginePlace
+"""Where a store has its files."""

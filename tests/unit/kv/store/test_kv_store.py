@@ -98,7 +98,7 @@ def test_the_longest_unused_makes_room_and_its_owner_is_told(tmp_path: Path) -> 
         os.utime(one.folder / f"{name}.safetensors", (age, age))
     assert one.load(key("a")) is not None, "used just now"
     assert one.save(key("d"), kv(9)) and removed == ["b"]
-    assert [one.knows(name) for name in "abcd"] == [True, False, True, True] and one.used_bytes() <= one.budget_bytes
+    assert [one.knows(name) for name in "abcd"] == [True, False, True, True] and one.look() <= one.budget_bytes
 
 
 @pytest.mark.parametrize("budget", [BYTES - 1, BYTES])
