@@ -65,9 +65,7 @@ def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype
     ):
         bound = WIDE_ERROR if dtype == torch.float32 else half
         sinks = torch.linspace(-1, 1, shape.heads).to(dtype) if has_sinks else None
-        pool = keys.clone().to(device), values.clone().to(device)
-        for part in pool:
-            part[:, written.to(device)] = 0
+        pool = keys.index_fill(1, written, 0).to(device), values.index_fill(1, written, 0).to(device)
         try:
             prepared = backend.prepare(layout, kind)
             store = getattr(prepared, "store", None)
@@ -82,10 +80,7 @@ def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype
             raise  # it says nothing of the kernel
         except Exception as error:  # kernels that are not there raise what they like
             return said(error)
-        exact = query.double(), keys.double(), values.double()
-        wanted = (
-            ReferenceBackend().prepare(layout, kind).attend(*exact, scale, None if sinks is None else sinks.double())
-        )
+        wanted = ReferenceBackend().prepare(layout, kind).attend(query.double(), keys, values, scale, sinks)
         off = worst(got, wanted)
         if not off <= bound:
             return f"what it gives for messages that are {told} is off by {off:.1e}"
