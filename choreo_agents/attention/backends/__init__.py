@@ -16,7 +16,7 @@ import torch
 
 from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.backends.folded import FoldedBackend
-from choreo_agents.attention.backends.native.backend import NativeBackend
+from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.triton.backend import TritonBackend
 from choreo_agents.attention.backends.varlen import VarlenBackend
