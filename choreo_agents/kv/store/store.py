@@ -9,10 +9,9 @@ from threading import Lock
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.eviction import leaving
-from choreo_agents.kv.store.files import SUFFIX, is_regular, read_private, used_now, write_private
+from choreo_agents.kv.store.files import SUFFIX, Place, is_regular, read_private, used_now, write_private
 from choreo_agents.kv.store.format import UnusableFileError, kv_bytes, most_bytes, opened, sealed
 from choreo_agents.kv.store.key import FileKey
-from choreo_agents.kv.store.places import Place
 from choreo_agents.kv.tiers import HostKV
 
 _WRITERS = 8
