@@ -75,15 +75,8 @@ class Layout:
         positions = tuple(position + steps for position in self.positions)
         return Layout(positions, tuple(slot + steps for slot in self.write_slots), tuple(reads), self.own)
 
-    def slots_read(self) -> tuple[int, int]:
-        """Slots that are read, each run once; and how many they were if every row read all that it sees by itself."""
-        return (
-            sum(read.length for read in self.reads),
-            sum(read.length * len(read.spans) for read in self.reads),
-        )
-
     def slots_read_by(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """The same, reader by reader.
+        """Slots that are read, each run once; and how many they were if every row read all that it sees by itself.
 
         Args:
             readers: Who each token is of. No run is read by two of them.

@@ -12,11 +12,6 @@ from torch import Tensor
 
 _ALIGNMENT = 16
 """Bytes; of each array's first number."""
-_DTYPES: Mapping[Any, torch.dtype] = {
-    numpy.dtype(numpy.int32): torch.int32,
-    numpy.dtype(numpy.int64): torch.int64,
-    numpy.dtype(numpy.float32): torch.float32,
-}
 
 
 class SentTables:
@@ -28,7 +23,7 @@ class SentTables:
     pinned memory of their own: one that is still under way does not see what is written for the next.
 
     Args:
-        arrays: int32, int64 or float32, by name.
+        arrays: By name; their numbers have 4 bytes, or 8.
         device: Where the copy is.
     """
 
@@ -47,7 +42,7 @@ class SentTables:
             first, end = (place // 4 for place in places[name])
             self.host[name] = buffer[first:end].view(array.dtype).reshape(array.shape)
             self.host[name][...] = array
-            self._views[name] = self._copy[first:end].view(_DTYPES[array.dtype]).view(array.shape)
+            self._views[name] = self._copy[first:end].view(torch.from_numpy(self.host[name]).dtype).view(array.shape)
         self.send()
 
     def __getitem__(self, name: str) -> Tensor:

@@ -67,13 +67,10 @@ class StepAttention:
         """What the first of them read."""
         self.prepared = _prepared(backend, layout, tuple(dict.fromkeys(kinds))) if prepared is None else prepared
         self._stores = all(hasattr(prepared, "store") for prepared in self.prepared.values())
-        slots = {} if self._stores else {"slots": numpy.array(layout.write_slots, dtype=numpy.int64)}
-        self._slots = SentTables(slots, pool.keys[0].device)
-
-    @property
-    def slots(self) -> Tensor:
-        """Where each token's key and value go, int64, if not the backend stores them."""
-        return self._slots["slots"]
+        if not self._stores:
+            slots = numpy.array(layout.write_slots, dtype=numpy.int64)
+            self.slots = SentTables({"slots": slots}, pool.keys[0].device)["slots"]
+            """Where each token's key and value go, if not the backend stores them."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None

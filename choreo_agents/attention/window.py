@@ -37,20 +37,23 @@ def windowed(layout: Layout, window: int) -> Layout:
     reads: list[Read] = []
     for read in layout.reads:
         if read.causal:
-            reads.append(Read(read.start, read.length, read.position, read.spans, True, window))
+            hides = window if read.length > window else None
+            reads.append(Read(read.start, read.length, read.position, read.spans, True, hides))
             continue
-        sights = [_Sight(span, _low(layout, read, span, window), read.length) for span in read.spans]
+        # The first slot that the first token of each span sees; it may lie outside of the run.
+        lows = [layout.positions[span.first] - window + 1 - (read.position + span.shift) for span in read.spans]
+        sights = [_Sight(span, low, read.length) for span, low in zip(read.spans, lows, strict=True)]
         cuts = sorted({sight.whole_from for sight in sights} | {read.length})
         for low, high in pairwise(cuts):
             spans = tuple(sight.span for sight in sights if sight.whole_from <= low)
             reads.append(Read(read.start + low, high - low, read.position + low, spans))
         reads.extend(slanted for sight in sights if (slanted := _slanted(read, sight, window)) is not None)
-    return Layout(layout.positions, layout.write_slots, tuple(_unmasked(read) for read in reads))
+    return Layout(layout.positions, layout.write_slots, tuple(reads))
 
 
-def _low(layout: Layout, read: Read, span: QuerySpan, window: int) -> int:
-    """The first slot that the first token of a span sees; it may lie outside of the run."""
-    return layout.positions[span.first] - window + 1 - (read.position + span.shift)
+def farthest_seen(layout: Layout) -> int:
+    """At least as many positions as lie between any token and what it reads."""
+    return max(layout.positions) - min(read.position + span.shift for read in layout.reads for span in read.spans)
 
 
 def _slanted(read: Read, sight: _Sight, window: int) -> Read | None:
@@ -62,10 +65,3 @@ def _slanted(read: Read, sight: _Sight, window: int) -> Read | None:
     count = min(sight.span.count, high - sight.low)
     span = QuerySpan(sight.span.first, count, sight.span.shift, sight.span.place)
     return Read(read.start + low, high - low, read.position + low, (span,), window=window)
-
-
-def _unmasked(read: Read) -> Read:
-    """Without its mask if that hides nothing: a token's own run that is shorter than the window."""
-    if read.causal and read.window is not None and read.length <= read.window:
-        return Read(read.start, read.length, read.position, read.spans, True)
-    return read

@@ -25,14 +25,13 @@ from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import Settings
 from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import KVCache
-from choreo_agents.kv.entry_files import EntryFiles
+from choreo_agents.kv.entry_files import DiskThread, EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.movements import Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
-from choreo_agents.kv.store.places import EnginePlace
-from choreo_agents.kv.store.thread import DiskThread
+from choreo_agents.kv.store.files import EnginePlace
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from choreo_agents.errors import KVMemoryError
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """`length` consecutive units from `start` on."""
 
     start: int
@@ -33,12 +32,10 @@ class BlockAllocator:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.free_blocks = 0
-        self._starts: list[int] = []
-        """Of the free runs, in order."""
+        self._free: list[Run] = []
+        """In order."""
         self._sizes: list[tuple[int, int]] = []
         """Length and start of each, in order."""
-        self._lengths: dict[int, int] = {}
-        """By start."""
         if blocks:
             self._add(Run(0, blocks))
 
@@ -53,20 +50,19 @@ class BlockAllocator:
             return None
         at = bisect_left(self._sizes, (count, 0))
         if at < len(self._sizes):
-            return (self._take(self._sizes[at][1], count),)
+            return (self._take(at, count),)
         taken: list[Run] = []
         while count:
             longest = self._sizes[-1][0]
-            start = self._sizes[bisect_left(self._sizes, (longest, 0))][1]
-            taken.append(self._take(start, min(longest, count)))
+            taken.append(self._take(bisect_left(self._sizes, (longest, 0)), min(longest, count)))
             count -= taken[-1].length
         return tuple(taken)
 
     def free(self, run: Run) -> None:
         """Give a run back, joined with its free neighbours."""
-        at = bisect_left(self._starts, run.start)
-        before = self._run(self._starts[at - 1]) if at else None
-        after = self._run(self._starts[at]) if at < len(self._starts) else None
+        at = bisect_left(self._free, run)
+        before = self._free[at - 1] if at else None
+        after = self._free[at] if at < len(self._free) else None
         if (before is not None and before.end > run.start) or (after is not None and run.end > after.start):
             raise KVMemoryError(f"{run} was freed twice")
         start, end = run.start, run.end
@@ -85,30 +81,26 @@ class BlockAllocator:
             assert run.length > 0 and run.start >= 0 and run.end <= self.blocks, f"{run} is outside the pool"
         for left, right in pairwise(runs):
             assert left.end < right.start, f"free runs {left} and {right} overlap or were not joined"
-        assert self._sizes == sorted((run.length, run.start) for run in runs) and len(self._lengths) == len(runs)
+        assert self._sizes == sorted((run.length, run.start) for run in runs)
         assert self.free_blocks == sum(run.length for run in runs)
 
     def free_runs(self) -> tuple[Run, ...]:
-        return tuple(map(self._run, self._starts))
+        return tuple(self._free)
 
-    def _run(self, start: int) -> Run:
-        return Run(start, self._lengths[start])
-
-    def _take(self, start: int, count: int) -> Run:
-        run = self._run(start)
-        self._remove(run)
-        if run.length > count:
-            self._add(Run(start + count, run.length - count))
+    def _take(self, at: int, count: int) -> Run:
+        """From the start of a run, which is told by its place among the sizes."""
+        length, start = self._sizes[at]
+        self._remove(Run(start, length))
+        if length > count:
+            self._add(Run(start + count, length - count))
         return Run(start, count)
 
     def _add(self, run: Run) -> None:
-        insort(self._starts, run.start)
+        insort(self._free, run)
         insort(self._sizes, (run.length, run.start))
-        self._lengths[run.start] = run.length
         self.free_blocks += run.length
 
     def _remove(self, run: Run) -> None:
-        del self._starts[bisect_left(self._starts, run.start)]
+        del self._free[bisect_left(self._free, run)]
         del self._sizes[bisect_left(self._sizes, (run.length, run.start))]
-        del self._lengths[run.start]
         self.free_blocks -= run.length

@@ -1,19 +1,76 @@
-"""Which messages have files: in the engine's own store, or in one that outlives it."""
+"""Which messages have files: in the engine's own store, or in one that outlives it.
+
+One thread does the disk, so that neither steps nor callers wait for it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
+from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.movements import Movements
+from choreo_agents.kv.store.key import FileKey
 from choreo_agents.kv.store.store import KVStore
-from choreo_agents.kv.store.thread import DiskThread
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import EventSink, FileSkipped, Ledger
 
 _UNWRITTEN_BYTES = 1 << 28
 """On their way to the disk at once, about."""
+
+
+class DiskThread:
+    """Does what is asked of stores, one after the other. Asked under the engine's lock, until `end`.
+
+    Args:
+        make_store: Makes the store that takes what leaves the host, and is closed with the thread, told what it is to
+            call with messages whose files it removes; None: files of other stores are read, and none is written.
+    """
+
+    def __init__(self, make_store: Callable[[Callable[[str], None]], KVStore] | None) -> None:
+        self._removed: list[str] = []
+        self.store = None if make_store is None else make_store(self._removed.append)
+        self._thread = ThreadPoolExecutor(1, "choreo-disk")
+        self.is_open = True
+
+    def put(self, key: FileKey, kv: HostKV) -> Future[list[str]]:
+        """Write a file; the messages that have none any more: removed to make room, or this one if there is none."""
+        assert self.store is not None
+        return self._thread.submit(self._put, self.store, key, kv)
+
+    def get(self, store: KVStore, key: FileKey, then: Callable[[], None]) -> Future[tuple[HostKV, int] | None]:
+        """See `KVStore.load`; `then` is called, on the thread, when it is done.
+
+        Raises:
+            EngineClosedError: It has ended.
+        """
+        if not self.is_open:
+            raise EngineClosedError("the engine was closed or started again before its files were read: ask again")
+        asked = self._thread.submit(store.load, key)
+        asked.add_done_callback(lambda _: then())
+        return asked
+
+    def drop(self, message_id: str) -> None:
+        """Remove a file after all that was asked before; at the end all are."""
+        if self.is_open and self.store is not None:
+            self._thread.submit(self.store.drop, message_id)
+
+    def end(self) -> None:
+        """Nothing more is asked."""
+        self.is_open = False
+
+    def close(self) -> None:
+        """After `end`, and without the engine's lock: return when all is done, and the store's files are gone."""
+        self._thread.shutdown(wait=True)
+        if self.store is not None:
+            self.store.close()
+
+    def _put(self, store: KVStore, key: FileKey, kv: HostKV) -> list[str]:
+        self._removed.clear()
+        written = store.save(key, kv)
+        return [*self._removed] if written else [*self._removed, key.id]
 
 
 class EntryFiles:
@@ -45,9 +102,7 @@ class EntryFiles:
         self._files: dict[str, CacheEntry] = {}
         """Who has a file in the engine's own store, or one under way, by message."""
         self._writing: dict[CacheEntry, int] = {}
-        """What is under way to the disk, and the bytes that it takes on the host meanwhile, ..."""
-        self._unwritten_bytes = 0
-        """... of all together."""
+        """What is under way to the disk, and the bytes that it takes on the host meanwhile."""
         self._fetching: dict[CacheEntry, None] = {}
 
     def is_kept(self, message_id: str, tenant: str) -> bool:
@@ -77,8 +132,7 @@ class EntryFiles:
         entry.staged = kv
         entry.writing = self._disk.put(entry.file, kv)
         self._files[entry.key], self._writing[entry] = entry, kv.nbytes
-        self._unwritten_bytes += kv.nbytes
-        if self._unwritten_bytes > _UNWRITTEN_BYTES:
+        if sum(self._writing.values()) > _UNWRITTEN_BYTES:
             # The disk is slower than what leaves for it: wait, rather than fill the host.
             for slow in list(self._writing):
                 self.arrive(slow, wait=True)
@@ -99,7 +153,7 @@ class EntryFiles:
         if self._disk is not None and (entry.on_disk or entry.writing is not None):
             self._files.pop(entry.key, None)
             self._disk.drop(entry.key)
-        self._unwritten_bytes -= self._writing.pop(entry, 0)
+        self._writing.pop(entry, None)
         self._fetching.pop(entry, None)
         entry.writing = entry.fetching = None
         entry.on_disk = entry.kept = False
@@ -114,7 +168,7 @@ class EntryFiles:
         if entry.writing is not None and (wait or entry.writing.done()):
             removed = [entry.key] if entry.writing.exception() is not None else entry.writing.result()
             entry.writing = None
-            self._unwritten_bytes -= self._writing.pop(entry, 0)
+            self._writing.pop(entry, None)
             entry.on_disk = True
             for message_id in removed:
                 self._removed(message_id)

@@ -64,13 +64,10 @@ def _group(controller: str) -> str:
     return "/" if ".." in found else found
 
 
-def _folders(root: Path, group: str) -> Iterator[Path]:
+def _folders(root: Path, group: str) -> list[Path]:
     """A group's folder, and those around it; inside a container, which sees no others, its own is the root."""
     own = root / group.strip("/")
-    yield own
-    while own != root:
-        own = own.parent
-        yield own
+    return [own, *(folder for folder in own.parents if folder.is_relative_to(root))]
 
 
 def pool_bytes(geometry: KVGeometry, device: torch.device, context: int) -> int:

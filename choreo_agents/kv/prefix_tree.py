@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -160,12 +161,8 @@ class PrefixTree:
             stack.extend(node.children.values())
             yield node
 
-    def _pins(self) -> dict[Segment, int]:
-        pins: dict[Segment, int] = {}
-        for node in self._nodes():
-            assert node.segment is not None
-            pins[node.segment] = pins.get(node.segment, 0) + 1
-        return pins
+    def _pins(self) -> Counter[Segment]:
+        return Counter(node.segment for node in self._nodes() if node.segment is not None)
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Turn one edge into two; the upper one is returned."""

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from choreo_agents.kv.geometry import KVGeometry
-
-
-class Coming(Protocol):
-    """A copy that a device makes beside its steps: an event of CUDA's, say."""
-
-    def synchronize(self) -> None:
-        """Return when it is made."""
-        ...
 
 
 class HostKV:
@@ -23,10 +13,10 @@ class HostKV:
 
     Args:
         keys: Its keys, and `values` its values.
-        coming: What still writes keys and values: whoever looks at them first waits for that.
+        coming: Happens when they are written, beside a device's steps: whoever looks at them first waits for that.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, *, coming: Coming | None = None) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, *, coming: torch.cuda.Event | None = None) -> None:
         self._keys, self._values = keys, values
         self._coming = coming
 
@@ -50,19 +40,16 @@ class HostKV:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors().values())
+        return self._keys.nbytes + self._values.nbytes
 
     def tensors(self) -> dict[str, Tensor]:
         """All that there is, by name."""
-        self._wait()
-        return self._tensors()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"keys": self._keys, "values": self._values}
+        return {"keys": self.keys, "values": self.values}
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and type of each."""
-        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors().items()}
+        both = {"keys": self._keys, "values": self._values}  # whose shapes are known before they are there
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in both.items()}
 
 
 def shapes_of(geometry: KVGeometry, tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -21,7 +21,7 @@ from choreo_agents.attention.backends import (
     require_backend,
     why_not_faster,
 )
-from choreo_agents.attention.backends.native.backend import NativeBackend
+from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.triton.backend import TritonBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError

@@ -1,7 +1,7 @@
 /* Attention of a step over runs of slots: each run's keys are read once for all its readers, parts are merged.
  *
  * All sums are in fp32, whatever keys and values are kept in, and the order of each is given by the plan alone, not by
- * threads. attention/backends/native/plan.py says what the plan holds.
+ * threads. attention/backends/native.py says what the plan holds.
  */
 #include "native.h"
 #include "vectors.h"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from support.backends import available_backends
 
-from choreo_agents.attention.backends import AttentionBackend, available_backends, make_backend
+from choreo_agents.attention.backends import AttentionBackend, make_backend
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.testing.conformance import TOLERANCE, BackendConformance
 

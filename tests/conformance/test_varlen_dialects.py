@@ -14,7 +14,7 @@ from torch import Tensor
 from choreo_agents.attention import backends
 from choreo_agents.attention.backends import make_backend, varlen, why_not_faster
 from choreo_agents.attention.backends.folded import FoldedBackend
-from choreo_agents.attention.backends.native.backend import NativeBackend
+from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.trial import complaint_of
 from choreo_agents.attention.backends.varlen import CHUNK, Dialect, VarlenBackend, chunks, torch_kernel

@@ -10,9 +10,10 @@ from multiprocessing import active_children, get_context
 from typing import Any, NamedTuple
 
 import torch
+from support.backends import available_backends
 
 from choreo_agents import Decode, Engine, Memory, Sampling, Scheduling
-from choreo_agents.attention.backends import available_backends, make_backend
+from choreo_agents.attention.backends import make_backend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.errors import InvalidRequestError

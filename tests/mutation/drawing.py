@@ -39,7 +39,6 @@ ROOMS = {
         "kv/store/files.py",
         "kv/store/format.py",
         "kv/store/key.py",
-        "kv/store/places.py",
         "kv/store/store.py",
     ),
     "audit": ("graph/audit", "engine/inspect.py"),

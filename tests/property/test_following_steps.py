@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.attention.backends import AttentionBackend
+from choreo_agents.attention.backends import native as plan
 from choreo_agents.attention.backends.folded import FoldedBackend
-from choreo_agents.attention.backends.native import plan
-from choreo_agents.attention.backends.native.backend import NativeBackend
+from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.rope import PureRotation

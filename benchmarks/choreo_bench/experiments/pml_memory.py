@@ -33,7 +33,7 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> dict[str, Any]:
         store = engine.kv.store(folder)
         store.save(engine.kv.key(handle), engine.kv.read(handle))
         engine.kv.park([handle])
-        host, disk = engine.stats().host_bytes, store.used_bytes()
+        host, disk = engine.stats().host_bytes, store.look()
     dtype = str(geometry.dtype).removeprefix("torch.")
     return {"dtype": dtype, "device": device / count, "host": host / count, "disk": disk / count}
 

@@ -16,7 +16,7 @@ import torch
 
 from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.backends.folded import FoldedBackend
-from choreo_agents.attention.backends.native.backend import NativeBackend
+from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.triton.backend import TritonBackend
 from choreo_agents.attention.backends.varlen import VarlenBackend
@@ -28,7 +28,6 @@ __all__ = [
     "AttentionBackend",
     "BackendName",
     "PreparedAttention",
-    "available_backends",
     "backend_name",
     "make_backend",
     "require_backend",
@@ -38,20 +37,6 @@ __all__ = [
 
 BackendName = Literal["auto", "reference", "folded", "native", "varlen", "triton"]
 """`auto` is the fastest for the device of those that have passed there."""
-
-
-def available_backends() -> dict[BackendName, torch.device]:
-    """Every backend that this machine can run, and the device that it is for."""
-    cpu = torch.device("cpu")
-    found: dict[BackendName, torch.device] = {"reference": cpu, "folded": cpu}
-    if NativeBackend.why_not(torch.float32, cpu, USUAL_HEADS) is None:
-        found["native"] = cpu
-    gpu = torch.device("cuda") if torch.cuda.is_available() else cpu
-    names: tuple[BackendName, ...] = ("varlen", "triton")
-    for name in names:
-        if not isinstance(_MAKERS[name](torch.bfloat16, gpu, USUAL_HEADS), str):
-            found[name] = gpu
-    return found
 
 
 def require_backend(backend: Any) -> Any:
@@ -95,16 +80,10 @@ def make_backend(
     if not isinstance(name, str):
         own: AttentionBackend = name
         return own
-    if name == "reference":
-        return ReferenceBackend()
-    if name == "folded":
-        return FoldedBackend(dtype, device)
-    if name != "auto":
-        named = _MAKERS[name](dtype, device, shape)
-        if isinstance(named, str):
-            raise InvalidRequestError(f'{named}; "auto" goes without')
-        return named
-    return _usual(dtype, device, shape)
+    made = _usual(dtype, device, shape) if name == "auto" else _MAKERS[name](dtype, device, shape)
+    if isinstance(made, str):
+        raise InvalidRequestError(f'{made}; "auto" goes without')
+    return made
 
 
 def _usual(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend:
@@ -131,24 +110,12 @@ def _fastest(device: torch.device) -> Sequence[str]:
     return ("varlen",)
 
 
-def _native(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend | str:
-    reason = NativeBackend.why_not(dtype, device, shape)
-    return NativeBackend(dtype, shape) if reason is None else reason
-
-
-def _varlen(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend | str:
-    return VarlenBackend.tried(dtype, device, shape=shape)
-
-
-def _triton(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend | str:
-    reason = TritonBackend.why_not(dtype, device, shape)
-    return TritonBackend(dtype, device) if reason is None else reason
-
-
 _MAKERS: Mapping[str, Callable[[torch.dtype, torch.device, HeadShape], AttentionBackend | str]] = {
-    "native": _native,
-    "varlen": _varlen,
-    "triton": _triton,
+    "reference": lambda *_: ReferenceBackend(),
+    "folded": lambda dtype, device, _: FoldedBackend(dtype, device),
+    "native": NativeBackend.tried,
+    "varlen": lambda dtype, device, shape: VarlenBackend.tried(dtype, device, shape=shape),
+    "triton": TritonBackend.tried,
 }
 """A backend by name, or why there is none."""
 _PASSED = {(9, 0)}

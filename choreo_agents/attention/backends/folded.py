@@ -6,16 +6,20 @@ each reader's query is first rotated by minus the shift at which it sees the run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
-from choreo_agents.attention.backends.packed import PackedRuns, packable
-from choreo_agents.attention.backends.partial import Partial, attend_lone, attend_run, takes_lone
+from choreo_agents.attention.backends.partial import Partial, attend_lone, attend_padded, attend_run, takes_lone
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read
 from choreo_agents.attention.window import windowed
 
+LONGEST_RUN = 128
+MOST_QUERIES = 32
+"""Longer runs, or those with more queries, repay a call of their own: there the copy would cost more than the call."""
 FEWEST_PACKED, FEWEST_LONE_PACKED = 2, 5
 """Short runs that repay packing, and so many if each has a single query: then its own call costs little."""
 MOST_TURNED = 64
@@ -77,31 +81,43 @@ class FoldedAttention:
         pairs = query[self.tokens]
         if self.moved:
             pairs = self._turned(pairs)
-        outs: list[Tensor] = []
-        lses: list[Tensor] = []
-        first = 0
+        parts: list[Partial] = []
+        first = done = 0
         if self.packed is not None:
             first = self.packed.pairs
-            out, lse = self.packed.attend(pairs[:first], keys, values, scale)
-            outs.append(out)
-            lses.append(lse)
-        done = 0
+            parts.append(self.packed.attend(pairs[:first], keys, values, scale))
         if self.lone and query.shape[1] > keys.shape[0]:
             done = len(self.lone)
-            out, lse = attend_lone(pairs[first : first + done], keys, values, self.lone, scale)
+            parts.append(attend_lone(pairs[first : first + done], keys, values, self.lone, scale))
             first += done
-            outs.append(out)
-            lses.append(lse)
         for read, hidden in self.single[done:]:
             block = pairs[first : first + read.queries]
             first += read.queries
-            out, lse = _attend_read(read, hidden, block, keys, values, scale, self.kind.softcap)
-            outs.append(out)
-            lses.append(lse)
+            parts.append(self._attend_read(read, hidden, block, keys, values, scale))
+        joint: Tensor | None
         if self.merging is None:
-            return outs[0] if sinks is None else with_sinks(outs[0], lses[0], sinks)
-        out, joint = self.merging.join(torch.cat(outs), torch.cat(lses), with_lse=sinks is not None)
+            [(out, joint)] = parts
+        else:
+            outs, lses = (torch.cat(each) for each in zip(*parts, strict=True))
+            out, joint = self.merging.join(outs, lses, with_lse=sinks is not None)
         return out if sinks is None or joint is None else with_sinks(out, joint, sinks)
+
+    def _attend_read(
+        self, read: Read, hidden: Tensor | None, block: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Partial:
+        """Partial attention of a read's queries [count, heads, head_dim], likewise laid out."""
+        run, softcap = slice(read.start, read.start + read.length), self.kind.softcap
+        keys, values = keys[:, run], values[:, run]
+        if read.causal or hidden is not None:
+            block = block.transpose(0, 1)
+            out, lse = attend_run(block, keys, values, scale, causal=read.causal, hidden=hidden, softcap=softcap)
+            return out.transpose(0, 1), lse.transpose(0, 1)
+        count, heads, dim = block.shape
+        kv_heads = keys.shape[0]
+        folded = block.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+        out, lse = attend_run(folded, keys, values, scale, causal=False, softcap=softcap)
+        out = out.reshape(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
+        return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
 
     def _turned(self, pairs: Tensor) -> Tensor:
         """Each pair's query as its run's shift asks for."""
@@ -113,6 +129,57 @@ class FoldedAttention:
             basis = torch.eye(pairs.shape[-1], dtype=torch.float32, device=pairs.device).expand(len(pairs), -1, -1)
             self._turns = rotation.apply(basis, self.cos, self.sin)
         return (pairs.float() @ self._turns).to(pairs.dtype)
+
+
+def packable(read: Read) -> bool:
+    masked = read.causal or read.window is not None
+    return not masked and read.length <= LONGEST_RUN and read.queries <= MOST_QUERIES
+
+
+class PackedRuns:
+    """Runs r with their queries, both padded.
+
+    slots     [runs, longest run]       the pool's slots of each run, the first slot again where padded
+    queries   [runs, most queries]      pairs that read it, the first pair again where padded
+    """
+
+    def __init__(self, reads: Sequence[Read], dtype: torch.dtype, device: torch.device, softcap: float | None) -> None:
+        self.softcap = softcap
+        lengths = torch.tensor([read.length for read in reads])
+        counts = torch.tensor([read.queries for read in reads])
+        starts = torch.tensor([read.start for read in reads])
+        across = torch.arange(int(lengths.max()))[None, :]
+        padded = across >= lengths[:, None]
+        self.slots = (starts[:, None] + across.masked_fill(padded, 0)).flatten().to(device)
+        self.hidden = (
+            torch.zeros(padded.shape, dtype=dtype).masked_fill(padded, float("-inf"))[:, None, None, :].to(device)
+        )
+        first = counts.cumsum(0) - counts
+        along = torch.arange(int(counts.max()))[None, :]
+        beyond = along >= counts[:, None]
+        self.queries = (first[:, None] + along.masked_fill(beyond, 0)).to(device)
+        self.real = (~beyond).flatten().nonzero().flatten().to(device)
+        self.pairs = int(counts.sum())
+
+    def attend(self, pairs: Tensor, keys: Tensor, values: Tensor, scale: float) -> Partial:
+        """Partial attention of [pairs, heads, head_dim] queries, in the order of the reads they belong to.
+
+        Returns:
+            Output [pairs, heads, head_dim] and log-sum-exp [pairs, heads].
+        """
+        runs, most = self.queries.shape
+        kv_heads, _, dim = keys.shape
+        heads = pairs.shape[1]
+        group = heads // kv_heads
+        query = (
+            pairs[self.queries].view(runs, most, kv_heads, group, dim).transpose(1, 2).reshape(runs, kv_heads, -1, dim)
+        )
+        key = keys.index_select(1, self.slots).view(kv_heads, runs, -1, dim).transpose(0, 1)
+        value = values.index_select(1, self.slots).view(kv_heads, runs, -1, dim).transpose(0, 1)
+        out, lse = attend_padded(query, key, value, self.hidden, scale, self.softcap)
+        out = out.view(runs, kv_heads, most, group, dim).transpose(1, 2).reshape(runs * most, heads, dim)
+        lse = lse.view(runs, kv_heads, most, group).transpose(1, 2).reshape(runs * most, heads)
+        return out[self.real], lse[self.real]
 
 
 def _hidden(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None:
@@ -127,31 +194,6 @@ def _hidden(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None
         hidden |= positions[:, None] < slots[None, :]
     mask = torch.zeros(hidden.shape, dtype=backend.dtype).masked_fill(hidden, float("-inf"))
     return mask.to(backend.device)
-
-
-def _attend_read(
-    read: Read,
-    hidden: Tensor | None,
-    block: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    softcap: float | None,
-) -> Partial:
-    """Partial attention of a read's queries [count, heads, head_dim], likewise laid out."""
-    end = read.start + read.length
-    run_keys, run_values = keys[:, read.start : end], values[:, read.start : end]
-    if read.causal or hidden is not None:
-        out, lse = attend_run(
-            block.transpose(0, 1), run_keys, run_values, scale, causal=read.causal, hidden=hidden, softcap=softcap
-        )
-        return out.transpose(0, 1), lse.transpose(0, 1)
-    count, heads, dim = block.shape
-    kv_heads = keys.shape[0]
-    folded = block.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
-    out, lse = attend_run(folded, run_keys, run_values, scale, causal=False, softcap=softcap)
-    out = out.reshape(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
-    return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:

@@ -41,20 +41,6 @@ def drawn_heads(shape: HeadShape, queries: int, slots: int, dtype: torch.dtype) 
     return query, keys, values
 
 
-def plain(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention over [kv_heads, slots, dim] in doubles: [queries, heads, dim], and log-sum-exps [queries, heads]."""
-    queries, heads, dim = query.shape
-    kv_heads, slots, _ = keys.shape
-    grouped = query.double().view(queries, kv_heads, -1, dim)
-    scores = torch.einsum("qkgd,ksd->kgqs", grouped, keys.double()) * scale
-    if causal:
-        scores = scores.masked_fill(
-            torch.ones(queries, slots, dtype=torch.bool, device=scores.device).triu(1), float("-inf")
-        )
-    out = torch.einsum("kgqs,ksd->qkgd", scores.softmax(dim=-1), values.double())
-    return out.reshape(queries, heads, dim), scores.logsumexp(dim=-1).permute(2, 0, 1).reshape(queries, heads)
-
-
 def worst(got: Tensor, wanted: Tensor) -> float:
     """The largest relative error of a query's output in one head: [queries, heads, dim] both."""
     got, wanted = got.double(), wanted.double().to(got.device)
@@ -79,9 +65,7 @@ def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype
     ):
         bound = WIDE_ERROR if dtype == torch.float32 else half
         sinks = torch.linspace(-1, 1, shape.heads).to(dtype) if has_sinks else None
-        pool = keys.clone().to(device), values.clone().to(device)
-        for part in pool:
-            part[:, written.to(device)] = 0
+        pool = keys.index_fill(1, written, 0).to(device), values.index_fill(1, written, 0).to(device)
         try:
             prepared = backend.prepare(layout, kind)
             store = getattr(prepared, "store", None)
@@ -96,10 +80,7 @@ def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype
             raise  # it says nothing of the kernel
         except Exception as error:  # kernels that are not there raise what they like
             return said(error)
-        exact = query.double(), keys.double(), values.double()
-        wanted = (
-            ReferenceBackend().prepare(layout, kind).attend(*exact, scale, None if sinks is None else sinks.double())
-        )
+        wanted = ReferenceBackend().prepare(layout, kind).attend(query.double(), keys, values, scale, sinks)
         off = worst(got, wanted)
         if not off <= bound:
             return f"what it gives for messages that are {told} is off by {off:.1e}"

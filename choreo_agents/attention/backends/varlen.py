@@ -21,13 +21,12 @@ from torch import Tensor
 
 from choreo_agents.attention.backends.folded import FoldedBackend, with_sinks
 from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
-from choreo_agents.attention.backends.partial import Partial
+from choreo_agents.attention.backends.partial import Partial, matmul_attention
 from choreo_agents.attention.backends.trial import (
     RELATIVE_ERROR,
     SUM_ERROR,
     complaint_of,
     drawn_heads,
-    plain,
     runs_apart,
     said,
     worst,
@@ -270,14 +269,15 @@ def _complaint(backend: VarlenBackend, shape: HeadShape) -> str | None:
         reads = runs_apart(causal=causal)
         slots, queries = reads[-1].start + reads[-1].length, sum(read.queries for read in reads)
         query, keys, values = (part.to(backend.device) for part in drawn_heads(shape, queries, slots, backend.dtype))
+        exact = [part.double() for part in (query.transpose(0, 1), keys, values)]
         scale = shape.head_dim**-0.5
         outs, sums = _Sequences(reads, backend).attend(query, keys, values, scale, causal=causal)
         first = 0
         for read in reads:
             own, run = slice(first, first + read.queries), slice(read.start, read.start + read.length)
             first += read.queries
-            wanted, wanted_sums = plain(query[own], keys[:, run], values[:, run], scale, causal=causal)
-            error, off = worst(outs[own], wanted), float((sums[own] - wanted_sums).abs().max())
+            wanted, logs = matmul_attention(exact[0][:, own], exact[1][:, run], exact[2][:, run], scale, causal=causal)
+            error, off = worst(outs[own], wanted.transpose(0, 1)), float((sums[own] - logs.T).abs().max())
             where = f"{'its own ' if causal else ''}{read.length} slots"
             if not error <= RELATIVE_ERROR:
                 return f"over {where}, the kernel's output is off by {error:.1e} of itself"

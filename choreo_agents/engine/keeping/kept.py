@@ -13,7 +13,7 @@ from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVStore, KVWriter
-from choreo_agents.kv.store.places import LastingPlace
+from choreo_agents.kv.store.files import LastingPlace
 
 
 class KeptKV:

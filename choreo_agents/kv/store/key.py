@@ -4,32 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Protocol
 
 from choreo_agents.kv.handle import MessageHandle
-
-
-class FileKey(Protocol):
-    """What a file is written under, and asked for by."""
-
-    @property
-    def id(self) -> str:
-        """The message's, which names the file."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Its tokens."""
-        ...
-
-    @property
-    def native_offset(self) -> int:
-        """The position that its first token was encoded at; a file of any is good, since views move it."""
-        ...
-
-    def written(self) -> dict[str, str]:
-        """What a file says of it, but for the position."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -53,6 +29,7 @@ class KVKey:
 
     @property
     def length(self) -> int:
+        """Its tokens."""
         return len(self.tokens)
 
     def written(self) -> dict[str, str]:
@@ -72,3 +49,7 @@ class TierKey:
 
     def written(self) -> dict[str, str]:
         return {"message": self.id}
+
+
+FileKey = KVKey | TierKey
+"""What a file is written under, and asked for by: the message's id names it."""

@@ -9,10 +9,9 @@ from threading import Lock
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.eviction import leaving
-from choreo_agents.kv.store.files import SUFFIX, is_regular, read_private, used_now, write_private
+from choreo_agents.kv.store.files import SUFFIX, Place, is_regular, read_private, used_now, write_private
 from choreo_agents.kv.store.format import UnusableFileError, kv_bytes, most_bytes, opened, sealed
 from choreo_agents.kv.store.key import FileKey
-from choreo_agents.kv.store.places import Place
 from choreo_agents.kv.tiers import HostKV
 
 _WRITERS = 8
@@ -46,6 +45,7 @@ class KVStore:
         removed: Callable[[str], None] = lambda message_id: None,
     ) -> None:
         self.budget_bytes = budget_bytes
+        self.folder = place.folder
         self._place = place
         self._geometry = geometry
         self._seal = seal
@@ -61,10 +61,6 @@ class KVStore:
         self._spare_bytes = -1
         """That may be written before looking how much there is."""
         self.look()
-
-    @property
-    def folder(self) -> Path:
-        return self._place.folder
 
     def knows(self, message_id: str) -> bool:
         """Whether there was a file when the store last looked. Does not look."""
@@ -102,7 +98,8 @@ class KVStore:
         """A message's KV, and the position that it was encoded at; None if there is no good file."""
         path = self._path(key.id)
         try:
-            found = self._read(path, key)
+            least, most = kv_bytes(key, self._geometry), most_bytes(key, self._geometry)
+            found = opened(read_private(path, least, most), key, self._geometry, self._seal)
         except FileNotFoundError:
             if self.knows(key.id) and not self.has(key.id):  # who removes files tells of it
                 self._skipped(path, "is missing")
@@ -131,17 +128,9 @@ class KVStore:
             self._note(message_id, there=False)
         self._skipped(path, why)
 
-    def used_bytes(self) -> int:
-        """Of all files, other processes' included."""
-        return sum(size for _, size, _ in self._place.files())
-
     def close(self) -> None:
         """It is used no more: what is gone with its engine is removed."""
         self._place.close()
-
-    def _read(self, path: Path, key: FileKey) -> tuple[HostKV, int]:
-        least, most = kv_bytes(key, self._geometry), most_bytes(key, self._geometry)
-        return opened(read_private(path, least, most), key, self._geometry, self._seal)
 
     def _make_room(self, written: Path) -> None:
         """Remove the longest unused files over the budget; what was just written only if that is over it alone.

@@ -18,15 +18,10 @@ from choreo_agents.kv.tiers import HostKV
 class Unwritten(Protocol):
     """KV of one message that is to be written, and can be had until it is released."""
 
-    @property
-    def id(self) -> str:
-        """The message's."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """That it will take on the host."""
-        ...
+    id: str
+    """The message's."""
+    nbytes: int
+    """That it will take on the host."""
 
     def read(self) -> tuple[KVKey, HostKV]:
         """A copy; may take as long as a step.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from choreo_agents.attention.backends.native.backend import NativeAttention
+from choreo_agents.attention.backends.native import NativeAttention
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.errors import KVMemoryError

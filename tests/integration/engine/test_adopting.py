@@ -317,6 +317,6 @@ def test_the_longest_unused_files_leave_for_new_ones(make_engine: MakeEngine, tm
     assert store.load(engine.kv.key(made[0])) is not None, "used just now"
     store.save(engine.kv.key(made[3]), engine.kv.read(made[3]))
     assert [store.has(handle.id) for handle in made] == [True, False, True, True]
-    assert store.used_bytes() <= store.budget_bytes
+    assert store.look() <= store.budget_bytes
     tight = engine.kv.store(tmp_path / "tight", budget_bytes=39 * TOKEN)
     assert not tight.save(engine.kv.key(made[0]), engine.kv.read(made[0])) and not tight.has(made[0].id)

@@ -21,9 +21,8 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store import KVStore
 from choreo_agents.kv.store import files as files_module
-from choreo_agents.kv.store import places as places_module
+from choreo_agents.kv.store.files import EnginePlace, LastingPlace
 from choreo_agents.kv.store.key import TierKey
-from choreo_agents.kv.store.places import EnginePlace, LastingPlace
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import EventList, FileSkipped
 
@@ -129,7 +128,7 @@ def test_attack_no_other_engines_file_is_believed(make_engine: MakeEngine, tmp_p
 def test_attack_what_a_killed_engine_has_left_is_removed_and_never_read(
     make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places_module, "_JUST_MADE_S", -1.0)
+    monkeypatch.setattr(files_module, "_JUST_MADE_S", -1.0)
     living = make_engine(disk=tmp_path)
     handle, path = parked(living)
     left = path.parent.with_name("0" * 32)
@@ -213,7 +212,7 @@ def test_attack_what_stands_in_a_files_place_is_not_taken_for_one(
     path.touch()
     HARMS[harm](path)
     assert not store.has(handle.id)
-    assert store.used_bytes() < 100
+    assert store.look() < 100
 
 
 def test_attack_a_file_sealed_by_one_tenant_is_not_believed_by_another(make_engine: MakeEngine, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends import folded, packed, partial
+from choreo_agents.attention.backends import folded, partial
 from choreo_agents.attention.backends.folded import FoldedBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
@@ -90,21 +90,21 @@ def test_a_rotation_keeps_dtype_and_length_of_a_vector(dtype: torch.dtype) -> No
 @pytest.mark.parametrize(
     ("read", "fits"),
     [
-        (Read(0, packed.LONGEST_RUN, 0, (QuerySpan(0, packed.MOST_QUERIES, 0),)), True),
-        (Read(0, packed.LONGEST_RUN + 1, 0, (QuerySpan(0, 1, 0),)), False),
-        (Read(0, 4, 0, (QuerySpan(0, packed.MOST_QUERIES, 0), QuerySpan(40, 1, 0))), False),
+        (Read(0, folded.LONGEST_RUN, 0, (QuerySpan(0, folded.MOST_QUERIES, 0),)), True),
+        (Read(0, folded.LONGEST_RUN + 1, 0, (QuerySpan(0, 1, 0),)), False),
+        (Read(0, 4, 0, (QuerySpan(0, folded.MOST_QUERIES, 0), QuerySpan(40, 1, 0))), False),
         (Read(0, 4, 0, (QuerySpan(0, 4, 0),), causal=True), False),
         (Read(0, 4, 0, (QuerySpan(0, 4, 0),), window=3), False),
     ],
 )
 def test_only_short_runs_with_few_queries_are_packed(read: Read, fits: bool) -> None:
-    assert packed.packable(read) is fits
+    assert folded.packable(read) is fits
 
 
 @pytest.mark.parametrize("count", [1, folded.FEWEST_LONE_PACKED - 1, folded.FEWEST_LONE_PACKED, 30])
 def test_the_number_of_kernel_calls_does_not_grow_with_short_runs(count: int, monkeypatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(packed, "attend_padded", lambda *a: calls.append("padded") or partial.attend_padded(*a))
+    monkeypatch.setattr(folded, "attend_padded", lambda *a: calls.append("padded") or partial.attend_padded(*a))
     monkeypatch.setattr(folded, "attend_run", lambda *a, **k: calls.append("run") or partial.attend_run(*a, **k))
     reads = tuple(Read(3 * i, 1 + i % 3, 0, (QuerySpan(i, 1, i),)) for i in range(count))
     query, pool = torch.randn(count, 2, DIM), torch.randn(2, 3 * count, DIM)

@@ -9,8 +9,8 @@ import torch
 from support.company import HEADS, in_all_companies
 from torch import Tensor
 
-from choreo_agents.attention.backends.native import plan
-from choreo_agents.attention.backends.native.backend import NativeBackend
+from choreo_agents.attention.backends import native as plan
+from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind

@@ -15,7 +15,7 @@ from choreo_agents.attention.backends.triton.tiles import tiles
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
-from choreo_agents.attention.window import windowed
+from choreo_agents.attention.window import farthest_seen, windowed
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
@@ -23,7 +23,7 @@ _WIDEST = 256
 
 
 class TritonBackend:
-    """Attention in at most four launches a layer. `TritonBackend.why_not` says whether it can be had.
+    """Attention in at most four launches a layer. `TritonBackend.tried` says whether it can be had.
 
     Args:
         dtype: Of keys, values and queries.
@@ -35,8 +35,8 @@ class TritonBackend:
         self.device = device
 
     @staticmethod
-    def why_not(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> str | None:
-        """Why it cannot serve heads of a shape; None if it can, which is tried where it was compiled for a device."""
+    def tried(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> TritonBackend | str:
+        """The backend for heads of a shape, which is tried where it was compiled; or why there is none."""
         interpreted = _interpreted()
         if isinstance(interpreted, str):
             return interpreted
@@ -44,18 +44,19 @@ class TritonBackend:
             return f"triton takes float32, bfloat16 and float16, not {dtype}"
         if shape.head_dim > _WIDEST:
             return f"triton takes heads of up to {_WIDEST} dimensions, not of {shape.head_dim}"
-        if interpreted:
-            return None
-        if device.type != "cuda":
+        if not interpreted and device.type != "cuda":
             return f"triton is for GPUs, not for {device}, unless TRITON_INTERPRET=1 says to interpret it, slowly"
-        return _complaint(dtype, device, shape)
+        complaint = None if interpreted else _complaint(dtype, device, shape)
+        return complaint or TritonBackend(dtype, device)
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> TritonAttention:
         return self.prepare_step(layout, (kind,))[kind]
 
-    def prepare_step(self, layout: Layout, kinds: Sequence[AttentionKind]) -> Mapping[AttentionKind, TritonAttention]:
-        """See `AttentionBackend`."""
-        step = _TritonStep(layout, kinds, self)
+    def prepare_step(
+        self, layout: Layout, kinds: Sequence[AttentionKind], told: StepPlan | None = None
+    ) -> Mapping[AttentionKind, TritonAttention]:
+        """See `AttentionBackend`; `told` is a plan that is sent already."""
+        step = _TritonStep(layout, kinds, self, told)
         return {kind: TritonAttention(step, kind, self) for kind in kinds}
 
     def plan_step(self, layout: Layout, kinds: Sequence[AttentionKind], shape: HeadShape) -> PlannedStep:
@@ -68,8 +69,7 @@ class TritonBackend:
 
     def prepare_planned(self, planned: PlannedStep, told: StepPlan) -> Mapping[AttentionKind, TritonAttention]:
         """See `AttentionBackend`."""
-        step = _TritonStep(planned.layout, tuple(planned.kinds), self, told)
-        return {kind: TritonAttention(step, kind, self) for kind in planned.kinds}
+        return self.prepare_step(planned.layout, tuple(planned.kinds), told)
 
 
 def why_no_kernels() -> str | None:
@@ -103,12 +103,12 @@ class _TritonStep:
         layout: Layout,
         kinds: Sequence[AttentionKind],
         backend: TritonBackend,
-        told: StepPlan | None = None,
+        told: StepPlan | None,
     ) -> None:
         self.layout, self.kinds = layout, kinds
         self._backend = backend
         self._plans: dict[HeadShape, StepPlan] = {} if told is None else {told.shape: told}
-        self.farthest = _farthest(layout) if any(kind.window is not None for kind in kinds) else 0
+        self.farthest = farthest_seen(layout) if any(kind.window is not None for kind in kinds) else 0
         self.further = 0
         """Steps since it was prepared."""
         self.goes_on = True
@@ -163,8 +163,3 @@ class TritonAttention:
             self._step.follow()
         self._further += 1
         return self._step.goes_on
-
-
-def _farthest(layout: Layout) -> int:
-    """At least as many positions as lie between any token and what it reads."""
-    return max(layout.positions) - min(read.position + span.shift for read in layout.reads for span in read.spans)

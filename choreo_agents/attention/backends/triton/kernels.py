@@ -48,6 +48,14 @@ def store_kernel(
 
 
 @triton.jit
+def product(left, right, acc, UPCAST: tl.constexpr):
+    """A matrix product, added to another if there is one, in fp32. Both are taken as fp32 where there are no others."""
+    if UPCAST:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, acc=acc, input_precision="ieee")
+
+
+@triton.jit
 def attend_kernel(
     query,
     keys,
@@ -105,8 +113,6 @@ def attend_kernel(
         s = tl.load(sin + turn[:, None] * HALF + h[None, :], mask=is_row[:, None], other=0.0)
         second = (other * c + q * s).to(keys.dtype.element_ty)
         q = (q * c - other * s).to(keys.dtype.element_ty)
-        if UPCAST:
-            second = second.to(tl.float32)
     else:
         q = tl.load(own + d[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
         if HALF > 0:
@@ -126,8 +132,6 @@ def attend_kernel(
             c = tl.load(cos + turn[:, None] * HALF + angle[None, :], mask=is_turned, other=1.0)
             s = tl.load(sin + turn[:, None] * HALF + angle[None, :], mask=is_turned, other=0.0)
             q = (q.to(tl.float32) * c + tl.where(is_first[None, :], -other, other) * s).to(keys.dtype.element_ty)
-    if UPCAST:
-        q = q.to(tl.float32)
 
     n = tl.arange(0, SLOTS)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -144,18 +148,11 @@ def attend_kernel(
             half = keys + pool + slot[:, None] * pool_slot + h[None, :]
             k = tl.load(half, mask=is_slot[:, None], other=0.0)
             behind = tl.load(half + HALF, mask=is_slot[:, None], other=0.0)
-            if UPCAST:
-                score = tl.dot(q, tl.trans(k.to(tl.float32)), input_precision="ieee")
-                score = tl.dot(second, tl.trans(behind.to(tl.float32)), acc=score, input_precision="ieee")
-            else:
-                score = tl.dot(q, tl.trans(k), input_precision="ieee")
-                score = tl.dot(second, tl.trans(behind), acc=score, input_precision="ieee")
+            score = product(q, tl.trans(k), None, UPCAST)
+            score = product(second, tl.trans(behind), score, UPCAST)
         else:
             k = tl.load(keys + place, mask=is_there, other=0.0)
-            if UPCAST:
-                score = tl.dot(q, tl.trans(k.to(tl.float32)), input_precision="ieee")
-            else:
-                score = tl.dot(q, tl.trans(k), input_precision="ieee")
+            score = product(q, tl.trans(k), None, UPCAST)
         v = tl.load(values + place, mask=is_there, other=0.0)
         score = score * scale
         if CAPPED:
@@ -169,10 +166,7 @@ def attend_kernel(
         weight = tl.exp2(score - base[:, None])
         faded = tl.exp2(highest - base)
         total = total * faded + tl.sum(weight, 1)
-        if UPCAST:
-            added = tl.dot(weight.to(v.dtype).to(tl.float32), v.to(tl.float32), input_precision="ieee")
-        else:
-            added = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        added = product(weight.to(v.dtype), v, None, UPCAST)
         out = out * faded[:, None] + added
         highest = higher
     total = tl.where(is_row, total, 1.0)

@@ -100,7 +100,7 @@ def attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Attention of a layer, see `PreparedAttention`: two or three launches."""
-    shape = HeadShape(query.shape[1], keys.shape[0], query.shape[2])
+    shape = plan.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
     outs, sums = plan.scratch(query)
     mine = plan.sizes_of(kind)

@@ -18,7 +18,6 @@ without rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy
@@ -26,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from choreo_agents.attention.backends.readers import Integers, Readers, readers_of
 from choreo_agents.attention.backends.triton.tiles import FEW_QUERIES, Tile
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read
 from choreo_agents.attention.packing import SentTables
 
-Integers = NDArray[numpy.int64]
 _UPTO, _HIGH = 2, 3
 """Columns of a tile and of a pair."""
 NOWHERE = -1
@@ -72,19 +71,6 @@ class PlanSizes(NamedTuple):
 def _power(number: int, least: int) -> int:
     """The next power of two, but not below `least`."""
     return max(least, 1 << (number - 1).bit_length()) if number else least
-
-
-@dataclass(frozen=True)
-class _Readers:
-    """Of a read: all spans of few tokens, or one of many."""
-
-    tokens: Integers
-    shifts: Integers
-    lows: Integers
-    highs: Integers
-    """Which slots each sees: from, and behind the last."""
-    places: Integers
-    """In their views."""
 
 
 class KindPlan:
@@ -133,7 +119,7 @@ class KindPlan:
         self.room = sizes[0].chunk - int(highs[self._own_pairs].max()) if layout.own else 0
         """Steps for which every token's own run stays in its chunk."""
 
-    def _cut(self, read: Read, readers: _Readers, group: int, size: Tile, *, many: bool) -> None:
+    def _cut(self, read: Read, readers: Readers, group: int, size: Tile, *, many: bool) -> None:
         """Cut a read into chunks: those that all see whole are alike."""
         lowest, highest = int(readers.lows.min()), int(readers.highs.max())
         alike = _seen_whole(readers, size.chunk)
@@ -146,7 +132,7 @@ class KindPlan:
                 self._put(read, readers, group, size, begin, many=many)
                 begin += size.chunk
 
-    def _put(self, read: Read, readers: _Readers, group: int, size: Tile, begin: int, *, many: bool) -> None:
+    def _put(self, read: Read, readers: Readers, group: int, size: Tile, begin: int, *, many: bool) -> None:
         """One chunk, for those that see some of it."""
         lows = (readers.lows - begin).clip(min=0)
         highs = (readers.highs - begin).clip(max=size.chunk)
@@ -159,7 +145,7 @@ class KindPlan:
         self._tiles[many].append(_tiles(read.start + begin, self._pairs, lows, highs, group, size.rows))
         self._pairs += len(lows)
 
-    def _put_alike(self, read: Read, readers: _Readers, group: int, size: Tile, begins: range, *, many: bool) -> None:
+    def _put_alike(self, read: Read, readers: Readers, group: int, size: Tile, begins: range, *, many: bool) -> None:
         """Chunks that all see whole."""
         count, rows = len(begins), len(readers.tokens)
         chunks = numpy.array(begins)
@@ -191,7 +177,7 @@ class KindPlan:
         pair[self._own_pairs, _HIGH] += 1
 
 
-def _seen_whole(readers: _Readers, chunk: int) -> range:
+def _seen_whole(readers: Readers, chunk: int) -> range:
     """Where the chunks of a read begin that all its readers see whole."""
     first, end = int(readers.lows.max()), int(readers.highs.min())
     first += -first % chunk
@@ -215,25 +201,14 @@ def _over(function: numpy.ufunc, column: Integers, first: Integers, last: Intege
     return found
 
 
-def _readers(layout: Layout, read: Read, window: int | None, *, many: bool) -> Iterator[_Readers]:
-    """A read's spans of few tokens together, or each of those of many by itself."""
+def _readers(layout: Layout, read: Read, window: int | None, *, many: bool) -> Iterator[Readers]:
+    """Who sees some of a read: its spans of few tokens together, or each of those of many by itself."""
     spans = [span for span in read.spans if (span.count > FEW_QUERIES) == many]
     for together in [[span] for span in spans] if many else [spans] if spans else []:
-        counts = [span.count for span in together]
-        tokens = numpy.concatenate([numpy.arange(span.first, span.first + span.count) for span in together])
-        shifts = numpy.repeat(numpy.array([span.shift for span in together], dtype=numpy.int64), counts)
-        places = numpy.repeat(numpy.array([span.place for span in together], dtype=numpy.int64), counts)
-        lows = numpy.zeros(len(tokens), dtype=numpy.int64)
-        for hides in (window, read.window):
-            if hides is not None:
-                positions = numpy.array(layout.positions, dtype=numpy.int64)[tokens]
-                lows = numpy.maximum(lows, positions - hides + 1 - read.position - shifts)
-        highs = numpy.full(len(tokens), read.length, dtype=numpy.int64)
-        if read.causal:
-            highs = numpy.arange(1, len(tokens) + 1)
-        sees = lows < highs
+        readers = readers_of(layout, read, together, window)
+        sees = readers.lows < readers.highs
         if sees.any():
-            yield _Readers(tokens[sees], shifts[sees], lows[sees], highs[sees], places[sees])
+            yield Readers(*(column[sees] for column in readers))
 
 
 class PlannedStep:

@@ -25,10 +25,6 @@ STORED_TOGETHER = 16
 """Tokens that one program writes into the pool."""
 
 
-FEW_TILE, MANY_TILE = (64, 64, 4, 3), (64, 64, 4, 3)
-"""Rows, slots, warps and stages for heads of up to 128 dimensions in half precision, as measured on an H100."""
-
-
 @dataclass(frozen=True)
 class Tile:
     """A program's share: rows (a token's query in one head) times slots, block by block."""
@@ -55,15 +51,16 @@ def heads_together(shape: HeadShape) -> int:
 def tiles(shape: HeadShape, dtype: torch.dtype) -> tuple[Tile, Tile]:
     """For rows with few queries, and for those with many.
 
-    They are as large as registers and shared memory hold without spilling: `make test-triton` has the assembler say so.
+    Rows, slots, warps and stages for heads of up to 128 dimensions in half precision are as measured on an H100. All
+    are as large as registers and shared memory hold without spilling: `make test-triton` has the assembler say so.
     """
     width = padded(shape.head_dim)
     if dtype == torch.float32:
         # Products in full precision are no tensor core's: what bounds them is registers.
-        rows, warps = (32, 4) if width <= 64 else (16, 8)
-        return Tile(FEW_SLOTS, rows, 32, warps, 1), Tile(MANY_SLOTS, rows, 32, warps, 1)
-    if width <= 128 and shape.head_dim == width:
-        return Tile(FEW_SLOTS, *FEW_TILE), Tile(MANY_SLOTS, *MANY_TILE)
-    # Dimensions that are masked take registers.
-    slots, stages = (64, 3) if width <= 128 else (32, 2)
-    return Tile(FEW_SLOTS, 64, slots, 8, stages), Tile(MANY_SLOTS, 64, slots, 8, stages)
+        sizes = (32, 32, 4, 1) if width <= 64 else (16, 32, 8, 1)
+    elif width <= 128:
+        # Dimensions that are masked take registers.
+        sizes = (64, 64, 4 if shape.head_dim == width else 8, 3)
+    else:
+        sizes = (64, 32, 8, 2)
+    return Tile(FEW_SLOTS, *sizes), Tile(MANY_SLOTS, *sizes)

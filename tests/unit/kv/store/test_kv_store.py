@@ -15,10 +15,8 @@ from support.tuning import full_disk
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.store import files as files_module
-from choreo_agents.kv.store import places as places_module
-from choreo_agents.kv.store.files import SUFFIX
+from choreo_agents.kv.store.files import SUFFIX, EnginePlace, LastingPlace
 from choreo_agents.kv.store.key import FileKey, TierKey
-from choreo_agents.kv.store.places import EnginePlace, LastingPlace
 from choreo_agents.kv.tiers import HostKV
 
 GEOMETRY = KVGeometry(2, 1, 8, torch.float32)
@@ -98,7 +96,7 @@ def test_the_longest_unused_makes_room_and_its_owner_is_told(tmp_path: Path) -> 
         os.utime(one.folder / f"{name}.safetensors", (age, age))
     assert one.load(key("a")) is not None, "used just now"
     assert one.save(key("d"), kv(9)) and removed == ["b"]
-    assert [one.knows(name) for name in "abcd"] == [True, False, True, True] and one.used_bytes() <= one.budget_bytes
+    assert [one.knows(name) for name in "abcd"] == [True, False, True, True] and one.look() <= one.budget_bytes
 
 
 @pytest.mark.parametrize("budget", [BYTES - 1, BYTES])
@@ -251,7 +249,7 @@ def test_an_engine_removes_and_counts_what_engines_have_left_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One folder for both: what outlives engines stands beside what they leave."""
-    monkeypatch.setattr(places_module, "_JUST_MADE_S", -1.0)
+    monkeypatch.setattr(files_module, "_JUST_MADE_S", -1.0)
     lasting = KVStore(LastingPlace(tmp_path, "model", "0" * 16), GEOMETRY, b"key", 1 << 20)
     assert lasting.save(key("a"), kv(1))
     (tmp_path / "model" / ("f" * 32)).mkdir()

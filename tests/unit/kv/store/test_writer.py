@@ -12,7 +12,7 @@ import torch
 from choreo_agents.errors import CapacityError, EngineClosedError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store import KVKey, KVStore, KVWriter
-from choreo_agents.kv.store.places import LastingPlace
+from choreo_agents.kv.store.files import LastingPlace
 from choreo_agents.kv.tiers import HostKV
 
 GEOMETRY = KVGeometry(1, 1, 8, torch.float32)
