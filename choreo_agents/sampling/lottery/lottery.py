@@ -23,7 +23,7 @@ _MARGIN = 1e-3
 _LOST = 1e-4
 """Relative, of a sum of weights: fp32 loses less than a twentieth of it, summed in lanes."""
 _ALIKE, _LEAST = 1e-5, 2.0**-30
-"""See `nucleus`, whose weights differ from these by less than a thirtieth of it."""
+"""See `contest`, whose weights differ from these by less than a thirtieth of it."""
 _SURE, _NEAR = 0, 1
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CONSTANTS = {
