@@ -6,7 +6,6 @@ from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.guiding.answers import AnswerGuide, AnswerPaths
 from choreo_agents.sampling.guiding.grammar import Grammar
 from choreo_agents.sampling.guiding.guides import Allowed, FreeAnswer, Guide, GuidedAnswer, TokenGuide
-from choreo_agents.sampling.guiding.masks import StepMasks
 from choreo_agents.sampling.guiding.thoughts import BLANK_LINES, Phase, ThoughtsGuide
 from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.parameters import Sampling
@@ -29,7 +28,6 @@ __all__ = [
     "Sampler",
     "SamplerCall",
     "Sampling",
-    "StepMasks",
     "ThoughtsGuide",
     "Tickets",
     "TokenGuide",

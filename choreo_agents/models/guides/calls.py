@@ -10,8 +10,7 @@ from typing import Any
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.chat.tools.grammar import ID
 from choreo_agents.models.chat.tools.literals import is_keyword
-from choreo_agents.models.guides.endless import require_an_end
-from choreo_agents.models.guides.sources import JSON_BLANKS, without_annotations
+from choreo_agents.models.guides.sources import JSON_BLANKS, require_an_end, without_annotations
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _CONSTRAIN = "<|constrain|>"
