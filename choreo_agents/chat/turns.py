@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, Functio
 
 from choreo_agents.chat.history import CALL_BLOCKS, THOUGHT_BLOCKS, calls_in, result_turn, short_id, tools_called
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import ChatFormat, FramedText, Said, calls_as_words, calls_said, instructions, question
+from choreo_agents.models import ChatFormat, FramedText, Said, instructions, question, tools_format
 
 _WORDS = {"reasoning": "reasoning", "thinking": "thinking", "reasoning_content": "reasoning_content"}
 """Where blocks that hold thoughts have their words, by their kinds; others are sealed by who wrote them."""
@@ -134,8 +134,9 @@ def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[s
     if calls := calls_in(message):
         words = f"{header} {words}".strip() if header else words
         if is_part:
-            return Said(chat.part(f"{words}\n{calls_as_words(calls, chat)}".strip(), name), "part")
-        return Said(calls_said(words, calls, chat))
+            written = tools_format(chat).grammar.write(calls).text.strip()
+            return Said(chat.part(f"{words}\n{written}".strip(), name), "part")
+        return Said(tools_format(chat).turn(words, calls))
     if header is None or (is_part and not header):
         return Said(chat.part(words, name), "part") if is_part else Said(chat.turn("assistant", words, name))
     start = FramedText.frame(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from choreo_agents.models.chat.format import ChatFormat
 from choreo_agents.models.chat.hiding import Hiding
 from choreo_agents.models.chat.telling import OWN_GRAMMAR
-from choreo_agents.models.chat.tools.calls import ToolCall
 from choreo_agents.models.chat.tools.format import TOOL, ResultFormat, ToolsFormat
-from choreo_agents.models.chat.tools.grammar import ID, CallGrammar, PairMarks
+from choreo_agents.models.chat.tools.grammar import ID, CallGrammar, PairMarks, ToolCall
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
