@@ -197,10 +197,8 @@ class _Calling:
         if place is None:
             return
         opened, closed = place
-        grammar = CallGrammar(
-            "object", "", "", "", written[:at].replace(_IDS[0], ID), rest[:opened].replace(_IDS[0], ID),
-            rest[closed:].replace(_IDS[0], ID), name, given,
-        )  # fmt: skip
+        opening, middle, ending = (part.replace(_IDS[0], ID) for part in (written[:at], rest[:opened], rest[closed:]))
+        grammar = CallGrammar("object", "", "", "", opening, middle, ending, name, given)
         yield grammar, text[:start], text[end:]
 
     def _results(self, head: str, tail: str) -> tuple[str, str, ResultFormat | None]:

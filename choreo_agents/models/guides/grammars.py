@@ -103,10 +103,6 @@ class Grammars:
             raise GrammarError(f"no answer of this model can be led by {said!r}: {made.get_error().strip()}")
         return made
 
-    def guide(self, grammar: Grammar, ends: frozenset[int]) -> TokenGuide:
-        """One guide; see `compile`."""
-        return self.compile(grammar)(ends)
-
     def _guide(self, compiled: Any, ends: frozenset[int], marks: frozenset[int] = frozenset()) -> TokenGuide:
         matcher = compiled.deep_copy()
         if self._bytes_of is not None:

@@ -154,11 +154,7 @@ class GrammarGuide:
     def take(self, token: int) -> None:
         """Go on with this token; raises `ValueError` if it is not allowed."""
         self.mask = None
-        if token in self._ends and self.matcher.is_accepting():
-            self.done = True
-            return
-        _go_on(self.matcher, token)
-        self.done = self.matcher.is_stopped()
+        self.done = _goes_on(self.matcher, self._ends, token, [token])
 
 
 class ByteGuide:
@@ -186,12 +182,7 @@ class ByteGuide:
 
     def take(self, token: int) -> None:
         """Go on with this token; raises `ValueError` if it is not allowed."""
-        if token in self._ends and self._matcher.is_accepting():
-            self.done = True
-            return
-        for byte in self._bytes_of(token) or b"\0":
-            _go_on(self._matcher, byte)
-        self.done = self._matcher.is_stopped()
+        self.done = _goes_on(self._matcher, self._ends, token, self._bytes_of(token) or b"\0")
 
 
 def _packed(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -228,9 +219,13 @@ def unpacked_there(bits: Bits, vocabulary: int, device: torch.device) -> Tensor:
     return (there[:, :, None] >> places & 1).bool().flatten(1)[:, :vocabulary]
 
 
-def _go_on(matcher: Any, token: int) -> None:
-    if not matcher.consume_token(token):
+def _goes_on(matcher: Any, ends: frozenset[int], token: int, written: Iterable[int]) -> bool:
+    """Go on with what a token writes; whether the answer is over with it."""
+    if token in ends and matcher.is_accepting():
+        return True
+    if not all(matcher.consume_token(each) for each in written):
         raise ValueError(_told(matcher))
+    return bool(matcher.is_stopped())
 
 
 def _told(matcher: Any) -> str:

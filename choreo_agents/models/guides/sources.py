@@ -67,14 +67,14 @@ def source_of(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         schema = _schema(grammar)
         # By itself: within a grammar, errors tell places of that.
-        _require_valid(matcher, matcher.grammar_from_json_schema(json.dumps(schema)), grammar)
+        _valid(matcher, matcher.grammar_from_json_schema(json.dumps(schema)), grammar)
         if schema["x-guidance"].get("lenient"):
             strict = {**schema, "x-guidance": JSON_BLANKS}
             told_left_out(matcher.grammar_from_json_schema(json.dumps(strict)), f"an answer of {schema.get('title')!r}")
         source: str = matcher.grammar_from_lark(f'start: " "? json\njson: %json {json.dumps(schema)}')
         return source
     if grammar.kind == "regex":
-        _require_valid(matcher, matcher.grammar_from_regex(grammar.text), grammar)
+        _valid(matcher, matcher.grammar_from_regex(grammar.text), grammar)
         return _valid(matcher, matcher.grammar_from_regex(f" ?(?:{grammar.text})"), grammar)
     return _valid(matcher, matcher.grammar_from_lark(grammar.text), grammar)
 
@@ -131,14 +131,10 @@ def told_left_out(strict: str, what: str) -> bool:
 
 
 def _valid(matcher: Any, source: str, grammar: Grammar) -> str:
-    _require_valid(matcher, source, grammar)
-    return source
-
-
-def _require_valid(matcher: Any, source: str, grammar: Grammar) -> None:
+    """The same, if the library takes it; raises `GrammarError` if not."""
     said = str(matcher.validate_grammar(source, limits=limits())).strip()
     if not said or said.startswith("WARNING"):
-        return
+        return source
     if grammar.kind == "regex":
         # What is between is a drawing of where, in a text of the library's own.
         said = f"{grammar.text!r}: {said.rpartition('error: ')[2].partition(chr(10))[0]}"
