@@ -67,7 +67,7 @@ class BatchSampler:
         rows = range(len(logits)) if rows is None else rows
         if self._lottery is None:
             return self._draw(logits, draws, rows)
-        mine = [place for place, draw in enumerate(draws) if self._lottery.takes(draw)]
+        mine = [place for place, draw in enumerate(draws) if not draw.changes]
         tickets = self._lottery.draw(logits, [rows[place] for place in mine], [draws[place] for place in mine])
         if tickets is None:
             return self._draw(logits, draws, rows)

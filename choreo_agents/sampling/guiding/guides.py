@@ -176,7 +176,7 @@ class GuidedAnswer(Guide):
             return
         is_full = len(self._taken) == self.longest
         if is_full or stopped or token in self._ends:
-            may_end = self._may_end()
+            may_end = any(map(self.permits, self._ends))
             self.done = may_end or (is_full and self._may_be_cut)
             self.cut = self.done and not (may_end and (stopped or token in self._ends))
         if is_full and not self.done:
@@ -185,9 +185,6 @@ class GuidedAnswer(Guide):
                 "bound what may be said (maxLength, maxItems, maximum)",
                 self._taken,
             )
-
-    def _may_end(self) -> bool:
-        return any(map(self.permits, self._ends))
 
     def _error(self, why: str, tokens: list[int]) -> GuideError:
         said = self._text(tokens)
