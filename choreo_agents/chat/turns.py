@@ -19,11 +19,10 @@ from choreo_agents.models import (
     FramedText,
     Said,
     ToolCall,
-    calls_as_words,
-    calls_said,
     instructions,
     question,
     result_said,
+    tools_format,
 )
 
 CALL_BLOCKS: Mapping[str, tuple[str, str, str]] = {
@@ -215,8 +214,9 @@ def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[s
     if calls := calls_in(message):
         words = f"{header} {words}".strip() if header else words
         if is_part:
-            return Said(chat.part(f"{words}\n{calls_as_words(calls, chat)}".strip(), name), "part")
-        return Said(calls_said(words, calls, chat))
+            written = tools_format(chat).grammar.write(calls).text.strip()
+            return Said(chat.part(f"{words}\n{written}".strip(), name), "part")
+        return Said(tools_format(chat).turn(words, calls))
     if header is None or (is_part and not header):
         return Said(chat.part(words, name), "part") if is_part else Said(chat.turn("assistant", words, name))
     start = FramedText.frame(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")

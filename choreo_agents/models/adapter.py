@@ -55,8 +55,7 @@ class ModelAdapter:
         self.vocabulary_size: int = config.vocab_size
         self.heads: int = config.num_attention_heads
         self.parameters: int = model.num_parameters()
-        self.geometry = attention.geometry
-        self.kinds = attention.kinds
+        self.geometry, self.kinds = attention
         self.end_tokens = _end_tokens(model, end_token)
         route(model)
 
@@ -99,7 +98,7 @@ class ModelAdapter:
     ) -> Tensor:
         """`logits` of tensors on the model's device, through which gradients flow if the attention lets them."""
         lean = self.lean
-        if lean is not None and not lean.is_current():
+        if lean is not None and not lean.made_of.is_there():
             self.lean = lean = None  # for good: what it was made of need not be kept beside what there is now
         if lean is not None and not adapted and not torch.is_grad_enabled() and lean.serves(attention):
             return lean.logits(tokens, positions, attention, wanted)

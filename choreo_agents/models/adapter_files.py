@@ -60,10 +60,8 @@ def read_adapter(folder: Path, model: PreTrainedModel, base: str) -> LoraAdapter
     if other or downs.keys() != ups.keys() or not downs:
         wrong = other[0] if other else next(iter(downs.keys() ^ ups.keys()), "no lora_A")
         raise AdapterError(f"the adapter in {str(folder)!r} is no plain LoRA: it has {wrong!r}")
-    parts, alphas = dict[str, LowRank](), _Alphas(config, folder)
-    for name, down in downs.items():
-        like = {"device": model.device, "dtype": model.dtype}
-        parts[name] = LowRank(down.to(**like), ups[name].to(**like), alphas.scale(name, down.shape[0]))
+    scales, like = _scales(config, folder, downs), {"device": model.device, "dtype": model.dtype}
+    parts = {name: LowRank(down.to(**like), ups[name].to(**like), scales[name]) for name, down in downs.items()}
     adapter = LoraAdapter(folder.name, _fingerprint(tensors, parts), parts)
     require_fit(model, adapter)
     hook_layers(model, list(parts))
@@ -168,52 +166,45 @@ def _read_config(folder: Path) -> Any:
     return config
 
 
-class _Alphas:
-    """What an adapter's config says of how much each module's part counts, as peft reads it.
+def _scales(config: Any, folder: Path, downs: Mapping[str, Tensor]) -> dict[str, float]:
+    """The factor of each module's part: what an adapter's config says of how much it counts, as peft reads it.
 
     Its patterns are regular expressions of whoever has written it: they have a second together.
 
     Args:
         config: peft's.
         folder: For messages.
+        downs: By module, [rank, inputs].
 
     Raises:
-        AdapterError: A number is none, or a pattern is no regular expression.
+        AdapterError: A number is none, or a pattern is no regular expression, or not matched in time.
     """
+    where, until_s = f"{CONFIG_FILE} in {str(folder)!r}", time.monotonic() + _PATTERNS_S
 
-    def __init__(self, config: Any, folder: Path) -> None:
-        self._config, self._where = config, f"{CONFIG_FILE} in {str(folder)!r}"
-        self._until_s = time.monotonic() + _PATTERNS_S
-        given = config.alpha_pattern or {}
-        if not isinstance(given, dict):
-            raise AdapterError(f"{self._where} cannot be read: its alpha_pattern is no object")
-        try:
-            self._patterns = [
-                (regex.compile(rf"(.*\.)?({pattern})$"), self._number(alpha)) for pattern, alpha in given.items()
-            ]
-        except (regex.error, RecursionError) as error:
-            raise AdapterError(f"{self._where} has an alpha_pattern that cannot be read: {error}") from error
-        self._usual = self._number(config.lora_alpha)
-
-    def scale(self, module: str, rank: int) -> float:
-        """The factor of a module's part.
-
-        Raises:
-            AdapterError: Its pattern is not matched in time.
-        """
-        try:
-            fitting = (alpha for pattern, alpha in self._patterns if pattern.match(module, timeout=self._left_s()))
-            return next(fitting, self._usual) / (rank**0.5 if self._config.use_rslora else rank)
-        except TimeoutError:
-            raise AdapterError(f"{self._where} has an alpha_pattern that takes too long to be matched") from None
-
-    def _left_s(self) -> float:
-        return max(1e-3, self._until_s - time.monotonic())
-
-    def _number(self, told: object) -> float:
+    def number(told: object) -> float:
         if isinstance(told, bool) or not isinstance(told, int | float) or not math.isfinite(told):
-            raise AdapterError(f"{self._where} says that alpha is {told!r}, which is no number")
+            raise AdapterError(f"{where} says that alpha is {told!r}, which is no number")
         return float(told)
+
+    def left_s() -> float:
+        return max(1e-3, until_s - time.monotonic())
+
+    given, scales = config.alpha_pattern or {}, dict[str, float]()
+    if not isinstance(given, dict):
+        raise AdapterError(f"{where} cannot be read: its alpha_pattern is no object")
+    try:
+        patterns = [(regex.compile(rf"(.*\.)?({pattern})$"), number(alpha)) for pattern, alpha in given.items()]
+    except (regex.error, RecursionError) as error:
+        raise AdapterError(f"{where} has an alpha_pattern that cannot be read: {error}") from error
+    usual = number(config.lora_alpha)
+    try:
+        for module, down in downs.items():
+            fitting = (alpha for pattern, alpha in patterns if pattern.match(module, timeout=left_s()))
+            rank = down.shape[0]
+            scales[module] = next(fitting, usual) / (rank**0.5 if config.use_rslora else rank)
+    except TimeoutError:
+        raise AdapterError(f"{where} has an alpha_pattern that takes too long to be matched") from None
+    return scales
 
 
 def _module(name: str, end: str) -> str:

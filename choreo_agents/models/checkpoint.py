@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 
 from choreo_agents.errors import ChoreoError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.embedded import WEIGHTS
-from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.lines import first_line
 from choreo_agents.models.weights.dtypes import require_served, usual_dtype
 from choreo_agents.models.weights.quantized import missing_package, quantization_of
@@ -89,10 +88,6 @@ class Checkpoint:
             return Path(self.source)
         found = try_to_load_from_cache(str(self.source), "config.json")
         return Path(found).parent if isinstance(found, str) else Path(self.source)
-
-    def files(self) -> WeightFiles:
-        """Its files as they are now."""
-        return WeightFiles.of(self.folder())
 
     def generation(self) -> Mapping[str, Any]:
         """What its `generation_config.json` says; nothing without one."""

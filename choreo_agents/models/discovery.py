@@ -34,15 +34,8 @@ _POSITIONS = (0, 1, 2, 3, 17, 64, 255)
 _PAIRINGS: tuple[Pairing, ...] = ("halves", "neighbours")
 
 
-@dataclass(frozen=True)
-class ModelAttention:
-    """All that the engine needs to know of a model's attention."""
-
-    geometry: KVGeometry
-    kinds: tuple[AttentionKind, ...]
-    """Of each layer."""
-
-
+ModelAttention = tuple[KVGeometry, tuple[AttentionKind, ...]]
+"""All that the engine needs to know of a model's attention: shapes, and the kind of each layer."""
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query sees a key, by indices of batch, head, query and key."""
 
@@ -101,7 +94,7 @@ def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -
         window = _window(layer, seen, max_positions)
         _require_still(layer, seen.value, slack)
         kinds.append(AttentionKind(_rotation(layer, seen, positions, known, slack), window, seen.softcap))
-    return ModelAttention(geometry, tuple(kinds))
+    return geometry, tuple(kinds)
 
 
 def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict[int, _Seen]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,15 +125,13 @@ class WeightFiles:
             (name, *tensor.shape, type(tensor.data).__name__, str(tensor.dtype))
             for name, tensor in model.state_dict(keep_vars=True).items()
         ]
-        how = (self.stamp, type(model).__name__, _settings(model), read, rounded, transformers.__version__)
-        return self._looked_up(repr(how), lambda: fingerprint(model, rounded=rounded))
-
-    def _looked_up(self, key: str, find_out: Callable[[], str]) -> str:
+        how = repr((self.stamp, type(model).__name__, _settings(model), read, rounded, transformers.__version__))
+        find_out = partial(fingerprint, model, rounded=rounded)
         if self.size < WORTH_KEEPING or WeightFiles.of(self.folder) != self:
             return find_out()
         try:
             known = cached_assets_path("choreo-agents", "models", "fingerprints")
-            place = known / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+            place = known / f"{hashlib.sha256(how.encode()).hexdigest()[:32]}.json"
             said: Any = _said(place)
         except OSError:
             return find_out()

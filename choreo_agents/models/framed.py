@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -33,6 +33,12 @@ class FramedText:
     def joined(cls, texts: Iterable[FramedText]) -> FramedText:
         """Texts one after the other, each read once: adding them up would read the first of them again and again."""
         return cls(tuple(_joined([part for text in texts for part in text.parts])))
+
+    @classmethod
+    def filled(cls, frame: str, words: Mapping[str, str]) -> FramedText:
+        """A frame in which words stand in the place of their marks."""
+        parts = re.split(f"({'|'.join(map(re.escape, words))})", frame) if words else [frame]
+        return cls.joined(cls.words(words[part]) if part in words else cls.frame(part) for part in parts)
 
     @property
     def text(self) -> str:

@@ -30,6 +30,7 @@ from choreo_agents.models.chat import ChatFormat, Role, chat_format, tools_forma
 from choreo_agents.models.checkpoint import Alone, Checkpoint
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
+from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.framed import FramedText
 from choreo_agents.models.fused import FusedForward, fused_forward
 from choreo_agents.models.guides import Grammars
@@ -306,7 +307,7 @@ def load_model(
     tokenizer = checkpoint.tokenizer()
     turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
     checkpoint.generation()  # transformers would go without a damaged one, and without its stop tokens
-    files = checkpoint.files()
+    files = WeightFiles.of(checkpoint.folder())  # as they are before they are read
     with Alone():
         model = checkpoint.model(device, dtype)
         text = model.config.get_text_config()

@@ -12,13 +12,14 @@ from choreo_agents.kv.copying import LayeredCopy
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.guides.masks import StepMasks
 from choreo_agents.models.lora import LoraAdapter
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.drawing import lottery_on
 from choreo_agents.runtime.forward import Forward
 from choreo_agents.runtime.passes import Passes, cuda_capture
 from choreo_agents.runtime.step import Row, Step
-from choreo_agents.sampling import BatchSampler, Chosen, Sampler, StepMasks, choose_tokens
+from choreo_agents.sampling import BatchSampler, Chosen, Sampler, choose_tokens
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.tracing import Ledger
 

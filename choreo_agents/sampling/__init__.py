@@ -1,15 +1,13 @@
 """How the next token is chosen."""
 
 from choreo_agents.sampling.batch import BatchSampler
-from choreo_agents.sampling.defaults import checkpoint_sampling
 from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.guiding.answers import AnswerGuide, AnswerPaths
 from choreo_agents.sampling.guiding.grammar import Grammar
 from choreo_agents.sampling.guiding.guides import Allowed, FreeAnswer, Guide, GuidedAnswer, TokenGuide
-from choreo_agents.sampling.guiding.masks import StepMasks
 from choreo_agents.sampling.guiding.thoughts import BLANK_LINES, Phase, ThoughtsGuide
 from choreo_agents.sampling.lottery import Lottery, Tickets
-from choreo_agents.sampling.parameters import Sampling
+from choreo_agents.sampling.parameters import Sampling, checkpoint_sampling
 from choreo_agents.sampling.sampler import Chosen, Sampler, SamplerCall, TokenSampler, choose_tokens, nth_seed
 
 __all__ = [
@@ -29,7 +27,6 @@ __all__ = [
     "Sampler",
     "SamplerCall",
     "Sampling",
-    "StepMasks",
     "ThoughtsGuide",
     "Tickets",
     "TokenGuide",

@@ -13,23 +13,25 @@ are rounded so that no order changes them. What only says where to look may be i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.cut import ROOM_FOR_TIES, cut_rows
-from choreo_agents.sampling.draw import Draw
+from choreo_agents.sampling.contest import Contest, exact_weights
+from choreo_agents.sampling.draw import Asked, Draw
 from choreo_agents.sampling.elementary import LOG2_E
 from choreo_agents.sampling.likeliest import CHUNK, highest, highest_few
 from choreo_agents.sampling.lottery import Lottery, Tickets
-from choreo_agents.sampling.nucleus import exact_weights
 from choreo_agents.sampling.rows import HIGHEST, StepRows
 from choreo_agents.sampling.sieve import Sieve
 from choreo_agents.sampling.workspace import Workspace
 
 _FEW = 128
 """A top-k up to here is cut out of the row; beyond, and with more ties than there is room for, the row is masked."""
+_ROOM_FOR_TIES = 32
+_STEP = 32
+"""Of how many words are cut out."""
 
 
 class BatchSampler:
@@ -65,7 +67,7 @@ class BatchSampler:
         rows = range(len(logits)) if rows is None else rows
         if self._lottery is None:
             return self._draw(logits, draws, rows)
-        mine = [place for place, draw in enumerate(draws) if self._lottery.takes(draw)]
+        mine = [place for place, draw in enumerate(draws) if not draw.changes]
         tickets = self._lottery.draw(logits, [rows[place] for place in mine], [draws[place] for place in mine])
         if tickets is None:
             return self._draw(logits, draws, rows)
@@ -94,8 +96,8 @@ class BatchSampler:
             found = highest(block.words, block.tops, block.which)[:, 0].tolist()
             tokens |= zip((greedy[place] for place in block.places), found, strict=True)
         if few:
-            contest, tied = cut_rows(work, step, asked, few)
-            tokens |= zip(few, contest.winners(work), strict=True)
+            found, tied = _cut(work, step, asked, few)
+            tokens |= zip(few, found, strict=True)
             many += [few[place] for place in tied]
         if many:
             tokens |= zip(many, Sieve(work, step, asked, many).tokens(), strict=True)
@@ -135,9 +137,34 @@ class BatchSampler:
         return kept
 
 
+def _cut(
+    work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The tokens of rows with a small top-k: what it keeps is cut out of them, and nothing else is looked at.
+
+    And the places in `rows` of those in which more words are tied with the k-th than were cut out: what these say does
+    not count.
+    """
+    mine = [draws[row] for row in rows]
+    wanted = max(draw.sampling.top_k for draw in mine) + _ROOM_FOR_TIES
+    count = min(-(-wanted // _STEP) * _STEP, work.width)
+    width = -(-count // CHUNK) * CHUNK
+    values = torch.full((len(rows), width), float("-inf"), dtype=torch.float32, device=work.device)
+    ids = torch.zeros((len(rows), width), dtype=torch.int32, device=work.device)
+    for block in step.blocks(rows, min(count * CHUNK, work.width)):
+        best, found = highest_few(block.words, block.tops, count, block.which)
+        values[list(block.places), :count], ids[list(block.places), :count] = best, found.to(torch.int32)
+    last = torch.tensor([draw.sampling.top_k - 1 for draw in mine], device=work.device)[:, None]
+    least = values.gather(1, last)
+    tied = (values[:, count - 1 : count] == least) & (least > float("-inf")) & (count < work.width)
+    values.masked_fill_(values < least, float("-inf"))
+    contest = Contest(work, Asked.by(mine, work.device), values, ids, values[:, :1].clone())
+    return contest.winners(), tied[:, 0].nonzero()[:, 0].tolist()
+
+
 def _likeliest(words: Tensor, tops: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` highest of rows with these peaks, and which words they are: in order."""
-    found = min(count + ROOM_FOR_TIES, words.shape[1])
+    found = min(count + _ROOM_FOR_TIES, words.shape[1])
     values, ids = _in_order(*highest_few(words, tops, found))
     if count and found < words.shape[1] and bool((values[:, count - 1] == values[:, -1]).any()):
         # More are tied with the last than there was room for, so that the first of them may be missing.

@@ -31,6 +31,11 @@ class Draw:
     penalties: Penalties | None = None
     """Come before the mask. None: none."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether the row's logits are others than the model's."""
+        return self.penalties is not None or self.mask is not None
+
 
 @dataclass(frozen=True)
 class Asked:

@@ -57,7 +57,7 @@ class StepRows:
         self._work, self._logits, self._draws = work, logits, draws or {}
         self._is_direct = [False] * len(logits)
         if logits.dtype == torch.float32 and work.vocabulary == work.width and logits.is_contiguous():
-            plain = [row for row in sorted(rows) if not self._is_changed(row)]
+            plain = [row for row in sorted(rows) if row not in self._draws or not self._draws[row].changes]
             self._tops = torch.empty(len(logits), work.width // CHUNK, device=logits.device)
             for run in _runs(plain):
                 self._tops[run] = peaks(logits[run])
@@ -65,10 +65,6 @@ class StepRows:
             highest = self._tops.amax(dim=-1).tolist()
             for row in plain:
                 self._is_direct[row] = LOW < highest[row] <= HIGHEST
-
-    def _is_changed(self, row: int) -> bool:
-        draw = self._draws.get(row)
-        return draw is not None and (draw.penalties is not None or draw.mask is not None)
 
     def blocks(self, rows: Sequence[int], words: int, *, cut: bool = False) -> Iterator[Block]:
         """Some rows, each in one block.

@@ -7,15 +7,14 @@ alone make up a nucleus above it, so do all words that are, and the others need 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.contest import Contest, contest_of
+from choreo_agents.sampling.contest import Contest, sums, surely_reached
 from choreo_agents.sampling.draw import Asked, Draw
 from choreo_agents.sampling.likeliest import CHUNK
-from choreo_agents.sampling.nucleus import sums, surely_reached
 from choreo_agents.sampling.rows import StepRows
 from choreo_agents.sampling.workspace import Workspace
 
@@ -27,19 +26,6 @@ _NOWHERE, _LOWEST, _HALVINGS = -1e30, -40.0, 9
 """Thresholds, as exponents of 2: where every word is above, where the search for a higher one starts, and its steps."""
 _MARGIN = 0.01
 """In exponents, for what only says where to look."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Words of some rows that may win."""
-
-    places: Sequence[int]
-    sizes: Sequence[int]
-    """How many there are of each row: one after the other stand"""
-    words: Tensor
-    """which they are, int32, and"""
-    logits: Tensor
-    """theirs."""
 
 
 class Sieve:
@@ -118,7 +104,7 @@ class Sieve:
         """Those few of the filtered rows of which at most so many strands are looked at."""
         work, strands = self._work, peaks.shape[1]
         among = torch.arange(0, work.width, strands, device=work.device)
-        found: list[_Found] = []
+        found: list[tuple[Sequence[int], Sequence[int], Tensor, Tensor]] = []
         rows_of_step = [self._rows[filtered[nth]] for nth in few]
         for block in self._step.blocks(rows_of_step, most * _STRAND, cut=True):
             mine = [few[place] for place in block.places]
@@ -136,29 +122,30 @@ class Sieve:
             words = strand.index_select(0, which).add_((above % _STRAND).mul_(strands))
             rows = rows.index_select(0, which)
             sizes = torch.bincount(rows, minlength=len(places)).tolist()
-            found.append(_Found(places, sizes, words.to(torch.int32), logits.view(-1).index_select(0, above)))
-            if sum(len(each.places) for each in found) * max(sizes) > work.rows * work.width:
+            found.append((places, sizes, words.to(torch.int32), logits.view(-1).index_select(0, above)))
+            if sum(len(places) for places, *_ in found) * max(sizes) > work.rows * work.width:
                 self._decide(found)
                 found = []
         if found:
             self._decide(found)
 
-    def _decide(self, found: Sequence[_Found]) -> None:
-        """The tokens of rows, with the words of each that may win."""
-        mine = [place for each in found for place in each.places]
-        sizes = torch.tensor([size for each in found for size in each.sizes], device=self._work.device)
+    def _decide(self, found: Sequence[tuple[Sequence[int], Sequence[int], Tensor, Tensor]]) -> None:
+        """The tokens of rows: places, how many words of each may win, which they are, one after the other, int32, and
+        their logits.
+        """
+        places, counts, words, values = zip(*found, strict=True)
+        mine = [*chain.from_iterable(places)]
+        sizes = torch.tensor([*chain.from_iterable(counts)], device=self._work.device)
         rows = torch.arange(len(mine), device=sizes.device).repeat_interleave(sizes)
         columns = torch.arange(len(rows), device=sizes.device) - (sizes.cumsum(0) - sizes).index_select(0, rows)
-        width = -(-max(size for each in found for size in each.sizes) // CHUNK) * CHUNK
+        width = -(-max(map(max, counts)) // CHUNK) * CHUNK
         logits = torch.full((len(mine), width), float("-inf"), dtype=torch.float32, device=sizes.device)
         ids = torch.zeros((len(mine), width), dtype=torch.int32, device=sizes.device)
-        logits[rows, columns] = torch.cat([each.logits for each in found])
-        ids[rows, columns] = torch.cat([each.words for each in found])
-        asked, top, total, weights = self._asked.of(mine), self._top[mine], None, None
-        if asked.top_p is not None:
-            weights, total = torch.exp2((logits - top) * asked.scale), self._total[mine]
-        contest = contest_of(asked, logits, ids, top, lambda row: self._row(mine[row]), weights, total)
-        self._put(mine, contest.winners(self._work))
+        logits[rows, columns] = torch.cat(values)
+        ids[rows, columns] = torch.cat(words)
+        asked, top, total = self._asked.of(mine), self._top[mine], self._total[mine]
+        contest = Contest(self._work, asked, logits, ids, top, lambda row: self._row(mine[row]), total)
+        self._put(mine, contest.winners())
 
     def _row(self, place: int) -> tuple[Tensor, Tensor]:
         """All words of a row."""
@@ -170,19 +157,9 @@ class Sieve:
         work = self._work
         for block in self._step.blocks([self._rows[place] for place in places], work.width, cut=True):
             mine, words = [places[each] for each in block.places], block.whole()
-            asked, top, weights, total = self._asked.of(mine), block.tops.amax(dim=-1, keepdim=True), None, None
-            if asked.top_p is not None:
-                own = torch.sub(words, top, out=work.like("weights", words)).mul_(asked.scale)
-                weights = torch.exp2(own, out=own)
-                total = sums(weights)
-            self._put(mine, _whole_contest(asked, words, work.ids, top, weights, total).winners(work))
+            top = block.tops.amax(dim=-1, keepdim=True)
+            self._put(mine, Contest(work, self._asked.of(mine), words, work.ids, top).winners())
 
     def _put(self, places: Sequence[int], tokens: Sequence[int]) -> None:
         for place, token in zip(places, tokens, strict=True):
             self._tokens[place] = token
-
-
-def _whole_contest(
-    asked: Asked, words: Tensor, ids: Tensor, top: Tensor, weights: Tensor | None, total: Tensor | None
-) -> Contest:
-    return contest_of(asked, words, ids, top, lambda row: (words[row : row + 1], ids), weights, total)

@@ -21,9 +21,7 @@ from choreo_agents.sampling import (
     TokenSampler,
     batch,
     contest,
-    cut,
     likeliest,
-    nucleus,
     sieve,
     workspace,
 )
@@ -131,11 +129,11 @@ def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
     usual = drawn(rows)
     with changed(workspace, _BLOCK_WORDS={"cpu": 1}):
         assert drawn(rows) == usual
-    with changed(nucleus, _MARGIN=math.inf):
+    with changed(contest, _MARGIN=math.inf):
         assert drawn(rows) == usual
-    with changed(nucleus, _MARGIN=0.999):
+    with changed(contest, _MARGIN=0.999):
         assert drawn(rows) == usual
-    with changed(contest, _MARGIN=1e9):
+    with changed(contest, _EXPONENT_MARGIN=1e9):
         assert drawn(rows) == usual
     with changed(sieve, _WORTH=0):
         assert drawn(rows) == usual
@@ -145,7 +143,7 @@ def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
         assert drawn(rows) == usual
     with changed(batch, _FEW=0):
         assert drawn(rows) == usual
-    with changed(cut, ROOM_FOR_TIES=0):
+    with changed(batch, _ROOM_FOR_TIES=0):
         assert drawn(rows) == usual
 
 

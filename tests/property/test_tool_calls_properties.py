@@ -18,7 +18,8 @@ from support.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 from choreo_agents.models import ChatFormat, FramedText
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.telling import tools_format
-from choreo_agents.models.chat.tools import BrokenCall, CallPart, SaidWords, ToolCall, ToolCallReader
+from choreo_agents.models.chat.tools import BrokenCall, CallPart, SaidWords, ToolCall
+from choreo_agents.models.chat.tools.reading import ToolCallReader
 
 FAMILIES = [*TOOL_TEMPLATES, "ours"]
 Piece = tuple[str, bool]

@@ -21,9 +21,10 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
+from choreo_agents.models.guides.masks import StepMasks
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Step
-from choreo_agents.sampling import BatchSampler, StepMasks, TokenSampler
+from choreo_agents.sampling import BatchSampler, TokenSampler
 
 AT_THE_END: dict[str, tuple[type, str]] = {
     "the message is named": (Naming, "handle"),

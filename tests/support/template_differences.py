@@ -16,8 +16,7 @@ from typing import Any
 from choreo_agents.models.chat import ChatFormat, chat_format
 from choreo_agents.models.chat.template import Template
 from choreo_agents.models.checking import ViewComparison
-from choreo_agents.models.checking.comparing import compared
-from choreo_agents.models.checking.given import given_as, ways
+from choreo_agents.models.checking.comparing import compared, given_as, ways
 from choreo_agents.models.checking.talk import QUESTION, View, views
 from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.spelling import Spelling, spelling_of

@@ -2,16 +2,16 @@
 
 from choreo_agents.models.chat.deriving import chat_format
 from choreo_agents.models.chat.format import ChatFormat, Role, ThoughtsFormat, TurnFormat
-from choreo_agents.models.chat.telling import calls_as_words, calls_said, result_said, tools_format, tools_told
-from choreo_agents.models.chat.told import Kind, Said, instructions, question
-from choreo_agents.models.chat.tools import (
-    BrokenCall,
-    CallPart,
-    SaidWords,
-    ToolCall,
-    ToolCallReader,
-    ToolsFormat,
+from choreo_agents.models.chat.telling import (
+    Kind,
+    Said,
+    instructions,
+    question,
+    result_said,
+    tools_format,
+    tools_told,
 )
+from choreo_agents.models.chat.tools import BrokenCall, CallPart, SaidWords, ToolCall
 
 __all__ = [
     "BrokenCall",
@@ -23,11 +23,7 @@ __all__ = [
     "SaidWords",
     "ThoughtsFormat",
     "ToolCall",
-    "ToolCallReader",
-    "ToolsFormat",
     "TurnFormat",
-    "calls_as_words",
-    "calls_said",
     "chat_format",
     "instructions",
     "question",

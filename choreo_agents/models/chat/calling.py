@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from choreo_agents.models.chat.format import ChatFormat
 from choreo_agents.models.chat.hiding import Hiding
 from choreo_agents.models.chat.telling import OWN_GRAMMAR
-from choreo_agents.models.chat.tools.calls import ToolCall
 from choreo_agents.models.chat.tools.format import TOOL, ResultFormat, ToolsFormat
-from choreo_agents.models.chat.tools.grammar import ID, CallGrammar, PairMarks
+from choreo_agents.models.chat.tools.grammar import ID, CallGrammar, PairMarks, ToolCall
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
@@ -198,10 +197,8 @@ class _Calling:
         if place is None:
             return
         opened, closed = place
-        grammar = CallGrammar(
-            "object", "", "", "", written[:at].replace(_IDS[0], ID), rest[:opened].replace(_IDS[0], ID),
-            rest[closed:].replace(_IDS[0], ID), name, given,
-        )  # fmt: skip
+        opening, middle, ending = (part.replace(_IDS[0], ID) for part in (written[:at], rest[:opened], rest[closed:]))
+        grammar = CallGrammar("object", "", "", "", opening, middle, ending, name, given)
         yield grammar, text[:start], text[end:]
 
     def _results(self, head: str, tail: str) -> tuple[str, str, ResultFormat | None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from choreo_agents.models.chat.tools.format import ToolsFormat
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 Role = Literal["system", "user", "assistant"]
 NAME = "\u241fname\u241f"
@@ -32,11 +32,7 @@ class TurnFormat:
         """All before the words; the speaker's name stands in it, as the template writes it or as `name: `."""
         if name is None:
             return FramedText.frame(self.plain)
-        before, *behind = [self.plain, ": "] if self.named is None else self.named.split(NAME)
-        opening = FramedText.frame(before)
-        for text in behind:
-            opening += FramedText.words(name) + FramedText.frame(text)
-        return opening
+        return FramedText.filled(f"{self.plain}{NAME}: " if self.named is None else self.named, {NAME: name})
 
     def around(self, words: str, name: str | None = None) -> FramedText:
         """A whole turn."""
@@ -63,20 +59,6 @@ class ThoughtsFormat:
     def end(self) -> str:
         """What tells that the thoughts are over: `close` without blanks around it."""
         return self.close.strip()
-
-
-class WritesWhole(Protocol):
-    """Writes a conversation whose last turn is the model's to say; see `WholeConversation`."""
-
-    def __call__(
-        self,
-        turns: Sequence[dict[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        header: FramedText,
-        *,
-        thinks: bool,
-        effort: str | None = None,
-    ) -> FramedText | None: ...
 
 
 @dataclass(frozen=True)
@@ -108,8 +90,8 @@ class ChatFormat:
     """None: the template knows of no thoughts."""
     tools: ToolsFormat | None = None
     """None: the template knows of no tools."""
-    whole: WritesWhole | None = field(default=None, repr=False, compare=False)
-    """Writes whole conversations as the template does; None: there is no template."""
+    whole: Callable[..., FramedText | None] | None = field(default=None, repr=False, compare=False)
+    """Writes whole conversations as the template does, see `WholeConversation`; None: there is no template."""
 
     def root(self, system: str | None) -> FramedText:
         """The public root: begin of sequence, and the public system turn if there is one."""

@@ -26,9 +26,7 @@ class Hiding:
         controls = sorted(filter(str.strip, tokenizer.added_tokens_encoder), key=len, reverse=True)
         self._hidden = re.compile("|".join(map(re.escape, [*controls, _SIGN])))
         self._marks: dict[str, str] = {}
-        """By the words that they stand for, ..."""
-        self._words: dict[str, str] = {}
-        """... and the other way about."""
+        """By the words that they stand for."""
 
     def hidden(self, told: Any) -> Any:
         """What is told, in which marks stand for what looks like a control token; keys of objects, too."""
@@ -42,15 +40,8 @@ class Hiding:
 
     def mark(self, words: str) -> str:
         """What stands for these words until they are shown."""
-        mark = self._marks.setdefault(words, f"{_SIGN}{len(self._marks)}{_SIGN}")
-        self._words[mark] = words
-        return mark
+        return self._marks.setdefault(words, f"{_SIGN}{len(self._marks)}{_SIGN}")
 
     def shown(self, text: str) -> FramedText:
         """A text in which words stand for marks, and all else is frame."""
-        if not self._words:
-            return FramedText.frame(text)
-        return FramedText.joined(
-            FramedText.words(self._words[part]) if part in self._words else FramedText.frame(part)
-            for part in re.split(f"({_SIGN}[0-9]+{_SIGN})", text)
-        )
+        return FramedText.filled(text, {mark: words for words, mark in self._marks.items()})

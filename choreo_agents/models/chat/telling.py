@@ -1,17 +1,30 @@
-"""What a model is told of tools: by its own template, or in our words where that knows nothing of them."""
+"""What others tell a model: turns of their own, or parts of one user's turn where users and model must take turns.
+
+Of tools by its own template, or in our words where that knows nothing of them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from choreo_agents.models.chat.format import ChatFormat
-from choreo_agents.models.chat.told import Said, instructions, question
-from choreo_agents.models.chat.tools.calls import ToolCall
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.chat.tools.grammar import CallGrammar
 from choreo_agents.models.framed import FramedText
+
+Kind = Literal["turn", "part", "lead"]
+"""A whole turn, with its frame; a part of a user's turn; or a part that closes itself: nothing stands between it and
+what follows. What stands around parts is put in where they are shown."""
+
+
+class Said(NamedTuple):
+    """Something to encode, and as what it stands in a conversation."""
+
+    text: FramedText
+    kind: Kind = "turn"
+
 
 OWN_GRAMMAR = CallGrammar(
     "object",
@@ -28,6 +41,21 @@ _OWN_WORDS = """You may call tools. To call one, write a JSON object with its na
 </tool_call>
 Several calls follow each other, and nothing follows the last. What a tool returns is told by its name. The tools:
 """
+
+
+def instructions(words: str, chat: ChatFormat, *, later: bool) -> Said:
+    """A system prompt; `later`: one that comes after anything else, and may have no turn of its own there."""
+    in_users_turn = chat.leads or (later and chat.later is None)
+    if chat.merges is None or not in_users_turn:
+        return Said(chat.turn("system", words, later=later))
+    return Said(chat.part(words), "part") if later else Said(chat.system.around(words), "lead")
+
+
+def question(words: str, chat: ChatFormat, name: str | None = None) -> Said:
+    """What a user says, or what a model is asked."""
+    if chat.merges is None:
+        return Said(chat.turn("user", words, name))
+    return Said(chat.part(words, name), "part")
 
 
 def tools_format(chat: ChatFormat) -> ToolsFormat:
@@ -75,16 +103,6 @@ def _inner(text: FramedText, opening: str, closing: str) -> FramedText | None:
         return None
     parts[-1] = (parts[-1][0].removesuffix(closing), True)
     return FramedText(tuple(part for part in parts if part[0]))
-
-
-def calls_said(words: str, calls: Sequence[ToolCall], chat: ChatFormat) -> FramedText:
-    """The turn of a model that calls tools."""
-    return tools_format(chat).turn(words, calls)
-
-
-def calls_as_words(calls: Sequence[ToolCall], chat: ChatFormat) -> str:
-    """Calls that somebody else has made, as words."""
-    return tools_format(chat).grammar.write(calls).text.strip()
 
 
 def result_said(words: str, tool: str, call: str, chat: ChatFormat) -> Said:

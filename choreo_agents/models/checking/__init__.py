@@ -2,6 +2,5 @@
 
 from choreo_agents.models.checking.check import ModelCheck, check_model
 from choreo_agents.models.checking.comparing import ViewComparison
-from choreo_agents.models.checking.facts import ModelFacts
 
-__all__ = ["ModelCheck", "ModelFacts", "ViewComparison", "check_model"]
+__all__ = ["ModelCheck", "ViewComparison", "check_model"]

@@ -7,14 +7,12 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
+from choreo_agents.models.chat import Said, instructions, question
 from choreo_agents.models.checking.talk import QUESTION, TalkTurn, View
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
-
-_Part = tuple[str, FramedText]
-"""Author and text of a part of a user's turn."""
 
 
 @dataclass(frozen=True)
@@ -42,59 +40,37 @@ class Rendering:
     def __init__(self, chat: ChatFormat, view: View) -> None:
         self.chat = chat
         self.view = view
-        self.merges = chat.merges is not None and view.encodes_again
         self.thinks = chat.thoughts is not None and chat.thoughts.usual
 
     def messages(self) -> list[ReadMessage]:
         """It, message by message."""
         chat, reader = self.chat, self.view.reader
         public, own = self.view.instructions or (None, None)
-        started = FramedText.frame(chat.bos), FramedText.frame(chat.default_system)
         before = chat.user.plain
-        if public is not None and not chat.leads:
-            started = chat.root(public), FramedText()
-        elif public is not None:
-            # All agents' views begin with it, and with that the user's turn.
-            begun = FramedText.frame(chat.bos + before) + chat.system.around(public)
-            started, before = (begun, FramedText()), ""
-        read = _read("start", *started)
-        told: list[_Part] = []
-        if own is not None and chat.merges is not None and (chat.leads or chat.later is None):
-            told = [(f"{reader} is told", chat.part(own))]
-        elif own is not None:
-            read += _read(f"{reader} is told", chat.turn("system", own, later=True))
-        question, *others = self._turns()
-        assert not isinstance(question, TalkTurn)
-        read += self._user_turn([*told, *question], before)
-        for turn in others:
-            if isinstance(turn, TalkTurn):
-                read += _read(turn.name, self._answer(turn))
+        if public is None:
+            read = _read("start", FramedText.frame(chat.bos), FramedText.frame(chat.default_system))
+        else:
+            first = instructions(public, chat, later=False)
+            # All agents' views begin with it, and with that the user's turn, if it stands in one.
+            opened, before = (before, "") if first.kind == "lead" else ("", before)
+            read = _read("start", FramedText.frame(chat.bos + opened) + first.text)
+        said = [] if own is None else [(f"{reader} is told", instructions(own, chat, later=True))]
+        said += [("question", question(QUESTION, chat)), *((turn.name, self._said(turn)) for turn in self.view.said)]
+        behind = [each.kind for _, each in said[1:]]
+        for (label, (text, kind)), follows in zip(said, [*behind, "turn"], strict=True):
+            if kind == "turn":
+                read += _read(label, text)
             else:
-                read += self._user_turn(turn, chat.user.plain)
+                after, between = (chat.user.after, chat.user.plain) if follows == "turn" else ("", chat.merges or "")
+                read += _read(label, FramedText.frame(before), text, FramedText.frame(after))
+                before = between
         return [*read, *_read("answer's header", chat.header(reader, thinking=self.thinks))] if self.view.open else read
 
-    def _turns(self) -> list[list[_Part] | TalkTurn]:
-        """The parts of each user's turn, and answers."""
-        turns: list[list[_Part] | TalkTurn] = [[("question", self.chat.part(QUESTION))]]
-        for said in self.view.said:
-            behind = turns[-1]
-            if not self.merges or said.name == self.view.reader:
-                turns.append(said)
-            elif isinstance(behind, TalkTurn):
-                turns.append([(said.name, self.chat.part(said.words, said.name))])
-            else:
-                behind.append((said.name, self.chat.part(said.words, said.name)))
-        return turns
-
-    def _user_turn(self, parts: list[_Part], before: str) -> list[ReadMessage]:
-        read, after = list[ReadMessage](), FramedText.frame(self.chat.user.after)
-        if self.chat.merges is None:
-            [(label, part)] = parts
-            return _read(label, FramedText.frame(before) + part + after)
-        for number, (label, part) in enumerate(parts, start=1):
-            read += _read(label, FramedText.frame(before), part, after if number == len(parts) else FramedText())
-            before = self.chat.merges
-        return read
+    def _said(self, said: TalkTurn) -> Said:
+        """An answer, or what is said among what the reader is told."""
+        if self.chat.merges is None or not self.view.encodes_again or said.name == self.view.reader:
+            return Said(self._answer(said))
+        return question(said.words, self.chat, said.name)
 
     def _answer(self, said: TalkTurn) -> FramedText:
         chat, thoughts = self.chat, self.chat.thoughts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -14,7 +15,7 @@ from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.models.lean.made_of import MadeOf
-from choreo_agents.models.lean.shape import Angles, LeanLayer, LeanShape, eps_of
+from choreo_agents.models.lean.shape import Angles, LeanLayer, LeanShape, eps_of, joined_bias
 
 _GATED_TOGETHER = 1024
 """Numbers that one program gates."""
@@ -23,21 +24,10 @@ _TURNED_NUMBERS = 1024
 
 
 @dataclass(frozen=True)
-class _Product:
-    """Linear layers side by side, as one."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
 class _FusedDecoder:
     """A decoder layer's weights."""
 
-    products: Mapping[str, _Product]
+    products: Mapping[str, Callable[[Tensor], Tensor]]
     norms: tuple[Tensor, Tensor]
     head_norms: tuple[Tensor, Tensor] | None
     scale: float
@@ -57,11 +47,7 @@ class FusedForward:
         self._shape, self._heads = shape, heads
         self._decoders = [_decoder(layer) for layer in shape.layers]
         self._norm, self._eps = shape.norm.get_parameter("weight").detach(), eps_of(shape.norm)
-        self._made_of = MadeOf(model, shape.modules())
-
-    def is_current(self) -> bool:
-        """Whether the model still is what it was made of."""
-        return self._made_of.is_there()
+        self.made_of = MadeOf(model, shape.modules())
 
     def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
         """Whether it can run a step whose attention is this."""
@@ -159,18 +145,12 @@ def _decoder(layer: LeanLayer) -> _FusedDecoder:
     return _FusedDecoder(products, norms, head_norms, layer.scale, layer.eps)  # type: ignore[arg-type]
 
 
-def _side_by_side(modules: Sequence[nn.Linear]) -> _Product:
-    """Linear layers as one: their weights become views of its."""
-    if len(modules) == 1:
-        [only] = modules
-        return _Product(only.weight.detach(), None if only.bias is None else only.bias.detach())
-    weight = torch.cat([module.weight.detach() for module in modules])
-    at = 0
-    for module in modules:
-        module.weight.data = weight[at : at + module.out_features]
-        at += module.out_features
-    if all(module.bias is None for module in modules):
-        return _Product(weight, None)
-    none = weight.new_zeros(max(module.out_features for module in modules))
-    biases = [none[: each.out_features] if each.bias is None else each.bias.detach() for each in modules]
-    return _Product(weight, torch.cat(biases))
+def _side_by_side(modules: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
+    """Linear layers as one: the weights of several become views of its."""
+    weight, at = modules[0].weight.detach(), 0
+    if len(modules) > 1:
+        weight = torch.cat([module.weight.detach() for module in modules])
+        for module in modules:
+            module.weight.data = weight[at : at + module.out_features]
+            at += module.out_features
+    return partial(functional.linear, weight=weight, bias=joined_bias(modules, weight.dtype))

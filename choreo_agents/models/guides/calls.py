@@ -10,8 +10,7 @@ from typing import Any
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.chat.tools.grammar import ID
 from choreo_agents.models.chat.tools.literals import is_keyword
-from choreo_agents.models.guides.endless import require_an_end
-from choreo_agents.models.guides.sources import JSON_BLANKS, without_annotations
+from choreo_agents.models.guides.sources import JSON_BLANKS, require_an_end, without_annotations
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _CONSTRAIN = "<|constrain|>"
@@ -135,16 +134,11 @@ class _Writing:
         rest = '""'
         for number in range(len(written), 0, -1):
             one, must = written[number - 1]
+            then = f"{rule}_more_{number + 1}" if number < len(written) else '""'
             # What follows when something stands before it, and when nothing does.
-            self.rules.append(
-                f"{rule}_more_{number}: {between} {one} {self._more(rule, number + 1, written)}"
-                + ("" if must else f" | {self._more(rule, number + 1, written)}")
-            )
-            rest = f"{one} {self._more(rule, number + 1, written)}" + ("" if must else f" | {rest}")
+            self.rules.append(f"{rule}_more_{number}: {between} {one} {then}" + ("" if must else f" | {then}"))
+            rest = f"{one} {then}" + ("" if must else f" | {rest}")
         return f"({rest})"
-
-    def _more(self, rule: str, number: int, written: Sequence[tuple[str, bool]]) -> str:
-        return f"{rule}_more_{number}" if number <= len(written) else '""'
 
     def _python(self, rule: str, schema: Any) -> str:
         """A value. What stands inside lists and objects is written as JSON has it, which is read, too."""

@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.guides.calls import call_grammar
-from choreo_agents.models.guides.matching import ByteGuide, GrammarGuide
+from choreo_agents.models.guides.masks import ByteGuide, GrammarGuide, GrammarMasks
 from choreo_agents.models.guides.sources import LENIENT, beside, limits, llguidance, source_of, told_left_out
 from choreo_agents.models.spelling import is_control_text
 from choreo_agents.sampling import Grammar, TokenGuide
-from choreo_agents.sampling.guiding.masks import Bits, words_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,10 +103,6 @@ class Grammars:
             raise GrammarError(f"no answer of this model can be led by {said!r}: {made.get_error().strip()}")
         return made
 
-    def guide(self, grammar: Grammar, ends: frozenset[int]) -> TokenGuide:
-        """One guide; see `compile`."""
-        return self.compile(grammar)(ends)
-
     def _guide(self, compiled: Any, ends: frozenset[int], marks: frozenset[int] = frozenset()) -> TokenGuide:
         matcher = compiled.deep_copy()
         if self._bytes_of is not None:
@@ -118,59 +110,6 @@ class Grammars:
         assert self._filler is not None
         words = self._filler.with_marks(marks - ends)
         return GrammarGuide(self._filler, matcher, self._filler.that_end(ends), words)
-
-
-class GrammarMasks:
-    """Fills the masks of all grammars over one vocabulary together (see `MaskFiller`).
-
-    Args:
-        tokens: The library's tokenizer.
-        vocabulary: Words of the logits.
-        ends: Tokens that say that a message ends.
-    """
-
-    def __init__(self, tokens: Any, vocabulary: int, ends: frozenset[int]) -> None:
-        self.vocabulary = vocabulary
-        self._ends = frozenset(token for token in ends if token < vocabulary)
-        flags = np.zeros(words_of(vocabulary) * 32, dtype=np.bool_)
-        flags[:vocabulary] = [not tokens.is_special_token(token) for token in range(vocabulary)]
-        flags[list(self._ends)] = False
-        self._said = flags
-        """Which words say something: no control tokens, and nothing that only fills the vocabulary up."""
-        self._words = _packed(flags)
-        self._executor: Any = None
-
-    def that_end(self, ends: Iterable[int]) -> frozenset[int]:
-        """Those of some tokens that say nothing, and so can end an answer; the model's own, if there are none."""
-        return frozenset(t for t in ends if 0 <= t < self.vocabulary and not self._said[t]) or self._ends
-
-    def with_marks(self, marks: frozenset[int]) -> NDArray[np.int32]:
-        """The words that say something, and control tokens that may be said besides, as bits of a row."""
-        if not marks:
-            return self._words
-        flags = self._said.copy()
-        flags[[token for token in marks if 0 <= token < self.vocabulary]] = True
-        return _packed(flags)
-
-    def fill(self, guides: Sequence[Any], bits: Bits) -> None:
-        """See `MaskFiller`: its guides are `GrammarGuide`."""
-        row_bytes = bits.shape[1] * bits.itemsize
-        if len(guides) == 1:
-            guides[0].matcher.unsafe_compute_mask_ptr(bits.ctypes.data, row_bytes)
-        else:
-            if self._executor is None:
-                self._executor = llguidance().LLExecutor()
-            rows = [(guide.matcher, row) for row, guide in enumerate(guides)]
-            self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, row_bytes, len(guides))
-        for guide, row in zip(guides, bits, strict=True):
-            np.bitwise_and(row, guide.words, out=row)
-            guide.filled(row)
-
-
-def _packed(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """One flag for each word as bits of a row."""
-    words: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
-    return words
 
 
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: frozenset[int]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
@@ -18,7 +17,7 @@ from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.lean.made_of import MadeOf
-from choreo_agents.models.lean.shape import LeanLayer, LeanShape, eps_of, weight_of
+from choreo_agents.models.lean.shape import LeanLayer, LeanShape, eps_of, joined_bias, weight_of
 from choreo_agents.models.weights.panels import beside
 from choreo_agents.models.weights.prepacked import PrepackedLinear, side_by_side
 from choreo_agents.native.library import Kernels, floats, parallel
@@ -58,17 +57,13 @@ class LeanForward:
         self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=eps_of(shape.norm))
         laid_out = isinstance(shape.head, PrepackedLinear) or shape.head.weight.numel() <= _SMALL_HEAD
         self._head = side_by_side((shape.head,), pairs=kernels.tiles) if laid_out else None
-        self._made_of = MadeOf(model, shape.modules())
+        self.made_of = MadeOf(model, shape.modules())
         first = shape.layers[0]
         [o], [down] = first.products["o"], first.products["down"]
         self._width, self._inner = o.out_features, down.in_features
         self._longest = max(self._width, self._inner, o.in_features)
         self._layers: WeakKeyDictionary[KVPool, list[LayerStruct]] = WeakKeyDictionary()
         """Where each pool's layers are."""
-
-    def is_current(self) -> bool:
-        """Whether the model still is what it was made of."""
-        return self._made_of.is_there()
 
     def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
         """Whether it can run a step whose attention is this."""
@@ -141,7 +136,7 @@ def _decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
     told: dict[str, Any] = {}
     held: list[Any] = []
     for name, modules in layer.products.items():
-        panels, bias = side_by_side(modules, pairs=pairs), _joined_bias(modules)
+        panels, bias = side_by_side(modules, pairs=pairs), joined_bias(modules, torch.float32)
         told[name] = panels.struct(bias)
         held += (panels, bias)
     norms = (*layer.norms, *(layer.head_norms or ()))
@@ -151,15 +146,3 @@ def _decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
     eps, query_eps = layer.eps
     struct = DecoderStruct(**told, **dict(zip(names, pointers, strict=True)), eps=eps, query_eps=query_eps)
     return _Decoder(struct, layer.scale, (*held, *weights))
-
-
-def _joined_bias(modules: Sequence[nn.Linear]) -> Tensor | None:
-    if all(module.bias is None for module in modules):
-        return None
-    parts = [
-        torch.zeros(module.out_features, dtype=torch.float32, device="cpu")
-        if module.bias is None
-        else module.bias.detach().float()
-        for module in modules
-    ]
-    return torch.cat(parts)

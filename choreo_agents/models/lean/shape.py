@@ -178,6 +178,15 @@ def _linear(module: nn.Module, name: str) -> nn.Linear:
     return module
 
 
+def joined_bias(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Tensor | None:
+    """Biases of layers side by side, with noughts for one that has none; None if none has."""
+    device = next((module.bias.device for module in modules if module.bias is not None), None)
+    if device is None:
+        return None
+    parts = (torch.zeros(m.out_features, device=device) if m.bias is None else m.bias.detach() for m in modules)
+    return torch.cat([part.to(dtype) for part in parts])
+
+
 def weight_of(norm: nn.Module) -> Tensor:
     """A norm's factors, in fp32: its own memory if they are."""
     return norm.get_parameter("weight").detach().float()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from choreo_agents.sampling.guiding.guides import TokenGuide
+from choreo_agents.sampling.guiding.guides import Guide
 
 Path = tuple[int, ...]
 """The tokens of a text: not empty."""
@@ -45,7 +45,7 @@ class AnswerPaths:
         return any(path[:length] in self.choices for path in self.choices for length in range(1, len(path)))
 
 
-class AnswerGuide:
+class AnswerGuide(Guide):
     """Leads one decode to an allowed answer, token by token. Knows no text and no logits.
 
     Args:
@@ -58,11 +58,7 @@ class AnswerGuide:
         self, paths: AnswerPaths, lead_complete: Watcher | None = None, stop_complete: Watcher | None = None
     ) -> None:
         assert paths.needed <= paths.max_tokens, f"{paths.max_tokens} tokens are too few for {paths!r}"
-        self.paths = paths
-        self.done = False
-        """Whether the answer is complete and nothing may follow it."""
-        self.cut = False
-        """See `Guide`: it always comes to an answer."""
+        self.paths, self.longest = paths, paths.longest
         self._lead_complete = lead_complete or (lambda token: False)
         self._stop_complete = stop_complete or (lambda token: False)
         self._written: list[int] = []
@@ -73,21 +69,6 @@ class AnswerGuide:
             self._part, self._left = "choice", paths.choices
         elif self._must_force():
             self._force_lead()
-
-    @property
-    def longest(self) -> int:
-        """Tokens that are sampled at most."""
-        return self.paths.longest
-
-    @property
-    def leader(self) -> TokenGuide:
-        """See `Guide`."""
-        return self
-
-    def permits(self, token: int) -> bool:
-        """See `Guide`."""
-        allowed = self.allowed()
-        return allowed is None or token in allowed
 
     def allowed(self) -> tuple[int, ...] | None:
         """The tokens that may come next, in ascending order; None: any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -35,34 +36,39 @@ class TokenGuide(Protocol):
         ...
 
 
-class Guide(TokenGuide, Protocol):
-    """Leads one decode from its first token to its last."""
+class Guide(ABC):
+    """Leads one decode from its first token to its last: a `TokenGuide` that also says where it ends."""
 
-    @property
-    def cut(self) -> bool:
-        """Whether the answer is complete only since no more tokens may be sampled."""
-        ...
-
-    @property
-    def longest(self) -> int:
-        """Tokens that are sampled at most."""
-        ...
+    done = False
+    cut = False
+    """Whether the answer is complete only since no more tokens may be sampled."""
+    longest: int
+    """Tokens that are sampled at most."""
 
     @property
     def leader(self) -> TokenGuide:
         """Who says what may come next: itself, or whom it has handed over to."""
-        ...
+        return self
+
+    @abstractmethod
+    def allowed(self) -> Allowed:
+        """See `TokenGuide`."""
+
+    @abstractmethod
+    def take(self, token: int) -> None:
+        """See `TokenGuide`."""
 
     def refuses(self, token: int) -> bool:
         """Whether another token must be chosen in the place of this one; asked once for each place."""
-        ...
+        return False
 
     def permits(self, token: int) -> bool:
         """Whether this token may come next: as `allowed` says, also of a vocabulary that nobody can list."""
-        ...
+        allowed = self.allowed()
+        return allowed is None or (bool(allowed[token]) if isinstance(allowed, Tensor) else token in allowed)
 
 
-class FreeAnswer:
+class FreeAnswer(Guide):
     """An answer of any words, until it stops.
 
     Args:
@@ -74,27 +80,13 @@ class FreeAnswer:
     def __init__(
         self, max_tokens: int, stops: frozenset[int], stop_complete: Callable[[int], bool] | None = None
     ) -> None:
-        self.done = self.cut = False
         self.longest = max_tokens
         self._stops, self._stop_complete = stops, stop_complete
         self._taken = 0
 
-    @property
-    def leader(self) -> TokenGuide:
-        """See `Guide`."""
-        return self
-
     def allowed(self) -> Allowed:
         """Any."""
         return None
-
-    def permits(self, token: int) -> bool:
-        """See `Guide`."""
-        return True
-
-    def refuses(self, token: int) -> bool:
-        """See `Guide`."""
-        return False
 
     def take(self, token: int) -> None:
         """Go on with this token."""
@@ -105,7 +97,7 @@ class FreeAnswer:
         self.done = stopped or self.cut
 
 
-class GuidedAnswer:
+class GuidedAnswer(Guide):
     """An answer that a `TokenGuide` leads, within so many tokens.
 
     It is complete where the guide is done; and where it may end, at a text to stop at or after as many tokens as there
@@ -133,7 +125,6 @@ class GuidedAnswer:
         *,
         may_be_cut: bool = False,
     ) -> None:
-        self.done = self.cut = False
         self.longest, self._may_be_cut = max_tokens, may_be_cut
         self._guide, self._ends, self._vocabulary = guide, ends, vocabulary
         self._text, self._stop_complete = text, stop_complete
@@ -144,10 +135,6 @@ class GuidedAnswer:
     def leader(self) -> TokenGuide:
         """See `Guide`."""
         return self._guide
-
-    def refuses(self, token: int) -> bool:
-        """See `Guide`: what is drawn was allowed."""
-        return False
 
     def allowed(self) -> Allowed:
         """What the guide allows; any, if it cannot say: `take` then raises."""
@@ -164,10 +151,7 @@ class GuidedAnswer:
         known: Callable[[int], bool] | None = getattr(self._guide, "permits", None)
         if known is not None:
             return known(token)
-        allowed = self.allowed()
-        if self._failure is not None:
-            return False
-        return allowed is None or (bool(allowed[token]) if isinstance(allowed, Tensor) else token in allowed)
+        return super().permits(token) and self._failure is None
 
     def take(self, token: int) -> None:
         """Go on with this token.
@@ -192,7 +176,7 @@ class GuidedAnswer:
             return
         is_full = len(self._taken) == self.longest
         if is_full or stopped or token in self._ends:
-            may_end = self._may_end()
+            may_end = any(map(self.permits, self._ends))
             self.done = may_end or (is_full and self._may_be_cut)
             self.cut = self.done and not (may_end and (stopped or token in self._ends))
         if is_full and not self.done:
@@ -201,9 +185,6 @@ class GuidedAnswer:
                 "bound what may be said (maxLength, maxItems, maximum)",
                 self._taken,
             )
-
-    def _may_end(self) -> bool:
-        return any(map(self.permits, self._ends))
 
     def _error(self, why: str, tokens: list[int]) -> GuideError:
         said = self._text(tokens)

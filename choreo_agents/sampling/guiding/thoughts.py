@@ -24,7 +24,7 @@ class Phases(Protocol):
         ...
 
 
-class ThoughtsGuide:
+class ThoughtsGuide(Guide):
     """Lets a model think for so many tokens, has it close its thoughts, and lets it answer.
 
         sampled    thoughts . . . . . | close . | answer . . . | end
@@ -50,7 +50,7 @@ class ThoughtsGuide:
         answer: Guide,
         total: int | None = None,
     ) -> None:
-        self.done = self.cut = False
+        self.longest = (0 if total else budget) + len(close) + BLANK_LINES + answer.longest
         self._budget, self._close, self._ends = budget, close, ends
         self._phases = phases
         self._answer, self._total = answer, total
@@ -65,11 +65,6 @@ class ThoughtsGuide:
         return self._phase == "answer"
 
     @property
-    def longest(self) -> int:
-        """Tokens that are sampled at most."""
-        return (0 if self._total else self._budget) + len(self._close) + BLANK_LINES + self._answer.longest
-
-    @property
     def leader(self) -> TokenGuide:
         """See `Guide`."""
         return self._answer.leader if self._phase == "answer" else self
@@ -82,7 +77,7 @@ class ThoughtsGuide:
 
     def permits(self, token: int) -> bool:
         """See `Guide`."""
-        return self._answer.permits(token) if self._phase == "answer" else token in (self._forced[:1] or (token,))
+        return self._answer.permits(token) if self._phase == "answer" else super().permits(token)
 
     def refuses(self, token: int) -> bool:
         """Whether the model wanted to end before it has answered, or as the answer's own guide has it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,7 +24,7 @@ _MARGIN = 1e-3
 _LOST = 1e-4
 """Relative, of a sum of weights: fp32 loses less than a twentieth of it, summed in lanes."""
 _ALIKE, _LEAST = 1e-5, 2.0**-30
-"""See `nucleus`, whose weights differ from these by less than a thirtieth of it."""
+"""See `contest`, whose weights differ from these by less than a thirtieth of it."""
 _SURE, _NEAR = 0, 1
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CONSTANTS = {
@@ -60,23 +61,22 @@ class Tickets:
             self._host.copy_(told, non_blocking=True)
             self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._over.record()
-        self._rows: list[list[int]] | None = None
 
+    @cached_property
     def _told(self) -> list[list[int]]:
         """Waits for the kernel, and for nothing that was begun after it."""
-        if self._rows is None:
-            if self._over is not None:
-                self._over.synchronize()
-            self._rows = self._host.tolist()
-        return self._rows
+        if self._over is not None:
+            self._over.synchronize()
+        rows: list[list[int]] = self._host.tolist()
+        return rows
 
     def guessed(self) -> list[int]:
         """The guesses, on the host."""
-        return [row[0] for row in self._told()]
+        return [row[0] for row in self._told]
 
     def tokens(self) -> list[int | None]:
         """The word of each row, or None where the kernel cannot tell."""
-        return [self._decided(draw, *row) for draw, row in zip(self._draws, self._told(), strict=True)]
+        return [self._decided(draw, *row) for draw, row in zip(self._draws, self._told, strict=True)]
 
     def _decided(self, draw: Draw, first: int, second: int, kind: int, *logits: int) -> int | None:
         if kind == _SURE:
@@ -119,10 +119,6 @@ class Lottery:
 
         is_compiled = isinstance(kernels.draw_kernel, JITFunction)
         return Lottery(_launched) if is_compiled == (device.type == "cuda") else None
-
-    def takes(self, draw: Draw) -> bool:
-        """Whether it draws what a row asks for: nothing that changes the row's logits."""
-        return draw.penalties is None and draw.mask is None
 
     def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Tickets | None:
         """Have the tokens of these rows of [rows, vocabulary] logits drawn, without waiting; None if it cannot be."""

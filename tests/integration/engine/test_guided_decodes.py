@@ -117,7 +117,7 @@ def test_the_likeliest_of_the_allowed_is_taken(talker: Engine) -> None:
     sampling = Sampling(guide={"regex": "red|blue|green"}, max_tokens=20)
     [handle] = talker.decode([Decode(HEADER, [root], sampling=sampling, watch=lambda row: seen.append(row.clone()))])
     first = talker.tokens(handle)[len(talker.model.encode(HEADER))]
-    guide = talker.model.grammars.guide(Grammar(kind="regex", text="red|blue|green"), frozenset({2}))
+    guide = talker.model.grammars.compile(Grammar(kind="regex", text="red|blue|green"))(frozenset({2}))
     allowed = guide.allowed()
     assert isinstance(allowed, torch.Tensor) and 0 < int(allowed.sum()) < 40
     assert first == int(seen[0].masked_fill(~allowed, float("-inf")).argmax())
@@ -190,7 +190,7 @@ def test_special_tokens_and_padding_words_are_never_allowed(talker: Engine) -> N
     """Whatever the grammar: the embedded vocabulary has six of the ones, and nine of the others."""
     model = talker.model
     for grammar in ({"regex": "(.|\n)*"}, {"grammar": "start: /(.|\\n)*/ <|user|>"}, {"json_schema": {}}):
-        allowed = model.grammars.guide(Grammar.model_validate(grammar), frozenset({2})).allowed()
+        allowed = model.grammars.compile(Grammar.model_validate(grammar))(frozenset({2})).allowed()
         assert isinstance(allowed, torch.Tensor)
         never = [*model.tokenizer.all_special_ids, *range(len(model.tokenizer), model.adapter.vocabulary_size)]
         assert not any(allowed[token] for token in {*never} - {2})

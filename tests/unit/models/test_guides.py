@@ -61,14 +61,14 @@ def test_what_a_grammar_allows_can_be_said_and_nothing_else(name: str) -> None:
     grammars = Grammars(tokenizer, vocabulary, [end])
     for text in SAID:
         tokens = [*tokenizer.encode(text)] if name == "wide" else tokenizer.encode(text, add_special_tokens=False)
-        guide = grammars.guide(JSON, frozenset({end}))
+        guide = grammars.compile(JSON)(frozenset({end}))
         for token in tokens:
             allowed = guide.allowed()
             assert isinstance(allowed, torch.Tensor) and len(allowed) == vocabulary
             assert allowed[token] and not allowed[end] and not allowed[len(tokenizer) :].any() and not guide.done
             guide.take(token)
         assert guide.done
-    anything = grammars.guide(Grammar(kind="regex", text="(.|\n)*"), frozenset({end})).allowed()
+    anything = grammars.compile(Grammar(kind="regex", text="(.|\n)*"))(frozenset({end})).allowed()
     assert isinstance(anything, torch.Tensor) and anything[end]
     if name != "wide":
         added = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
@@ -83,7 +83,9 @@ def test_what_no_token_can_say_is_an_error_of_its_own_call() -> None:
     core = Tokenizer(BPE({**words, "</s>": len(words)}, []))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
-    guide = Grammars(tokenizer, len(tokenizer), [len(words)]).guide(Grammar(kind="regex", text="a[0-9]b"), frozenset())
+    guide = Grammars(tokenizer, len(tokenizer), [len(words)]).compile(Grammar(kind="regex", text="a[0-9]b"))(
+        frozenset()
+    )
     answer = GuidedAnswer(guide, 9, frozenset(), len(tokenizer), tokenizer.decode)
     answer.take(words["a"])
     assert answer.allowed() is None
@@ -103,13 +105,13 @@ def test_tokenizers_whose_tokens_are_no_bytes_are_refused() -> None:
 
 def test_a_script_says_what_a_grammar_allows() -> None:
     model = Script(default="-").model
-    guide = model.grammars.guide(JSON, frozenset({1}))
+    guide = model.grammars.compile(JSON)(frozenset({1}))
     for token in model.encode('["a long", "Zoë"]'):
         assert getattr(guide, "permits")(token) and not getattr(guide, "permits")(1)  # noqa: B009
         guide.take(token)
     assert guide.done
     with pytest.raises(ValueError, match="satisfy"):
-        model.grammars.guide(JSON, frozenset({1})).take(model.encode("nonsense")[0])
+        model.grammars.compile(JSON)(frozenset({1})).take(model.encode("nonsense")[0])
 
 
 def test_a_grammar_without_words_of_its_own_is_refused_or_allows_nothing() -> None:
@@ -117,7 +119,7 @@ def test_a_grammar_without_words_of_its_own_is_refused_or_allows_nothing() -> No
     grammars = Grammars(WideTokenizer(600), 600, [599])
     endless = Grammar(kind="grammar", text='start: start "a"')
     try:
-        guide = grammars.guide(endless, frozenset({599}))
+        guide = grammars.compile(endless)(frozenset({599}))
     except GrammarError:
         return
     with pytest.raises(ValueError):

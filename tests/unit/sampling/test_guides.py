@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.errors import GuideError
+from choreo_agents.models.guides.masks import StepMasks, unpacked, unpacked_there
 from choreo_agents.sampling import (
     BLANK_LINES,
     Allowed,
@@ -20,11 +21,9 @@ from choreo_agents.sampling import (
     GuidedAnswer,
     Phase,
     Sampling,
-    StepMasks,
     ThoughtsGuide,
     TokenSampler,
 )
-from choreo_agents.sampling.guiding.masks import unpacked, unpacked_there
 
 WORDS, END = 12, 9
 

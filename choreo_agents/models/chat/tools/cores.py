@@ -6,8 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from choreo_agents.models.chat.tools.calls import ToolCall
-from choreo_agents.models.chat.tools.grammar import CallGrammar, Kind, PairMarks
+from choreo_agents.models.chat.tools.grammar import CallGrammar, Kind, PairMarks, ToolCall
 from choreo_agents.models.chat.tools.literals import Extent, from_json, from_python, to_json, unique
 from choreo_agents.models.chat.tools.marked import CONTROL, bare, has_control, marked
 

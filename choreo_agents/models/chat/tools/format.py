@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from choreo_agents.models.chat.tools.calls import ToolCall
-from choreo_agents.models.chat.tools.grammar import ID, CallGrammar
+from choreo_agents.models.chat.tools.grammar import ID, CallGrammar, ToolCall
 from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.chat.tools.reading import ToolCallReader
 from choreo_agents.models.framed import FramedText
@@ -29,8 +28,8 @@ class ResultFormat:
 
     def around(self, words: str, tool: str, call: str) -> FramedText:
         """The whole turn."""
-        said = to_json(words) if self.quotes else words
-        return _filled(self.before, tool, call) + FramedText.words(said) + _filled(self.after, tool, call)
+        said, names = FramedText.words(to_json(words) if self.quotes else words), {TOOL: tool, ID: call}
+        return FramedText.filled(self.before, names) + said + FramedText.filled(self.after, names)
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,3 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a tool's description says of the function."""
     inside = tool.get("function")
     return inside if isinstance(inside, Mapping) else tool
-
-
-def _filled(text: str, tool: str, call: str) -> FramedText:
-    """A frame with a tool's name, and a call's id: words both."""
-    made = FramedText()
-    for number, part in enumerate(text.split(TOOL)):
-        made += FramedText.words(tool) if number else FramedText()
-        for place, piece in enumerate(part.split(ID)):
-            made += FramedText.words(call) if place else FramedText()
-            made += FramedText.frame(piece)
-    return made

@@ -1,4 +1,4 @@
-"""How one family of models writes calls of tools.
+"""What a model says that may call tools, and how one family of models writes calls.
 
     before | core | between | core | after          core    before_name | name | before_arguments | arguments | end
 
@@ -8,10 +8,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
-from choreo_agents.models.chat.tools.calls import ToolCall
 from choreo_agents.models.chat.tools.literals import to_json, to_python
 from choreo_agents.models.framed import FramedText
 
@@ -21,6 +20,44 @@ a turn; a call as Python writes it; a name, and pairs."""
 
 ID = "\u241fid\u241f"
 """Stands for a call's id in what a template writes."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that can be made."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-plain, by parameter."""
+    id: str = ""
+    """By which its result names it; a reader gives none."""
+
+
+@dataclass(frozen=True)
+class BrokenCall:
+    """Something that was to be a call, and cannot be read as one."""
+
+    name: str | None
+    """The tool's, as far as it was said."""
+    text: str
+    """All that was written of it."""
+    why: str
+
+
+class SaidWords(NamedTuple):
+    """SaidWords as they come."""
+
+    text: str
+
+
+class CallPart(NamedTuple):
+    """A call, once it is known to be one, or to be none."""
+
+    number: int
+    """Which of the message's calls."""
+    name: str | None
+    arguments: str
+    """As JSON; of what is no call, all that was written of it."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +127,7 @@ class CallGrammar:
         return text + (FramedText() if self.pairs is not None else FramedText.frame(last.after))
 
     def _with_id(self, name: str) -> CallGrammar:
-        texts = ("before", "between", "after", "before_name", "before_arguments", "end")
-        changes: dict[str, Any] = {text: getattr(self, text).replace(ID, name) for text in texts}
-        return replace(self, **changes)
+        return self.mapped(lambda text: text.replace(ID, name))
 
     def _core(self, call: ToolCall) -> FramedText:
         frame, words = FramedText.frame, FramedText.words

@@ -23,12 +23,8 @@ def marked_frame(text: str, controls: Iterable[str]) -> str:
     longest_first = sorted((control for control in controls if control), key=len, reverse=True)
     if not longest_first:
         return marked(text)
-    found = re.compile("|".join(map(re.escape, longest_first)))
-    made, done = "", 0
-    for each in found.finditer(text):
-        made += marked(text[done : each.start()]) + marked(each[0], is_control=True)
-        done = each.end()
-    return made + marked(text[done:])
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    return "".join(marked(part, is_control=place % 2 == 1) for place, part in enumerate(parts))
 
 
 def bare(text: str, hidden: Iterable[str] = ()) -> str:

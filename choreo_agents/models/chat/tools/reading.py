@@ -6,9 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
-from choreo_agents.models.chat.tools.calls import BrokenCall, CallPart, SaidWords, ToolCall
 from choreo_agents.models.chat.tools.cores import BrokenCallError, CallText, Schemas, name_before
-from choreo_agents.models.chat.tools.grammar import CallGrammar
+from choreo_agents.models.chat.tools.grammar import BrokenCall, CallGrammar, CallPart, SaidWords, ToolCall
 from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.chat.tools.marked import (
     CONTROL,
