@@ -26,14 +26,12 @@ from choreo_agents.graph.compiling.accepting import destinations_of, require_cha
 from choreo_agents.graph.compiling.binding import (
     bind_routes,
     bound_agent,
-    named_contexts,
+    contexts_of,
     require_personas,
-    texts_shared_in,
     with_system,
 )
-from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of, chart_of, found
+from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, found
 from choreo_agents.graph.compiling.flow import note_unseen, require_bounded_loops
-from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, serving_together
@@ -366,7 +364,7 @@ class ChoreoGraph(DeclaringGraph):
         note_unseen(self, whole)
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
         require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
-        bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
+        bound.nodes = _bound_nodes(bound, engines)
         bind_routes(bound.branches)
         if tenant is not None:
             agents = [name for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)]
@@ -394,14 +392,14 @@ def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None
     require_choice(lineage, bound.engine, by_tenant=bound.resolver is not None)
 
 
-def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str, Any]:
+def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
     """Its nodes: agents that know what they may read, and functions that sign what they write."""
     nodes: dict[str, Any] = {}
-    shared = texts_shared_in(bound.nodes)
+    contexts = contexts_of(bound.nodes)
     for name, spec in bound.nodes.items():
         node: Any = spec.runnable
         if isinstance(node, Agent):
-            nodes[name] = bound_agent(bound, name, spec, engines, bound.declared, shared, **told)
+            nodes[name] = bound_agent(bound, name, spec, engines, contexts)
         else:
             signing = partial(sign, node=name, persona=bound.personas.get(name))
             signing = partial(unsaid, node=name) if name in bound.table.silent else signing
@@ -427,7 +425,8 @@ def _require_names(graph: ChoreoGraph) -> None:
     contexts += thoughts & graph.policy.confidential.keys()
     graph.table.require_nodes(graph.nodes)
     require_personas(graph.personas, graph.nodes)
-    graph.table.require_contexts(named_contexts(graph.nodes))
+    systems, confidential = contexts_of(graph.nodes)
+    graph.table.require_contexts([*systems, *confidential])
     graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
 

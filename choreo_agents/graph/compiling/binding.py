@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -11,7 +11,6 @@ from langchain_core.runnables import RunnableConfig
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.audit.labels import Declared
 from choreo_agents.graph.audit.static import CHANNELS
 from choreo_agents.graph.compiling.charting import DeclaringGraph
 from choreo_agents.graph.engines import Engines
@@ -22,10 +21,15 @@ from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import hidden_sources
 
 
-def named_contexts(nodes: Mapping[str, Any]) -> set[str]:
-    """The private contexts that a scope can name: those whose text the graph's own agents have."""
-    systems = {f"{agent.persona or name}.system" for name, agent in _agents(nodes) if isinstance(agent.system, str)}
-    return systems | {name for name, agent in _agents(nodes) if agent.confidential}
+def contexts_of(nodes: Mapping[str, Any]) -> tuple[Mapping[str, Sequence[str]], frozenset[str]]:
+    """The private contexts that a scope can name, since the graph's own agents have their text: system prompts, by the
+    name of the context, and the nodes whose messages are confidential."""
+    systems: dict[str, dict[str, None]] = {}
+    for name, agent in _agents(nodes):
+        if isinstance(agent.system, str):
+            systems.setdefault(f"{agent.persona or name}.system", {})[agent.system] = None
+    confidential = frozenset(name for name, agent in _agents(nodes) if agent.confidential)
+    return {context: [*texts] for context, texts in systems.items()}, confidential
 
 
 def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
@@ -52,85 +56,53 @@ def with_system(nodes: Mapping[str, Any], node: str, text: str) -> dict[str, Any
     return {**nodes, **{name: replace(nodes[name], runnable=agent) for name, agent in meant.items()}}
 
 
-@dataclass(frozen=True)
-class SharedTexts:
-    """What holds of a graph's agents together."""
-
-    systems: Mapping[str, Sequence[str]]
-    """System prompts that fresh encodings may attend to, by the name of the private context."""
-    confidential: frozenset[str]
-    """The nodes whose messages are private contexts."""
-
-
-def texts_shared_in(nodes: Mapping[str, Any]) -> SharedTexts:
-    """Read it from all nodes of a graph."""
-    systems: dict[str, dict[str, None]] = {}
-    for name, agent in _agents(nodes):
-        if isinstance(agent.system, str):
-            systems.setdefault(f"{agent.persona or name}.system", {})[agent.system] = None
-    confidential = frozenset(name for name, agent in _agents(nodes) if agent.confidential)
-    return SharedTexts({context: [*texts] for context, texts in systems.items()}, confidential)
-
-
 def bound_agent(
     graph: DeclaringGraph,
     name: str,
     spec: Any,
     engines: Engines,
-    declared: Declared,
-    shared: SharedTexts,
-    *,
-    by_tenant: bool,
-    strict: bool,
+    contexts: tuple[Mapping[str, Sequence[str]], frozenset[str]],
 ) -> Any:
-    """What LangGraph is told of an agent's node: it is bound to an engine, and to what it may see.
+    """What LangGraph is told of an agent's node: it is bound to an engine, and to all that it is told about what it may
+    see, and what its views are checked for at call time.
 
     Args:
         graph: Its declarations, as they will hold.
         name: The agent's node.
         spec: That, as the graph has it.
         engines: The graph's; an agent may have its own.
-        declared: The graph as it will run.
-        shared: What holds of its agents together.
-        by_tenant: Whether each run says for which tenant it is.
-        strict: Whether what other models have encoded is an error where it is shared.
+        contexts: Of all its nodes, as `contexts_of` gives them.
 
     Raises:
         InvalidRequestError: It has no engine, or names none of the graph's; its model cannot be led to its output; it
             writes a channel that the graph's state has not.
     """
-    engine = engines.of(spec.runnable)
+    agent, chart = spec.runnable, graph.declared.chart
+    engine = engines.of(agent)
     if engine is None:
         raise InvalidRequestError(
             f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
         )
-    require_served(name, spec.runnable, engine.model, graph.channels)
-    rules = _reader_rules(graph, name, spec.runnable, declared, shared)
-    rules = replace(rules, by_tenant=by_tenant, strict=strict, node=name)
-    choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
-    metadata = {**(spec.metadata or {}), "choreo": choreo}
-    return replace(spec, runnable=spec.runnable.bound(engine, rules), metadata=metadata)
-
-
-def _reader_rules(
-    graph: DeclaringGraph, name: str, agent: Agent, declared: Declared, shared: SharedTexts
-) -> ReaderRules:
-    """All that an agent is told about what it may see, and what its views are checked for at call time."""
-    chart, sources = declared.chart, graph.table.reads(name, graph.nodes)
+    require_served(name, agent, engine.model, graph.channels)
+    sources = graph.table.reads(name, graph.nodes)
     others = [context for context in chart.guarded if name not in context.owners]
     forbidden = {
         channel: frozenset(each.name for each in others if chart.forbids(each, agent.persona or name, channel))
         for channel in CHANNELS
     }
-    return ReaderRules(
+    rules = ReaderRules(
         sources,
         graph.table.undeclared(name, graph.nodes),
         graph.system,
         agent.positions or graph.positions,
-        shared.systems,
-        shared.confidential,
-        Guard(hidden_sources(sources), forbidden, graph.policy.on_violation, declared),
+        *contexts,
+        Guard(hidden_sources(sources), forbidden, graph.policy.on_violation, graph.declared),
+        strict=graph.served[1],
+        by_tenant=graph.resolver is not None,
+        node=name,
     )
+    choreo = {"reads": {source: rule.mode.name for source, rule in sources.items()}}
+    return replace(spec, runnable=agent.bound(engine, rules), metadata={**(spec.metadata or {}), "choreo": choreo})
 
 
 def bind_routes(branches: Mapping[str, dict[str, Any]]) -> None:
