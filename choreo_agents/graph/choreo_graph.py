@@ -22,12 +22,17 @@ from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.audit.static import audit_kept, kept
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
-from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, require_ways, unwrapped
 from choreo_agents.graph.compiling.binding import (
+    agents_among,
     bind_routes,
     bound_agent,
     contexts_of,
+    destinations_of,
+    require_by_tenant,
+    require_channels,
     require_personas,
+    require_ways,
+    unwrapped,
     with_system,
 )
 from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, found
@@ -38,11 +43,10 @@ from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, servi
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
-from choreo_agents.graph.recording.around import around
-from choreo_agents.graph.run_context import LineageChoice
+from choreo_agents.graph.recording.recorded_run import around
+from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy
-from choreo_agents.graph.tenancy import Resolver, require_by_tenant
 from choreo_agents.graph.visibility import (
     EVERYONE,
     REENCODED,
@@ -197,8 +201,7 @@ class ChoreoGraph(DeclaringGraph):
         self.control_flow |= {(start, end_key) for start in starts if start not in rules}
         if end_key != END:
             for source, rule in rules.items():
-                has_mode = visibility is not None
-                self.table.declare(source, end_key, rule, explicit=explicit, has_mode=has_mode)
+                self.table.declare(source, end_key, rule, explicit=explicit, has_mode=visibility is not None)
         return self
 
     def add_conditional_edges(
@@ -359,37 +362,26 @@ class ChoreoGraph(DeclaringGraph):
         require_ways(self, self.table.explicit())
         bound = self._copied()
         bound.origin, bound.resolver = self._copied(), tenant
-        engines, bound.served = Engines(engine), (engine, strict)
-        whole = _kept(self, bound, engines)
+        engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
+        whole, bound.audited = kept(self.chart(engines).as_served(), self.policy.on_violation)
+        bound.declared = Declared(whole, TextsByModel(bound))
+        # What the policy has changed for it to run is changed in what is bound.
+        bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in bound.audited.changed)
+        for hop, rule in bound.changed:
+            if hop.reader in bound.nodes:  # what is given to agents of subgraphs they know by the chart
+                bound.table.change(hop.source, hop.reader, rule)
         note_unseen(self, whole)
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
         require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
         bound.nodes = _bound_nodes(bound, engines)
         bind_routes(bound.branches)
         if tenant is not None:
-            agents = [name for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)]
-            require_by_tenant(bound, agents, agents_of(bound))
-        _serve(bound, engines, lineage)
+            require_by_tenant(bound)
+        bound.engines = serving_together([*engines.given, *(agent.engine for agent in agents_of(bound))])
+        bound.engine, bound.lineage = sealing_of(bound.engines), lineage
+        require_choice(lineage, bound.engine, by_tenant=tenant is not None)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
-
-
-def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
-    """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
-    whole, report = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
-    bound.declared, bound.audited = Declared(whole, TextsByModel(bound)), report
-    bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in report.changed)
-    for hop, rule in bound.changed:
-        if hop.reader in bound.nodes:  # what is given to agents of subgraphs they know by the chart
-            bound.table.change(hop.source, hop.reader, rule)
-    return whole
-
-
-def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None:
-    """Say who serves its runs, and where their lineage is kept."""
-    bound.engines = serving_together([*engines.given, *(agent.engine for agent in agents_of(bound))])
-    bound.engine, bound.lineage = sealing_of(bound.engines), lineage
-    require_choice(lineage, bound.engine, by_tenant=bound.resolver is not None)
 
 
 def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
@@ -421,7 +413,7 @@ def _require_names(graph: ChoreoGraph) -> None:
     contexts = [context.name for context in chart.contexts]
     # Whether agents think may be their model's to say, and this chart is of no engine: a graph is audited, and its
     # names are looked at, before one is given. So thoughts of any agent may be named.
-    thoughts = {f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)}
+    thoughts = {f"{name}.thoughts" for name, _ in agents_among(graph.nodes)}
     contexts += thoughts & graph.policy.confidential.keys()
     graph.table.require_nodes(graph.nodes)
     require_personas(graph.personas, graph.nodes)
@@ -432,8 +424,7 @@ def _require_names(graph: ChoreoGraph) -> None:
 
 def _told(nodes: Mapping[str, Any]) -> dict[str, str]:
     """The personas of the agents that have a system prompt, by node."""
-    agents = {name: spec.runnable for name, spec in nodes.items() if isinstance(spec.runnable, Agent)}
-    return {name: agent.persona or name for name, agent in agents.items() if agent.system is not None}
+    return {name: agent.persona or name for name, agent in agents_among(nodes) if agent.system is not None}
 
 
 def _declared(

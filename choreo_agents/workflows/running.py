@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from choreo_agents.engine import Engine
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.graph.langgraph_internals import branch_of, superstep_of
-from choreo_agents.graph.view.run_options import Replay, RunOptions
+from choreo_agents.graph.view.run_place import Replay, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 
 Place = tuple[int, int]

@@ -20,10 +20,9 @@ from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.labels import Declared, OwnTexts
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport, Hop
-from choreo_agents.graph.engines import EngineChoice, Engines
+from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.langgraph_internals import AroundNode
-from choreo_agents.graph.run_context import LineageChoice
-from choreo_agents.graph.tenancy import Resolver
+from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
 from choreo_agents.graph.visibility import START_SOURCE, Positions, Rule, VisibilityTable
 from choreo_agents.graph.words.thoughts import thinks
@@ -43,8 +42,8 @@ class DeclaringGraph(StateGraph[Any, Any, Any, Any]):
     """Pairs of which an edge says that it declares nothing of them; `EVERYONE`: whom a route leads to."""
     origin: DeclaringGraph
     """Of which graph it was compiled. This and all that follows is true of a compiled graph's builder."""
-    served: tuple[EngineChoice | None, bool] = (None, False)
-    """With which engines it was compiled, and whether `strict`."""
+    served: Mapping[str, Any] = {}
+    """With which `engine` it was compiled, and whether `strict`."""
     audited: AuditReport | None = None
     engine: Engine | None = None
     """The engine that signs what is said in it; None: it has no agents."""
@@ -93,10 +92,9 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
         elif agent is not None:
             node = _agent_node(agent, path, prefix + (agent.persona or name), engines)
             nodes.append(replace(node, rules=rules, undeclared=undeclared))
-            if callable(agent.prompt):
-                outside.append(f"the prompt of {path!r}, which a function makes from the state")
-            if callable(agent.system):
-                outside.append(f"the system prompt of {path!r}, which a function makes from the state")
+            for what, told in (("prompt", agent.prompt), ("system prompt", agent.system)):
+                if callable(told):
+                    outside.append(f"the {what} of {path!r}, which a function makes from the state")
             if agent.history is not None and agent.history.summary is not None:
                 outside.append(f"the summary that a function makes of what {path!r} does not see any more")
             if agent.update is not None:
@@ -107,10 +105,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     if builder.branches or any(node.is_function or node.routes for node in nodes):
         here = {prefix + name for name in builder.nodes}
-        nodes = [
-            replace(node, may_be_sent=not node.is_function and node.name in here) if node.name in here else node
-            for node in nodes
-        ]
+        nodes = [replace(n, may_be_sent=True) if n.name in here and not n.is_function else n for n in nodes]
     modules = {module for node in nodes for module in node.modules}
     policies += [(prefix, own.policy.within(prefix, modules))] if own is not None and own.policy.confidential else []
     chart = Chart(tuple(nodes), tuple(outside), tuple(policies))
