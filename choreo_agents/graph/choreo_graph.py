@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, get_args
 
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
@@ -33,7 +33,6 @@ from choreo_agents.graph.compiling.binding import (
     require_personas,
     require_ways,
     unwrapped,
-    with_system,
 )
 from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, found
 from choreo_agents.graph.compiling.flow import note_unseen, require_bounded_loops
@@ -60,8 +59,6 @@ from choreo_agents.graph.visibility import (
     rule_of,
 )
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
-
-Self = TypeVar("Self", bound="ChoreoGraph")
 
 
 class ChoreoGraph(DeclaringGraph):
@@ -103,7 +100,7 @@ class ChoreoGraph(DeclaringGraph):
 
     @refuses_unknown(StateGraph.add_node)
     def add_node(
-        self: Self,
+        self,
         node: Any,
         action: Any = None,
         *,
@@ -166,7 +163,7 @@ class ChoreoGraph(DeclaringGraph):
 
     @refuses_unknown()
     def add_edge(
-        self: Self,
+        self,
         start_key: str | list[str],
         end_key: str,
         *,
@@ -205,7 +202,7 @@ class ChoreoGraph(DeclaringGraph):
         return self
 
     def add_conditional_edges(
-        self: Self,
+        self,
         source: str,
         path: Any,
         path_map: Any = None,
@@ -235,7 +232,7 @@ class ChoreoGraph(DeclaringGraph):
         return self
 
     def share(
-        self: Self,
+        self,
         source: str,
         reader: str,
         mode: Mode | Rule = SHARED,
@@ -251,27 +248,32 @@ class ChoreoGraph(DeclaringGraph):
         """Every declaration, by reader and source, as plain data; `"*"` for how it sees all others."""
         return self.table.declared(self.nodes)
 
-    def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule) -> Self:
+    def with_rule(self, source: str, reader: str, rule: Mode | Rule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
         changed = self._copied()
         changed.table.change(source, reader, rule_of(rule), explicit=True)
         return changed
 
-    def with_policy(self: Self, policy: Policy) -> Self:
+    def with_policy(self, policy: Policy) -> Self:
         """A copy with another policy."""
         changed = self._copied()
         changed.policy = policy
         return changed
 
-    def with_system(self: Self, node: str, text: str) -> Self:
+    def with_system(self, node: str, text: str) -> Self:
         """A copy in which an agent, or all of a persona, have another system prompt; raises what `Agent.with_system`
         does, and `VisibilityError` if there is no such agent."""
+        meant = {
+            name: each.with_system(text) for name, each in agents_among(self.nodes) if node in (name, each.persona)
+        }
+        if not meant:
+            raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
         changed = self._copied()
-        changed.nodes = with_system(self.nodes, node, text)
+        changed.nodes |= {name: replace(self.nodes[name], runnable=agent) for name, agent in meant.items()}
         changed.table.describe(told=_told(changed.nodes))
         return changed
 
-    def with_strategy(self: Self, strategy: Strategy) -> Self:
+    def with_strategy(self, strategy: Strategy) -> Self:
         """A copy in which all synthesizers merge by another strategy.
 
         Raises:
@@ -291,7 +293,7 @@ class ChoreoGraph(DeclaringGraph):
             raise InvalidRequestError("the graph has no synthesizer that could merge otherwise")
         return changed
 
-    def _copied(self: Self) -> Self:
+    def _copied(self) -> Self:
         copied = copy.copy(self)
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
         copied.waiting_edges = set(self.waiting_edges)

@@ -20,7 +20,6 @@ from langgraph._internal._runnable import RunnableCallable
 from langgraph._internal._serde import build_serde_allowlist
 from langgraph.channels import DeltaChannel
 from langgraph.channels.binop import _get_overwrite
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
 from langgraph.store.base import BaseStore
@@ -195,8 +194,7 @@ def overwritten(value: Any) -> tuple[bool, Any]:
 def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
     """What `get_state` of a graph that is called with this config asks for; None: nothing is kept."""
     configurable = _configurable(config)
-    saver = configurable.get("__pregel_checkpointer") or graph.checkpointer
-    if not isinstance(saver, BaseCheckpointSaver) or "thread_id" not in configurable:
+    if saver_of(config, graph) is None or "thread_id" not in configurable:
         return None
     # As a run that is no other's node takes it: what stands in a subgraph is not its state, and what a map says counts
     # only under the namespace that is named. Clients write both, and must not have another state looked at.

@@ -160,19 +160,6 @@ def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> N
             )
 
 
-def with_system(nodes: Mapping[str, Any], node: str, text: str) -> dict[str, Any]:
-    """The same nodes, but for another system prompt of one agent, or of all agents of a persona.
-
-    Raises:
-        VisibilityError: There is no such agent.
-        InvalidRequestError: It has a prompt of a schema instead.
-    """
-    meant = {name: agent.with_system(text) for name, agent in agents_among(nodes) if node in (name, agent.persona)}
-    if not meant:
-        raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(nodes)}")
-    return {**nodes, **{name: replace(nodes[name], runnable=agent) for name, agent in meant.items()}}
-
-
 def bound_agent(
     graph: DeclaringGraph,
     name: str,

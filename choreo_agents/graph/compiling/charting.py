@@ -82,7 +82,8 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
             outside.append(f"the function {path!r}: what it reads, calls, {says}and where it sends control")
             continue
         table = _own_reads(name, agent if inner is None else None) if own is None else own.table
-        rules = _prefixed(table.reads(name, builder.nodes), prefix)
+        reads = table.reads(name, builder.nodes)
+        rules = {s if s == START_SOURCE else prefix + s: _placed(rule, prefix) for s, rule in reads.items()}
         undeclared = frozenset(prefix + source for source in table.undeclared(name, builder.nodes) or ())
         if inner is not None:
             chart = chart_of(inner.builder, f"{path}|", engines)
@@ -168,11 +169,6 @@ def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) 
         schema=None if told is None else told.schema.name,
         modules=() if told is None else confidential_modules(told),
     )
-
-
-def _prefixed(rules: Mapping[str, Rule], prefix: str) -> dict[str, Rule]:
-    """Rules of a graph's sources, named by their paths."""
-    return {s if s == START_SOURCE else prefix + s: _placed(rule, prefix) for s, rule in rules.items()}
 
 
 def _given(node: ChartNode, rules: Mapping[str, Rule], undeclared: frozenset[str]) -> ChartNode:

@@ -310,7 +310,9 @@ class Reading:
         """Make entries for messages that no node has encoded as they now are."""
         chat = self._engine.chat
         known = {entry["message_id"]: entry for entry in self.entries}
-        news = {str(m.id) for m in self._messages if is_encoded(m, known) and self._is_news(m, known[str(m.id)])}
+        # Others have read some as input which are not that to this reader: it knows who said them.
+        inputs = [m for m in self._messages if is_encoded(m, known) and is_input(known[str(m.id)])]
+        news = {str(m.id) for m in inputs if _writer(m, self._rules, self._place.author) != START_SOURCE}
         before = {name: entry for name, entry in known.items() if name not in news}
         lost = forgotten_among(self._engine, before)
         new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
@@ -349,10 +351,6 @@ class Reading:
             elif isinstance(answer, str):
                 self.lost[entry["message_id"]] = entry, answer
         self.inputs += made
-
-    def _is_news(self, message: BaseMessage, entry: HandleEntry) -> bool:
-        """Tell whether others have read as input what is not that to this reader: it knows who said it."""
-        return is_input(entry) and _writer(message, self._rules, self._place.author) != START_SOURCE
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
