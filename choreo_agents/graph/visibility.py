@@ -372,12 +372,14 @@ class VisibilityTable:
         if (source, reader) in self._explicit:
             if explicit:
                 _require_same(source, reader, rules[source], rule)
+                if has_mode:
+                    self._modeless.discard((source, reader))
             return
         rules[source] = rule
         if explicit:
             self._explicit.add((source, reader))
-        if not has_mode:
-            self._modeless.add((source, reader))
+            if not has_mode:
+                self._modeless.add((source, reader))
 
     def change(self, source: str, reader: str, rule: Rule, *, explicit: bool = False) -> None:
         """Replace a declaration, whoever made it; `explicit`: by one of this very pair.
