@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -18,11 +18,10 @@ from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.outputs import output_of, require_writer
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.turn.turn import AgentTurn, Choices, Update, with_update
-from choreo_agents.graph.view.history import Keep, required_history
+from choreo_agents.graph.turn.turn import AgentTurn, Choices, with_update
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.merged_branches import MergeSpec
-from choreo_agents.graph.view.reader_rules import ReaderRules
+from choreo_agents.graph.view.reader_rules import MergeSpec, ReaderRules, Update
+from choreo_agents.graph.view.view import Keep, required_history
 from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, Rule, hidden_sources, rules_of, with_input
 from choreo_agents.graph.words.thoughts import Thinks, required_thinking
 from choreo_agents.graph.words.told import Prompt, required_arguments, required_words
@@ -186,6 +185,14 @@ class Agent(Runnable[Any, dict[str, Any]]):
         _require_one_system(agent)
         return agent
 
+    def with_prompt(self, text: str) -> Agent:
+        """A copy that is asked something else; raises `InvalidRequestError` if it has a prompt of a schema."""
+        if self.schema_prompt is not None:
+            raise InvalidRequestError(f"agent {self.name!r} has a prompt of a schema, which cannot be set")
+        agent = copy.copy(self)
+        agent.prompt = text
+        return agent
+
     def reader_rules(self) -> ReaderRules:
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
         if self._reader_rules is not None:
@@ -212,10 +219,7 @@ class _ServedPrompts(WeakKeyDictionary[Agent, ImportedPrompt]):
     """The prompts of schemas that one tenant, or twin of an engine, has."""
 
 
-A = TypeVar("A", bound=Agent)
-
-
-def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
+def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
     """An agent as the run with this config has it, and its engine: the run's tenant's, where there are several.
 
     Raises:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, get_args
 
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
@@ -22,29 +22,30 @@ from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.audit.static import audit_kept, kept
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
-from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, require_ways, unwrapped
 from choreo_agents.graph.compiling.binding import (
+    agents_among,
     bind_routes,
     bound_agent,
-    named_contexts,
+    contexts_of,
+    destinations_of,
+    require_by_tenant,
+    require_channels,
     require_personas,
-    texts_shared_in,
-    with_system,
+    require_ways,
+    unwrapped,
 )
-from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of, chart_of, found
+from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, found
 from choreo_agents.graph.compiling.flow import note_unseen, require_bounded_loops
-from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.nesting import placed_node
 from choreo_agents.graph.provenance import sign, unsaid
-from choreo_agents.graph.recording.around import around
-from choreo_agents.graph.run_context import LineageChoice
+from choreo_agents.graph.recording.recorded_run import around
+from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy
-from choreo_agents.graph.tenancy import Resolver, require_by_tenant
 from choreo_agents.graph.visibility import (
     EVERYONE,
     REENCODED,
@@ -58,8 +59,6 @@ from choreo_agents.graph.visibility import (
     rule_of,
 )
 from choreo_agents.synthesis.placing import Strategy, require_strategy
-
-Self = TypeVar("Self", bound="ChoreoGraph")
 
 
 class ChoreoGraph(DeclaringGraph):
@@ -101,7 +100,7 @@ class ChoreoGraph(DeclaringGraph):
 
     @refuses_unknown(StateGraph.add_node)
     def add_node(
-        self: Self,
+        self,
         node: Any,
         action: Any = None,
         *,
@@ -164,7 +163,7 @@ class ChoreoGraph(DeclaringGraph):
 
     @refuses_unknown()
     def add_edge(
-        self: Self,
+        self,
         start_key: str | list[str],
         end_key: str,
         *,
@@ -199,12 +198,11 @@ class ChoreoGraph(DeclaringGraph):
         self.control_flow |= {(start, end_key) for start in starts if start not in rules}
         if end_key != END:
             for source, rule in rules.items():
-                has_mode = visibility is not None
-                self.table.declare(source, end_key, rule, explicit=explicit, has_mode=has_mode)
+                self.table.declare(source, end_key, rule, explicit=explicit, has_mode=visibility is not None)
         return self
 
     def add_conditional_edges(
-        self: Self,
+        self,
         source: str,
         path: Any,
         path_map: Any = None,
@@ -234,7 +232,7 @@ class ChoreoGraph(DeclaringGraph):
         return self
 
     def share(
-        self: Self,
+        self,
         source: str,
         reader: str,
         mode: Mode | Rule = SHARED,
@@ -250,27 +248,32 @@ class ChoreoGraph(DeclaringGraph):
         """Every declaration, by reader and source, as plain data; `"*"` for how it sees all others."""
         return self.table.declared(self.nodes)
 
-    def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule) -> Self:
+    def with_rule(self, source: str, reader: str, rule: Mode | Rule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
         changed = self._copied()
         changed.table.change(source, reader, rule_of(rule), explicit=True)
         return changed
 
-    def with_policy(self: Self, policy: Policy) -> Self:
+    def with_policy(self, policy: Policy) -> Self:
         """A copy with another policy."""
         changed = self._copied()
         changed.policy = policy
         return changed
 
-    def with_system(self: Self, node: str, text: str) -> Self:
+    def with_system(self, node: str, text: str) -> Self:
         """A copy in which an agent, or all of a persona, have another system prompt; raises what `Agent.with_system`
         does, and `VisibilityError` if there is no such agent."""
+        meant = {
+            name: each.with_system(text) for name, each in agents_among(self.nodes) if node in (name, each.persona)
+        }
+        if not meant:
+            raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
         changed = self._copied()
-        changed.nodes = with_system(self.nodes, node, text)
+        changed.nodes |= {name: replace(self.nodes[name], runnable=agent) for name, agent in meant.items()}
         changed.table.describe(told=_told(changed.nodes))
         return changed
 
-    def with_strategy(self: Self, strategy: Strategy) -> Self:
+    def with_strategy(self, strategy: Strategy) -> Self:
         """A copy in which all synthesizers merge by another strategy.
 
         Raises:
@@ -290,7 +293,7 @@ class ChoreoGraph(DeclaringGraph):
             raise InvalidRequestError("the graph has no synthesizer that could merge otherwise")
         return changed
 
-    def _copied(self: Self) -> Self:
+    def _copied(self) -> Self:
         copied = copy.copy(self)
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
         copied.waiting_edges = set(self.waiting_edges)
@@ -361,47 +364,36 @@ class ChoreoGraph(DeclaringGraph):
         require_ways(self, self.table.explicit())
         bound = self._copied()
         bound.origin, bound.resolver = self._copied(), tenant
-        engines, bound.served = Engines(engine), (engine, strict)
-        whole = _kept(self, bound, engines)
+        engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
+        whole, bound.audited = kept(self.chart(engines).as_served(), self.policy.on_violation)
+        bound.declared = Declared(whole, TextsByModel(bound))
+        # What the policy has changed for it to run is changed in what is bound.
+        bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in bound.audited.changed)
+        for hop, rule in bound.changed:
+            if hop.reader in bound.nodes:  # what is given to agents of subgraphs they know by the chart
+                bound.table.change(hop.source, hop.reader, rule)
         note_unseen(self, whole)
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
         require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
-        bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
+        bound.nodes = _bound_nodes(bound, engines)
         bind_routes(bound.branches)
         if tenant is not None:
-            agents = [name for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)]
-            require_by_tenant(bound, agents, agents_of(bound))
-        _serve(bound, engines, lineage)
+            require_by_tenant(bound)
+        bound.engines = serving_together([*engines.given, *(agent.engine for agent in agents_of(bound))])
+        bound.engine, bound.lineage = sealing_of(bound.engines), lineage
+        require_choice(lineage, bound.engine, by_tenant=tenant is not None)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
 
 
-def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
-    """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
-    whole, report = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
-    bound.declared, bound.audited = Declared(whole, TextsByModel(bound)), report
-    bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in report.changed)
-    for hop, rule in bound.changed:
-        if hop.reader in bound.nodes:  # what is given to agents of subgraphs they know by the chart
-            bound.table.change(hop.source, hop.reader, rule)
-    return whole
-
-
-def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None:
-    """Say who serves its runs, and where their lineage is kept."""
-    bound.engines = serving_together([*engines.given, *(agent.engine for agent in agents_of(bound))])
-    bound.engine, bound.lineage = sealing_of(bound.engines), lineage
-    require_choice(lineage, bound.engine, by_tenant=bound.resolver is not None)
-
-
-def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str, Any]:
+def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
     """Its nodes: agents that know what they may read, and functions that sign what they write."""
     nodes: dict[str, Any] = {}
-    shared = texts_shared_in(bound.nodes)
+    contexts = contexts_of(bound.nodes)
     for name, spec in bound.nodes.items():
         node: Any = spec.runnable
         if isinstance(node, Agent):
-            nodes[name] = bound_agent(bound, name, spec, engines, bound.declared, shared, **told)
+            nodes[name] = bound_agent(bound, name, spec, engines, contexts)
         else:
             signing = partial(sign, node=name, persona=bound.personas.get(name))
             signing = partial(unsaid, node=name) if name in bound.table.silent else signing
@@ -423,18 +415,18 @@ def _require_names(graph: ChoreoGraph) -> None:
     contexts = [context.name for context in chart.contexts]
     # Whether agents think may be their model's to say, and this chart is of no engine: a graph is audited, and its
     # names are looked at, before one is given. So thoughts of any agent may be named.
-    thoughts = {f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)}
+    thoughts = {f"{name}.thoughts" for name, _ in agents_among(graph.nodes)}
     contexts += thoughts & graph.policy.confidential.keys()
     graph.table.require_nodes(graph.nodes)
     require_personas(graph.personas, graph.nodes)
-    graph.table.require_contexts(named_contexts(graph.nodes))
+    systems, confidential = contexts_of(graph.nodes)
+    graph.table.require_contexts([*systems, *confidential])
     graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
 
 def _told(nodes: Mapping[str, Any]) -> dict[str, str]:
     """The personas of the agents that have a system prompt, by node."""
-    agents = {name: spec.runnable for name, spec in nodes.items() if isinstance(spec.runnable, Agent)}
-    return {name: agent.persona or name for name, agent in agents.items() if agent.system is not None}
+    return {name: agent.persona or name for name, agent in agents_among(nodes) if agent.system is not None}
 
 
 def _declared(

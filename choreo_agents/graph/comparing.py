@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from statistics import mean, median
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -26,11 +26,10 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
 from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with, place_in_superstep, stops_of, superstep_of
-from choreo_agents.graph.listening import AskedCall, Listening, PlayedNode, SaidCall
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.run_context import RunContext
+from choreo_agents.graph.run_context import AskedCall, Listening, PlayedNode, RunContext, SaidCall
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.view.run_options import RunOptions
+from choreo_agents.graph.view.run_place import RunOptions
 from choreo_agents.synthesis.placing import Strategy
 from choreo_agents.tracing import table_html
 
@@ -82,14 +81,7 @@ class Comparison:
 
     def cost(self, way: str) -> Cost:
         """Return what a method took for all inputs."""
-        costs = [each.costs[way] for each in self.inputs]
-        return Cost(
-            sum(each.tokens_encoded for each in costs),
-            sum(each.tokens_reused for each in costs),
-            mean(each.first_token_s for each in costs),
-            sum(each.end_to_end_s for each in costs),
-            sum(each.steps for each in costs),
-        )
+        return _summed([each.costs[way] for each in self.inputs])
 
     def ratio(self, way: str, figure: Figure) -> float:
         """Return how many times as much as choreo a method took; infinity, if choreo took none."""
@@ -186,39 +178,30 @@ async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: U
         raise InvalidRequestError("a graph that serves several tenants is not compared: compile it without tenant=...")
     ways: dict[str, tuple[CompiledChoreoGraph, MethodName]] = {method: (app, method) for method in methods}
     ways |= {each: (_swapped(app, each), "choreo") for each in strategies}
-    free, found = [name for name in ways if name != "naive"], []
-    tell, count, done = options.get("progress"), len(inputs) * (len(free) + repeats * len(ways)), 0
+    free, found, tell = [name for name in ways if name != "naive"], [], options.get("progress")
+    order = [*free, *(repeats * [*ways])]
     for number, given in enumerate(inputs, start=1):
         runs: dict[str, list[_Run]] = defaultdict(list)
-        results, forced = _Results(), None
-        for name in [*free, *(repeats * [*ways])]:
+        known, forced = defaultdict[str, list[Any]](list), None
+        for at, name in enumerate(order, start=1):
             own: Any = {"thread_id": f"compare {number}", "choreo": RunOptions(options.get("seed"), forced)}
             called = merge_configs(options.get("config"), {"configurable": own})
-            state = _state(given, number)
-            runs[name].append(await _run(*ways[name], state, called, options.get("context"), results.of_a_run()))
-            runs[name][-1].words.require(number, forced)
-            done += 1
-            if done % (count // len(inputs)) == len(free):
-                forced = defaultdict[Any, Any](lambda: None, runs[free[0]][0].words.tokens)
+            state, results = _state(given, number), _Results(known, keeps=at == 1)
+            runs[name].append(await _run(*ways[name], state, called, options.get("context"), results))
+            runs[name][-1].require(number, forced)
+            if at == len(free):
+                forced = defaultdict[Any, Any](lambda: None, runs[free[0]][0].tokens)
             if tell is not None:
-                tell(done, count)
+                tell((number - 1) * len(order) + at, len(inputs) * len(order))
         costs = {name: _typical([each.cost for each in runs[name][-repeats:]]) for name in ways}
         answers = {name: runs[name][0].answer for name in free}
-        found.append(ComparedInput(costs, answers, {name: runs[name][0].words.words for name in free}))
+        found.append(ComparedInput(costs, answers, {name: runs[name][0].words for name in free}))
     return Comparison(tuple(sorted(ways, key=lambda way: way != "choreo")), tuple(found), repeats)
-
-
-@dataclass(frozen=True)
-class _Run:
-    words: _Words
-    cost: Cost
-    answer: str
 
 
 def _swapped(app: CompiledChoreoGraph, strategy: Strategy) -> CompiledChoreoGraph:
     builder: Any = app.builder
-    engine, strict = builder.served
-    swapped = builder.origin.with_strategy(strategy).compile(engine=engine, strict=strict, **stops_of(app))
+    swapped = builder.origin.with_strategy(strategy).compile(**builder.served, **stops_of(app))
     swapped.config = app.config
     return cast(CompiledChoreoGraph, swapped)
 
@@ -229,7 +212,7 @@ async def _run(
     given: Any,
     called: RunnableConfig,
     context: Any,
-    results: _RunResults,
+    results: _Results,
 ) -> _Run:
     """Run a copy of a graph on fresh engines."""
     lock = threading.Lock()
@@ -245,8 +228,8 @@ async def _run(
         for each in cast(Any, app.builder).engines:
             twin(each)
         graph = GraphCopy().compiled(app, kept=True)
-        words, waits, values = _Words(), list[float](), dict[str, Any]()
-        listening = Listening(said=(words.said,), play=partial(results.play, words))
+        run, waits, values = _Run(), list[float](), dict[str, Any]()
+        listening = Listening(said=(run.said,), play=partial(results.play, run))
         config = replace(RunContext.of(called_with(graph, called)), twin=twin, listening=listening).into(called)
         started = time.perf_counter()
         async for path, mode, part in graph.astream(
@@ -261,18 +244,18 @@ async def _run(
             raise InvalidRequestError(f"a run stops at {', '.join(left)}: graphs are compared that come to their end")
         stats = [each.stats() for each in twins.values()]
     messages = values.get("messages") or [""]
-    cost = Cost(
-        sum(each.tokens_encoded + each.tokens_recomputed for each in stats),
-        sum(each.tokens_reused for each in stats),
-        mean(waits or [0.0]),
-        elapsed,
-        sum(each.steps for each in stats),
-    )
-    return _Run(words, cost, str(getattr(messages[-1], "text", messages[-1])))
+    run.answer = str(getattr(messages[-1], "text", messages[-1]))
+    costs = [Cost(s.tokens_encoded + s.tokens_recomputed, s.tokens_reused, 0, 0, s.steps) for s in stats]
+    whole = _summed([Cost(0, 0, 0, 0, 0), *costs])
+    run.cost = replace(whole, first_token_s=mean(waits or [0.0]), end_to_end_s=elapsed)
+    return run
 
 
-class _Words:
-    """What the calls of a run have said."""
+class _Run:
+    """What a run has cost, and what its calls have said."""
+
+    cost: Cost
+    answer: str
 
     def __init__(self) -> None:
         self.tokens: dict[_Place, tuple[int, ...]] = {}
@@ -302,24 +285,14 @@ class _Words:
 
 
 class _Results:
-    """What functions and tools have returned for one input, by where they stand and what they were given."""
+    """What functions and tools have returned for one input, by where they stand and what they were given: a run keeps
+    that, or is given it."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, list[Any]] = defaultdict(list)
-        self._is_first = True
-
-    def of_a_run(self) -> _RunResults:
-        """Return what the next run keeps, if it is the first, or is given."""
-        keeps, self._is_first = self._is_first, False
-        return _RunResults(self._known, keeps=keeps)
-
-
-class _RunResults:
     def __init__(self, known: Mapping[str, list[Any]], *, keeps: bool) -> None:
         self._known, self._keeps = known, keeps
         self._left: dict[str, Iterator[Any]] = {}
 
-    def play(self, words: _Words, given: Any, config: RunnableConfig) -> PlayedNode:
+    def play(self, run: _Run, given: Any, config: RunnableConfig) -> PlayedNode:
         """A function or tool as a run has it, whose agents say these words."""
         author = author_of(config)
         key = repr((author, superstep_of(config), place_in_superstep(config), _plain(given)))
@@ -330,7 +303,7 @@ class _RunResults:
 
         def keep(result: Any) -> None:
             # What asks agents is to do so under every method; and handles are those of one engine.
-            asks = any(f"{place[0]}|".startswith(f"{author}|") for place in [*words.words])
+            asks = any(f"{place[0]}|".startswith(f"{author}|") for place in [*run.words])
             if not asks and not _holds_handles(result):
                 self._known[key].append(copy.deepcopy(result))
 
@@ -371,6 +344,11 @@ def _state(given: Any, number: int) -> Any:
     messages = convert_to_messages([state["messages"]] if isinstance(state["messages"], str) else state["messages"])
     named = [each.model_copy(update={"id": each.id or f"input {number} {at}"}) for at, each in enumerate(messages)]
     return {**state, "messages": named}
+
+
+def _summed(costs: Sequence[Cost]) -> Cost:
+    encoded, reused, first_s, whole_s, steps = zip(*map(astuple, costs), strict=True)
+    return Cost(sum(encoded), sum(reused), mean(first_s), sum(whole_s), sum(steps))
 
 
 def _typical(costs: Sequence[Cost]) -> Cost:

@@ -16,9 +16,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.langgraph_internals import stops_of
-from choreo_agents.graph.recording.around import around
-from choreo_agents.graph.sending import sent_instruction
-from choreo_agents.graph.worker import Worker
+from choreo_agents.graph.recording.recorded_run import around
 
 
 class GraphCopy:
@@ -53,8 +51,7 @@ class GraphCopy:
         copied.nodes = {
             name: replace(spec, runnable=self._node(prefix + name, spec.runnable)) for name, spec in graph.nodes.items()
         }
-        engine, strict = builder.served
-        return copied.compile(saver, engine=engine, strict=strict, lineage=False, **stops_of(app))
+        return copied.compile(saver, **builder.served, lineage=False, **stops_of(app))
 
     def _stock(self, graph: Any, prefix: str) -> Any:
         """A graph of LangGraph's own, whose functions are listened to as ours are."""
@@ -85,22 +82,6 @@ class GraphCopy:
             if (text := self._told.get(f"{name}.system")) is not None:
                 agent = agent.with_system(text)
             if (text := self._told.get(f"{name}.prompt")) is not None:
-                agent = _asked(agent, text)
+                agent = agent.with_prompt(text)
             self._used |= {f"{name}.system", f"{name}.prompt"}
         return agent
-
-
-def _asked(agent: Agent, text: str) -> Agent:
-    """A copy that is asked something else."""
-    if agent.schema_prompt is not None:
-        raise InvalidRequestError(f"agent {agent.name!r} has a prompt of a schema, which cannot be set")
-    changed = copy.copy(agent)
-    changed.prompt = text
-    if isinstance(agent, Worker):
-
-        def asked(state: Any) -> str:
-            sent = sent_instruction(state)
-            return text if sent is None else sent
-
-        changed.prompt = asked
-    return changed

@@ -23,7 +23,6 @@ class Engines:
     """
 
     def __init__(self, given: EngineChoice | None = None) -> None:
-        self._only = given if isinstance(given, Engine) else None
         self._named: Mapping[str, Engine] = dict(given) if isinstance(given, Mapping) else {}
         if not isinstance(given, Engine | Mapping | None) or not all(
             isinstance(name, str) and isinstance(engine, Engine) for name, engine in self._named.items()
@@ -31,6 +30,8 @@ class Engines:
             raise InvalidRequestError(
                 f"engine must be an Engine, as of Engine.load(), or a dict of Engines by name: not {given!r:.80}"
             )
+        self.given = tuple(dict.fromkeys([given] if isinstance(given, Engine) else self._named.values()))
+        """All that the graph was given, each once."""
         models: dict[str, str] = {}
         for name, engine in self._named.items():
             other = models.setdefault(engine.model.adapter.fingerprint, name)
@@ -39,11 +40,6 @@ class Engines:
                     f"engines {other!r} and {name!r} run the same model, and neither knows what the other has encoded: "
                     "load it once, and give both names the same engine"
                 )
-
-    @property
-    def given(self) -> tuple[Engine, ...]:
-        """All that the graph was given, each once."""
-        return tuple(dict.fromkeys([self._only] if self._only is not None else self._named.values()))
 
     def of(self, agent: Agent) -> Engine | None:
         """That of an agent: its own, that which it names, or the graph's only one; None: nobody has said.

@@ -9,11 +9,10 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine, UnkeptRun
-from choreo_agents.graph.by_model import handles_of
 from choreo_agents.graph.durable.thread_log import RunLineage, lineage_of
 from choreo_agents.graph.langgraph_internals import saver_of, thread_of
 from choreo_agents.graph.run_context import RunContext
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, handles_of
 from choreo_agents.kv.handle import MessageHandle
 
 

@@ -364,9 +364,10 @@ class ProvenState:
     def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
         messages, self.signer = with_ids(_channel(state, "messages")), signing(config, seals)
         # Then other words than a note's are an operator's edit: all that the agent reads was filtered, or signed.
-        self._is_guarded = self.signer.graph == path_of(config)[:-1]
-        said = {str(message.id): message for message in messages}
-        writers = {name: writer_of(message) for name, message in said.items() if self._is_true(message)}
+        is_guarded = self.signer.graph == path_of(config)[:-1]
+        said = by_id(messages)
+        proven = {name: message for name, message in said.items() if self.signer.proves(message)}
+        writers = {name: writer_of(each) for name, each in proven.items() if is_guarded or not is_edited(each)}
         self.entries: list[HandleEntry] = []
         self._claims: dict[str, dict[str, Any]] = {}
         held = _channel(state, "handles")
@@ -385,10 +386,6 @@ class ProvenState:
         self.superstep = 1 + max((entry["superstep"] for entry in self.entries), default=-1)
         """The earliest that something can be said in now. What was removed since was said all the same: who speaks
         behind it does not stand in its place."""
-
-    def _is_true(self, message: BaseMessage) -> bool:
-        """Tell whether a message's note holds: where nobody has filtered input, of its very words."""
-        return self.signer.proves(message) and (self._is_guarded or not is_edited(message))
 
     def _unproven(self, message: BaseMessage) -> BaseMessage:
         """Return a message without a note; whose it says that it is, and is not proven to be, is kept apart."""

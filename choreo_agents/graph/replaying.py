@@ -31,11 +31,10 @@ from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
 from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with
-from choreo_agents.graph.listening import Answer, AskedCall, Listening, SaidCall
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.run_context import RunContext
+from choreo_agents.graph.run_context import Answer, AskedCall, Listening, RunContext, SaidCall
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.view.run_options import RunOptions
+from choreo_agents.graph.view.run_place import RunOptions
 from choreo_agents.models import FramedText
 from choreo_agents.tracing import table_html
 

@@ -9,14 +9,15 @@ from langgraph.types import Send
 
 from choreo_agents.arguments import nearest, require_known
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
-from choreo_agents.graph.by_model import handles_of
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, handles_of
 from choreo_agents.graph.view.view import said_at
 from choreo_agents.graph.visibility import REENCODED, SHARED
-from choreo_agents.graph.words.callers import calls_of
+from choreo_agents.graph.words.entries import calls_of
 from choreo_agents.kv.handle import MessageHandle
 
-_SENT_AT, _INSTRUCTION, _SPEAKER = "choreo_sent_at", "choreo_instruction", "choreo_speaker"
+_SENT_AT = "choreo_sent_at"
+INSTRUCTION, SPEAKER = "choreo_instruction", "choreo_speaker"
+"""What tells one instance of a worker from the others: what it is asked, and the name that it speaks under."""
 Selected = HandleEntry | MessageHandle | str
 """An entry of the `handles` channel, its handle, or the id of the message that mirrors it."""
 
@@ -77,22 +78,8 @@ def sent_at(state: Any) -> int:
     return int(state.get(_SENT_AT, 0)) if isinstance(state, Mapping) else 0
 
 
-def told(instruction: str | None, speaker: str | None) -> dict[str, str | None]:
-    """What tells one instance of a worker from the others, for a `Send` to carry."""
-    return {_INSTRUCTION: instruction, _SPEAKER: speaker}
-
-
-def sent_instruction(state: Any) -> str | None:
-    """What an instance was sent, to be asked."""
-    return _sent(state, _INSTRUCTION)
-
-
-def sent_speaker(state: Any) -> str | None:
-    """The name that an instance was sent, to speak under."""
-    return _sent(state, _SPEAKER)
-
-
-def _sent(state: Any, key: str) -> str | None:
+def sent(state: Any, key: str) -> str | None:
+    """What an instance was sent under a key."""
     found = state.get(key) if isinstance(state, Mapping) else None
     return None if found is None else str(found)
 

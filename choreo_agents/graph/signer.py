@@ -19,9 +19,8 @@ from langgraph.types import Command, Overwrite, Send
 from choreo_agents.chat import calls_made, thoughts_said
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.errors import ProvenanceWarning
-from choreo_agents.graph.by_model import handles_of, model_of
 from choreo_agents.graph.langgraph_internals import SENDS, overwritten
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, handles_of, model_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 
@@ -67,7 +66,8 @@ def claimed_in(by: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opening_of(message: BaseMessage) -> Mapping[str, Any]:
-    """Return how a message's turn starts, as its speaker noted: with a `speaker`'s name, or a `header`."""
+    """Return how a message's turn starts, as its speaker noted, which must be proven: with a `speaker`'s name, or a
+    `header`."""
     return {name: value for name, value in note_of(message).items() if name in ("speaker", "header")}
 
 

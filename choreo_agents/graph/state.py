@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
-from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from choreo_agents.graph.langgraph_internals import growing
-from choreo_agents.kv.handle import base_model
+from choreo_agents.kv.handle import MessageHandle, base_model
 
 _SAME = ("digest", "author", "persona", "confidential")
 """What two entries of one message agree in, if they have the same words of the same speaker."""
 
+_FIELDS = len(MessageHandle.model_fields)
 OF_A_SEND = ("select", "behind")
 """How one branch got an entry, which says nothing to the others."""
 
@@ -138,17 +137,81 @@ def _by_model(entry: HandleEntry) -> dict[str, dict[str, Any]]:
     return {**(also if isinstance(also, dict) else {}), **named}
 
 
-def with_said(state: Any, update: Mapping[str, Any]) -> Any:
-    """A graph's state, in any form, as it is after an update of what agents say."""
-    before = state.get if isinstance(state, Mapping) else partial(getattr, state)
-    handles = merge_entries(before("handles", None), list(update.get("handles") or []))
-    messages: Any = add_messages(list(before("messages", None) or []), list(update.get("messages") or []))
-    if isinstance(state, Mapping):
-        return {**state, "handles": handles, "messages": messages}
-    if isinstance(state, BaseModel):
-        return state.model_copy(update={"handles": handles, "messages": messages})
-    is_data = dataclasses.is_dataclass(state) and not isinstance(state, type)
-    return dataclasses.replace(state, handles=handles, messages=messages) if is_data else state
+# Whose encodings an entry names: its speaker's model's, and those that other models have made of its words. A handle is
+# good for the model that made it. Where two models serve a graph, or the model has changed since, the words are encoded
+# once more for each that reads them, and the entry keeps what came of it
+
+
+def model_of(plain: Mapping[str, Any]) -> str:
+    """The fingerprint of the model that made a plain handle."""
+    return base_model(str(plain["model"]))
+
+
+def handle_for(entry: Mapping[str, Any], model: str) -> MessageHandle | None:
+    """What an entry's message is to a model; None: it has not encoded it."""
+    own = handle_in(entry["handle"])
+    if own.base_model == model:
+        return own
+    other = (entry.get("also") or {}).get(model)
+    return None if other is None else handle_in(other)
+
+
+def handle_in(plain: Any) -> MessageHandle:
+    """The handle that stands in graph state, where the same ones are read in every call.
+
+    Raises:
+        ValidationError: It is none.
+    """
+    try:
+        if len(plain) == _FIELDS:
+            return _handle(plain["id"], plain["model"], plain["length"])
+    except (KeyError, TypeError):
+        pass  # it is nothing like a handle
+    return MessageHandle.model_validate(plain)
+
+
+@lru_cache(maxsize=1 << 15, typed=True)
+def _handle(name: str, model: str, length: int) -> MessageHandle:
+    return MessageHandle(id=name, model=model, length=length)
+
+
+def length_for(entry: Mapping[str, Any], model: str) -> int:
+    """How many tokens a message takes in a view of a model's; of its speaker's, where it has not been encoded yet."""
+    return (handle_for(entry, model) or handle_in(entry["handle"])).length
+
+
+def handles_of(entry: Mapping[str, Any]) -> Iterator[MessageHandle]:
+    """All encodings of an entry's message as it now reads, its speaker's first."""
+    for plain in (entry["handle"], *(entry.get("also") or {}).values()):
+        yield handle_in(plain)
+
+
+def is_of_agent(entry: Mapping[str, Any]) -> bool:
+    """Whether a model has said it: what people and plain nodes write is everybody's text."""
+    return "persona" in entry
+
+
+def put_in(entry: HandleEntry, handle: MessageHandle) -> HandleEntry:
+    """The same words, with a model's encoding of them: in place of the one that this model had before, if it had."""
+    before, plain = handle_for(entry, handle.base_model), handle.plain()
+    lost = [] if before is None else [before.id]
+    changed = HandleEntry(**{**entry, "earlier": [*entry.get("earlier", ()), *lost]}) if lost else entry.copy()
+    if model_of(entry["handle"]) == handle.base_model:
+        changed["handle"] = plain
+    else:
+        changed["also"] = {**(entry.get("also") or {}), handle.base_model: plain}
+    return changed
+
+
+def reworded(entry: HandleEntry, handle: MessageHandle, digest: str) -> HandleEntry:
+    """Other words in an entry's place: what any model has of those before is no encoding of these."""
+    earlier = [*entry.get("earlier", ()), *(each.id for each in handles_of(entry))]
+    changed = HandleEntry(**{**entry, "handle": handle.plain(), "digest": digest, "earlier": earlier})
+    changed.pop("also", None)
+    return changed
+
+
+# The state
 
 
 Handles = Annotated[list[HandleEntry], growing(merge_entries, merge_updates)]

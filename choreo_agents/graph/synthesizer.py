@@ -10,7 +10,7 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.view.merged_branches import MergeSpec
+from choreo_agents.graph.view.reader_rules import MergeSpec
 from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, VisibilityMode, rules_of
 from choreo_agents.synthesis.placing import Strategy, require_strategy
 

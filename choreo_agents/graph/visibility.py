@@ -372,12 +372,14 @@ class VisibilityTable:
         if (source, reader) in self._explicit:
             if explicit:
                 _require_same(source, reader, rules[source], rule)
+                if has_mode:
+                    self._modeless.discard((source, reader))
             return
         rules[source] = rule
         if explicit:
             self._explicit.add((source, reader))
-        if not has_mode:
-            self._modeless.add((source, reader))
+            if not has_mode:
+                self._modeless.add((source, reader))
 
     def change(self, source: str, reader: str, rule: Rule, *, explicit: bool = False) -> None:
         """Replace a declaration, whoever made it; `explicit`: by one of this very pair.
@@ -518,7 +520,7 @@ class VisibilityTable:
         for source, reader, rule in (*self._rules(), *everyone):
             for name in rule.contexts:
                 if name not in known:
-                    there = f"there are {_quoted(sorted(known))}" if known else "the graph has none"
+                    there = f"there are {', '.join(map(repr, sorted(known)))}" if known else "the graph has none"
                     raise VisibilityError(
                         f"the visibility {source!r} to {reader!r} names no private context that words can be "
                         f"encoded in: {name!r}: {there}"
@@ -548,7 +550,3 @@ def _require_same(source: str, reader: str, declared: Rule, rule: Rule) -> None:
         raise VisibilityError(
             f"how {reader!r} sees {source!r} is declared twice: {declared} and {rule}. Keep one of them"
         )
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)

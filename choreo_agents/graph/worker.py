@@ -11,7 +11,7 @@ from langgraph.types import Send
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.sending import Selected, send, sent_instruction, sent_speaker, told
+from choreo_agents.graph.sending import INSTRUCTION, SPEAKER, Selected, send, sent
 from choreo_agents.graph.words.told import Prompt, words_of
 from choreo_agents.pml import Prompt as SchemaPrompt
 
@@ -46,19 +46,27 @@ class Worker(Agent):
             raise InvalidRequestError(f"a worker says at least one message at a time, not {n!r}")
 
         super().__init__(name, prompt=prompt, **options)
-        usual = self.prompt
-
-        async def asked(state: Any, config: RunnableConfig) -> str | None:
-            sent = sent_instruction(state)
-            return sent if sent is not None else await words_of(name, "prompt", usual, state, config)
-
-        self.prompt = asked
+        self.prompt = self._asking(self.prompt)
         self.n = n
         self.writes_list = True
         self._speaker = speaker or name
 
+    def _asking(self, usual: Prompt | None) -> Prompt:
+        """What an instance is asked: what it is sent, or what is usual."""
+
+        async def asked(state: Any, config: RunnableConfig) -> str | None:
+            told = sent(state, INSTRUCTION)
+            return told if told is not None else await words_of(self.name, "prompt", usual, state, config)
+
+        return asked
+
+    def with_prompt(self, text: str) -> Agent:
+        changed = super().with_prompt(text)
+        changed.prompt = self._asking(text)
+        return changed
+
     def speaker(self, state: Any) -> str:
-        return sent_speaker(state) or self._speaker
+        return sent(state, SPEAKER) or self._speaker
 
     @refuses_unknown()
     def send(
@@ -93,7 +101,7 @@ class Worker(Agent):
                     f"the {what} of an instance of {self.name!r} must be a text, not {said!r:.80}"
                 )
         # Those of an instance that came before must not be handed on.
-        channels = told(instruction, speaker)
+        channels = {INSTRUCTION: instruction, SPEAKER: speaker}
         target = node or self.name
         if shared is None and reencoded is None:
             return Send(target, {**state, **channels})

@@ -22,7 +22,7 @@ from choreo_agents.graph import ChoreoGraph
 from choreo_agents.graph.comparing import Comparison, compare
 from choreo_agents.graph.langgraph_internals import branch_of, superstep_of
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.view.run_options import Replay, RunOptions
+from choreo_agents.graph.view.run_place import Replay, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from integration.graph.durable.test_durability import CASES
 
-from choreo_agents.graph.durable.beside import opened
+from choreo_agents.graph.durable.finding import opened
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/durable-runs.md").read_text()
 

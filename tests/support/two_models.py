@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, MessageHandle, RunOptions, Sampling
-from choreo_agents.graph.by_model import handles_of
+from choreo_agents.graph.state import handles_of
 
 WORDS = {"ann": "Ann has 3 red kites.", "bob": "Bob has 2 blue cups.", "carl": "Carl has 4 green hats."}
 ASKED: dict[str, Any] = {"messages": [("user", "What does Ann have?")]}

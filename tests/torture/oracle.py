@@ -12,7 +12,7 @@ from support.visible_graphs import ECHO, Spec, key_of
 
 from choreo_agents import Engine, MessageHandle, Rule
 from choreo_agents.errors import HandleError
-from choreo_agents.graph.by_model import handles_of
+from choreo_agents.graph.state import handles_of
 from choreo_agents.graph.visibility import mode_of
 from torture.minds import Minds
 from torture.rude_clients import require

@@ -17,7 +17,7 @@ from statistics import mean
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
-from choreo_agents.graph.view.run_options import Replay
+from choreo_agents.graph.view.run_place import Replay
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.trace import Trace, handles_in, record, text_twin
 from choreo_agents.training.trace_store import TraceStore, digest_of

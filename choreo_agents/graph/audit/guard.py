@@ -36,10 +36,6 @@ class Guard:
         """Return before which nodes the graph stands whose names these are."""
         return reader.rpartition("|")[0] if self.home is None else self.home
 
-    def watch(self, engine: Engine, reader: str, others: Iterable[Engine] = ()) -> Watch:
-        """What looks at one call of the reader: a node, by its path; `others` serve the graph, too."""
-        return Watch(self, engine, reader, others)
-
 
 class Watch:
     """Of one call of one reader.
@@ -49,35 +45,28 @@ class Watch:
         engine: The reader's.
         reader: The path of its node.
         others: Engines that know from what words were made that are no messages of the reader's.
+        entries: All that was said.
     """
 
-    def __init__(self, guard: Guard, engine: Engine, reader: str, others: Iterable[Engine] = ()) -> None:
-        self._guard = guard
-        self._engines = (*others, engine)
+    def __init__(
+        self, guard: Guard, engine: Engine, reader: str, others: Iterable[Engine], entries: Sequence[HandleEntry]
+    ) -> None:
+        self._guard, self._reader, self._entries = guard, reader, entries
         self._model = engine.model.adapter.fingerprint
-        self._reader = reader
-        self._entries: Sequence[HandleEntry] = ()
-        self._hidden: frozenset[str] = frozenset()
-        self._labels = Labels(self._engines, Declared(), ())
+        self._labels = Labels((*others, engine), guard.declared, entries, guard.home_of(reader))
+        self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._unnamed())
 
-    def admits(self, entry: HandleEntry, entries: Sequence[HandleEntry], *, words_only: bool = False) -> bool:
+    def admits(self, entry: HandleEntry, *, words_only: bool) -> bool:
         """Whether the reader may attend to an encoding as it is; False: encode its words again.
 
         Args:
-            entry: The message.
-            entries: All that was said, it among them.
+            entry: The message, one of the entries.
             words_only: The reader is to see a fresh encoding of its words.
 
         Raises:
             VisibilityError: It may not, and the policy says `raise`.
         """
         guard = self._guard
-        if not guard.hidden and not any(guard.forbidden.values()):
-            return True
-        if entries is not self._entries:
-            home, self._entries = guard.home_of(self._reader), entries
-            self._labels = Labels(self._engines, guard.declared, entries, home)
-            self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._unnamed())
         broken = self._broken(entry, words_only)
         if broken is None:
             return True

@@ -15,8 +15,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.inspect import Descent
 from choreo_agents.errors import HandleError
 from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.by_model import handle_for, handles_of
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, handle_for, handles_of
 from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Channel
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import instructions, question
@@ -69,17 +68,11 @@ class Origins:
     """
 
     def __init__(self, engines: Iterable[Engine]) -> None:
-        self._by_model = {engine.model.adapter.fingerprint: engine for engine in engines}
-        self._made: dict[str, Descent] = {}
-        self._makers: dict[str, Engine] = {}
-
-    @property
-    def engines(self) -> Sequence[Engine]:
-        return tuple(self._by_model.values())
-
-    def knows(self, handle: MessageHandle) -> bool:
-        """Whether the model that made a message is served."""
-        return handle.base_model in self._by_model
+        self.by_model = {engine.model.adapter.fingerprint: engine for engine in engines}
+        self.made: dict[str, Descent] = {}
+        """Messages that were found, and all that they descend from."""
+        self.makers: dict[str, Engine] = {}
+        """The engines that made them."""
 
     def find(self, handle: MessageHandle) -> None:
         """Find out about a message, and all that it descends from.
@@ -90,33 +83,25 @@ class Origins:
         told = set[str]()
         queue = self._load(handle)
         for message in queue:
-            for said in self._made[message].foreign:
-                if said.id not in told and said.id not in self._made and self.knows(said):
+            for said in self.made[message].foreign:
+                if said.id not in told and said.id not in self.made and said.base_model in self.by_model:
                     told.add(said.id)
                     try:
                         queue += self._load(said)
                     except HandleError:
                         continue  # its engine has forgotten it: whose words they are is known all the same
 
-    def made(self, message: str) -> Descent:
-        """Of a message that was found, or that one of these descends from."""
-        return self._made[message]
-
-    def maker(self, message: str) -> Engine:
-        """The engine that made it."""
-        return self._makers[message]
-
     def sources(self, message: str) -> Sequence[str]:
         """Whose words it has, other models' included: those that are found."""
-        made = self._made[message]
-        return (*made.sources, *(said.id for said in made.foreign if said.id in self._made))
+        made = self.made[message]
+        return (*made.sources, *(said.id for said in made.foreign if said.id in self.made))
 
     def _load(self, handle: MessageHandle) -> list[str]:
         """What is new: messages by their ids."""
-        engine = self._by_model[handle.base_model]
-        found = engine.inspect.descent([handle], self._made)
-        self._made |= found
-        self._makers |= dict.fromkeys(found, engine)
+        engine = self.by_model[handle.base_model]
+        found = engine.inspect.descent([handle], self.made)
+        self.made |= found
+        self.makers |= dict.fromkeys(found, engine)
         return list(found)
 
 
@@ -146,7 +131,7 @@ class Labels:
         self._entries = list(entries)
         self._numbers = {id(entry): number for number, entry in enumerate(self._entries)}
         self._prefix = f"{home}|" if home else ""
-        self._texts = {engine: declared.texts(engine) for engine in self._origins.engines}
+        self._texts = {engine: declared.texts(engine) for engine in self._origins.by_model.values()}
         self._views: dict[_Step, tuple[frozenset[Reached], Sequence[_Step]]] = {}
         self._whole: dict[_Step, frozenset[Reached]] = {}
         self._by_message: dict[str, list[int]] = {}
@@ -171,7 +156,7 @@ class Labels:
             model: Reached what this model has made of it instead.
         """
         handle = (None if model is None else handle_for(entry, model)) or next(handles_of(entry))
-        if not self._origins.knows(handle):
+        if handle.base_model not in self._origins.by_model:
             return None
         self._origins.find(handle)
         asked, own = _Step(handle.id, self._numbers[id(entry)], "encoding"), set[Reached]()
@@ -246,8 +231,8 @@ class Labels:
 
     def _above(self, step: _Step) -> Iterator[_Step]:
         """What a message attended to, and whose words it was made of."""
-        keeps_kv = self._origins.maker(step.message).method == "choreo"
-        for parent in self._origins.made(step.message).parents:
+        keeps_kv = self._origins.makers[step.message].method == "choreo"
+        for parent in self._origins.made[step.message].parents:
             yield _Step(parent, step.entry, step.channel if keeps_kv else "words")
         for source in self._sources(step.message):
             yield _Step(source, step.entry, "words")
@@ -266,12 +251,13 @@ class Labels:
             self._note_thoughts(number, "words", found)
             # Words that were encoded again in an equal place are the message itself.
             yield step._replace(entry=number, channel="words" if channel == "words" else step.channel)
-        recalled = self._recalled(step)
+        # The author of an entry has its own thoughts in its view.
+        recalled = [n for n in self._thoughts.get(step.message, ()) if self._persona(n) == self._persona(step.entry)]
         for number in recalled:
             self._note_all(number, step.channel, found)
             self._note_thoughts(number, step.channel, found)
             yield step._replace(entry=number)
-        made = self._origins.made(step.message)
+        made = self._origins.made[step.message]
         copied = [number for source in made.sources for number in self._read(source, step.entry)]
         own += [name for number in copied for name in self._authors(number)]
         thought = {f"{name}.thoughts" for name in own} & {*map(self._local, made.authors)}
@@ -290,7 +276,7 @@ class Labels:
                 self._note_thoughts(number, "words", found)
                 yield step._replace(entry=number)
             return
-        made, own_texts = self._origins.made(step.message), self._texts[self._origins.maker(step.message)]
+        made, own_texts = self._origins.made[step.message], self._texts[self._origins.makers[step.message]]
         named = [name for own in own_texts.values() for name, texts in own.items() if made.tokens in texts]
         scoped = self._scoped(step.entry)
         for name in [name for name in named if name in scoped] or named or map(self._local, made.authors):
@@ -306,11 +292,6 @@ class Labels:
         if "thoughts" in self._entries[number]:
             for name in self._authors(number):
                 self._note(f"{name}.thoughts", channel, found)
-
-    def _recalled(self, step: _Step) -> list[int]:
-        """The entries whose thoughts the author of an entry has in its view: its own."""
-        found = self._thoughts.get(step.message, ())
-        return [number for number in found if self._persona(number) == self._persona(step.entry)]
 
     def _note(self, name: str, channel: Channel, found: set[Reached]) -> None:
         if name in self._declared.names or not self._declared.nodes:
@@ -339,8 +320,8 @@ class Labels:
 
     def _told(self, step: _Step) -> list[str]:
         """The names of what the author of an entry is told, and was asked, that say just this."""
-        persona, tokens = self._persona(step.entry), self._origins.made(step.message).tokens
-        engine = self._origins.maker(step.message)
+        persona, tokens = self._persona(step.entry), self._origins.made[step.message].tokens
+        engine = self._origins.makers[step.message]
         found = [name for name, texts in self._texts[engine].get(persona, {}).items() if tokens in texts]
         if step.message in self._asked.get(persona, ()) or tokens in self._questions[engine].get(persona, ()):
             found.append(f"{persona}.system")
@@ -350,7 +331,7 @@ class Labels:
     def _questions(self) -> Mapping[Engine, Mapping[str, set[Tokens]]]:
         """By persona, what it was asked, as engines encode it: again, where its handle is no good to them; and what it
         was told for one message."""
-        found: dict[Engine, dict[str, set[Tokens]]] = {engine: {} for engine in self._origins.engines}
+        found: dict[Engine, dict[str, set[Tokens]]] = {engine: {} for engine in self._origins.by_model.values()}
         for engine, by_persona in found.items():
             for number, entry in enumerate(self._entries):
                 asked = entry.get("asked")

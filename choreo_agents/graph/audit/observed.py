@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from choreo_agents.engine import Engine
 from choreo_agents.graph.audit.labels import Declared, Labels
 from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
-from choreo_agents.graph.by_model import model_of
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, model_of
 from choreo_agents.graph.visibility import Channel
 
 

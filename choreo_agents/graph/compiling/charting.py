@@ -1,30 +1,32 @@
-"""Reads a graph into a chart: its nodes, those of its subgraphs, and what no proof covers."""
+"""Reads a graph into a chart: its nodes, those of its subgraphs, and what no proof covers; and what they are told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from choreo_agents.chat import own_turns
 from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.audit.labels import Declared
+from choreo_agents.graph.audit.labels import Declared, OwnTexts
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport, Hop
-from choreo_agents.graph.engines import EngineChoice, Engines
+from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.langgraph_internals import AroundNode
-from choreo_agents.graph.run_context import LineageChoice
-from choreo_agents.graph.tenancy import Resolver
+from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
 from choreo_agents.graph.visibility import START_SOURCE, Positions, Rule, VisibilityTable
 from choreo_agents.graph.words.thoughts import thinks
+from choreo_agents.models import ModelAdapter, instructions
 
 
 class DeclaringGraph(StateGraph[Any, Any, Any, Any]):
@@ -40,8 +42,8 @@ class DeclaringGraph(StateGraph[Any, Any, Any, Any]):
     """Pairs of which an edge says that it declares nothing of them; `EVERYONE`: whom a route leads to."""
     origin: DeclaringGraph
     """Of which graph it was compiled. This and all that follows is true of a compiled graph's builder."""
-    served: tuple[EngineChoice | None, bool] = (None, False)
-    """With which engines it was compiled, and whether `strict`."""
+    served: Mapping[str, Any] = {}
+    """With which `engine` it was compiled, and whether `strict`."""
     audited: AuditReport | None = None
     engine: Engine | None = None
     """The engine that signs what is said in it; None: it has no agents."""
@@ -80,7 +82,8 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
             outside.append(f"the function {path!r}: what it reads, calls, {says}and where it sends control")
             continue
         table = _own_reads(name, agent if inner is None else None) if own is None else own.table
-        rules = _prefixed(table.reads(name, builder.nodes), prefix)
+        reads = table.reads(name, builder.nodes)
+        rules = {s if s == START_SOURCE else prefix + s: _placed(rule, prefix) for s, rule in reads.items()}
         undeclared = frozenset(prefix + source for source in table.undeclared(name, builder.nodes) or ())
         if inner is not None:
             chart = chart_of(inner.builder, f"{path}|", engines)
@@ -90,10 +93,9 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
         elif agent is not None:
             node = _agent_node(agent, path, prefix + (agent.persona or name), engines)
             nodes.append(replace(node, rules=rules, undeclared=undeclared))
-            if callable(agent.prompt):
-                outside.append(f"the prompt of {path!r}, which a function makes from the state")
-            if callable(agent.system):
-                outside.append(f"the system prompt of {path!r}, which a function makes from the state")
+            for what, told in (("prompt", agent.prompt), ("system prompt", agent.system)):
+                if callable(told):
+                    outside.append(f"the {what} of {path!r}, which a function makes from the state")
             if agent.history is not None and agent.history.summary is not None:
                 outside.append(f"the summary that a function makes of what {path!r} does not see any more")
             if agent.update is not None:
@@ -104,10 +106,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     if builder.branches or any(node.is_function or node.routes for node in nodes):
         here = {prefix + name for name in builder.nodes}
-        nodes = [
-            replace(node, may_be_sent=not node.is_function and node.name in here) if node.name in here else node
-            for node in nodes
-        ]
+        nodes = [replace(n, may_be_sent=True) if n.name in here and not n.is_function else n for n in nodes]
     modules = {module for node in nodes for module in node.modules}
     policies += [(prefix, own.policy.within(prefix, modules))] if own is not None and own.policy.confidential else []
     chart = Chart(tuple(nodes), tuple(outside), tuple(policies))
@@ -172,11 +171,6 @@ def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) 
     )
 
 
-def _prefixed(rules: Mapping[str, Rule], prefix: str) -> dict[str, Rule]:
-    """Rules of a graph's sources, named by their paths."""
-    return {s if s == START_SOURCE else prefix + s: _placed(rule, prefix) for s, rule in rules.items()}
-
-
 def _given(node: ChartNode, rules: Mapping[str, Rule], undeclared: frozenset[str]) -> ChartNode:
     """A node of a graph that is a node itself, with what this one's edges give to it: no more than it has of input.
 
@@ -222,3 +216,55 @@ def found(runnable: Any, kind: type[Any]) -> Iterator[Any]:
     elif isinstance(runnable, RunnableParallel):
         for each in runnable.steps__.values():
             yield from found(each, kind)
+
+
+# What the personas of a graph are told, as an engine encodes it
+
+
+def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: str = "") -> OwnTexts:
+    """By persona and by the name of the context: system prompts, prompts of schemas and the modules that these import.
+
+    Args:
+        builder: The graph, compiled.
+        engine: Whose tokens are asked for.
+        prefix: The nodes that it stands in: `team|`.
+    """
+    made: dict[str, dict[str, frozenset[tuple[int, ...]]]] = {}
+    for name, spec in builder.nodes.items():
+        for inner in found(spec.runnable, CompiledStateGraph):
+            for persona, texts in texts_of(inner.builder, engine, f"{prefix}{name}|").items():
+                made.setdefault(persona, {}).update(texts)
+        for agent in found(spec.runnable, Agent):
+            persona = prefix + (agent.persona or name)
+            own = made.setdefault(persona, {})
+            told = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
+            fixed = agent.system if isinstance(agent.system, str) else None
+            if fixed is not None or agent.tools:
+                # Behind a public root they come later; behind private contexts, too, where there is none.
+                orders = {True, bool(agent.public) or agent.imported is not None}
+                forms = [form for later in orders for form in own_turns(fixed, agent.tools, engine.chat, later=later)]
+                if fixed is not None:
+                    forms.append(instructions(fixed, engine.chat, later=True))
+                encoded = {tuple(engine.model.encode(form.text)) for form in forms}
+                told = {**told, f"{persona}.system": {*told.get(f"{persona}.system", ()), *encoded}}
+            for context, texts in told.items():
+                own[context] = own.get(context, frozenset()) | texts
+    return made
+
+
+class TextsByModel:
+    """What the personas of a graph are told, as engines encode it: worked out once for each model.
+
+    Args:
+        builder: The graph, compiled.
+    """
+
+    def __init__(self, builder: StateGraph[Any, Any, Any, Any]) -> None:
+        self._builder = builder
+        self._made: WeakKeyDictionary[ModelAdapter, OwnTexts] = WeakKeyDictionary()
+
+    def __call__(self, engine: Engine) -> OwnTexts:
+        adapter = engine.model.adapter
+        if adapter not in self._made:
+            self._made[adapter] = texts_of(self._builder, engine)
+        return self._made[adapter]

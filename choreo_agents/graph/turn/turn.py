@@ -7,11 +7,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langgraph.graph.message import add_messages
 from langgraph.types import Command
 
 from choreo_agents.chat import Speaking, required_tools
@@ -21,51 +22,27 @@ from choreo_agents.graph.answers import answers_in, tell_words_of
 from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.langgraph_internals import superstep_of
-from choreo_agents.graph.listening import AskedCall, SaidCall
-from choreo_agents.graph.outputs import Writer, sampling_of, written
+from choreo_agents.graph.outputs import sampling_of, written
 from choreo_agents.graph.provenance import ProvenState, handed_on, sign
-from choreo_agents.graph.run_context import RunContext
+from choreo_agents.graph.run_context import AskedCall, RunContext, SaidCall
 from choreo_agents.graph.sending import sent_at
-from choreo_agents.graph.state import HandleEntry, with_said
+from choreo_agents.graph.signer import Change, rewritten
+from choreo_agents.graph.state import HandleEntry, merge_entries
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
-from choreo_agents.graph.view.history import Keep
-from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.merged_branches import MergeSpec
 from choreo_agents.graph.view.placed_view import PlacedView
-from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules, placed_rules
+from choreo_agents.graph.view.reader_rules import CallReader, Speaker, placed_rules
 from choreo_agents.graph.view.reading import Reading
 from choreo_agents.graph.view.run_place import RunPlace
+from choreo_agents.graph.view.view import Summary
 from choreo_agents.graph.words.entries import entry_of, still_said
-from choreo_agents.graph.words.thoughts import Thinker, header_of, opening_of, thinking_of
-from choreo_agents.graph.words.told import Prompt, called, text_of, words_of
+from choreo_agents.graph.words.thoughts import header_of, opening_noted, thinking_of
+from choreo_agents.graph.words.told import called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
 from choreo_agents.sampling import BLANK_LINES, Sampling
 
 Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """The answers that an agent may give: always the same, or made of the graph's state."""
-Update = Callable[..., Any]
-"""Of what an agent has said (a list, if it says several messages at a time) and, if it likes, of the graph's state with
-that in it; of `runtime` and `config`, too, by name. Makes an update of the state, a `Command`, or None."""
-
-
-class Speaker(Writer, Thinker, Protocol):
-    """What a turn needs of its agent."""
-
-    persona: str | None
-    system: Prompt | None
-    imported: ImportedPrompt | None
-    prompt: Prompt | None
-    adapter: str | None
-    merging: MergeSpec | None
-    confidential: bool
-    update: Update | None
-    history: Keep | None
-    tags: Sequence[str]
-    metadata: Mapping[str, Any]
-    n: int
-
-    def reader_rules(self) -> ReaderRules: ...
 
 
 class _Told(NamedTuple):
@@ -101,27 +78,18 @@ class AgentTurn:
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         proven = ProvenState(state, config, engine.lineage.seals)
         self.signer = proven.signer
-        reader = CallReader(
-            place=self.place,
-            persona=self.persona,
-            rules=rules,
-            adapter=agent.adapter,
-            imported=agent.imported,
-            others=tuple(RunContext.of(config).engines.values()),
-            merging=agent.merging,
-            confidential=agent.confidential,
-            keep=agent.history,
-        )
+        others = tuple(RunContext.of(config).engines.values())
+        reader = CallReader(self.place, self.persona, rules, agent, others)
         entries = still_said(proven.entries, proven.messages, state)
         earliest = max(proven.superstep, sent_at(state))
         self.answers = answers_in(proven.messages)
         self.reading = Reading(engine, reader, proven.messages, entries, earliest)
-        self._lineage: RunLineage | None = None
+        self.lineage: RunLineage | None = None
 
     async def speak(self) -> dict[str, Any]:
         """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
         async with speaking(self.engine, self.config, self.reading.entries, self.answers) as lineage:
-            self._lineage = lineage
+            self.lineage = lineage
             update = await self._spoken()
             if lineage is not None:
                 # Committed before the node returns: what it returns names the handles.
@@ -133,12 +101,10 @@ class AgentTurn:
     async def _spoken(self) -> dict[str, Any]:
         reading = self.reading
         try:
-            system, prompt = (
-                await self._told("system", self.agent.system),
-                await self._told("prompt", self.agent.prompt),
-            )
+            system = await words_of(self.agent.name, "system", self.agent.system, self.state, self.config)
+            prompt = await words_of(self.agent.name, "prompt", self.agent.prompt, self.state, self.config)
             view = await reading.view(system, self.agent.tools, summary=self._summary)
-            refused = {} if self._lineage is None else self._lineage.refused
+            refused = {} if self.lineage is None else self.lineage.refused
             lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in reading.lost.values()]
             tell_reencoded(self.place.node, lost)
             tell_words_of(self.engine, self.place.author, reading.words_of)
@@ -160,30 +126,23 @@ class AgentTurn:
                 branch=place.branch,
                 call=place.call,
                 around=[task.branch for task in place.around],
-                persona=self.persona,
                 confidential=self.agent.confidential,
-                prompt=asked,
+                persona=self.persona,
                 asked=prompt,
                 told=[each for each in (system if callable(self.agent.system) else None, reading.summary) if each],
-                thoughts=thought,
+                thoughts=thought and thought.plain(),
+                prompt=asked and asked.plain(),
+                answered=reading.attends_to_answers,
             )
             for place, message, handle, thought in told
         ]
-        if reading.attends_to_answers:
-            entries = [HandleEntry(**{**entry, "answered": True}) for entry in entries]
         entries = [self.signer.signed(entry) for entry in (*reading.inputs, *entries)]
         messages = [said.message for said in told]
         return {"handles": entries, "messages": messages, **written(self.agent, messages)}
 
-    async def _told(self, what: str, words: Any) -> str | None:
-        return await words_of(self.agent.name, what, words, self.state, self.config)
-
-    async def _summary(self, messages: Sequence[BaseMessage]) -> str | None:
+    async def _summary(self, function: Summary, messages: Sequence[BaseMessage]) -> str | None:
         """What its agent is told in place of messages that it does not keep."""
-        keep, name = self.agent.history, self.agent.name
-        if keep is None or keep.summary is None:
-            return None
-        return text_of(name, "prompt", await called(keep.summary, [messages, self.state], self.config))
+        return text_of(self.agent.name, "prompt", await called(function, [messages, self.state], self.config))
 
     async def _decode_all(self, view: PlacedView, sampling: Sampling) -> list[_Told]:
         """The messages over one view, each a call of its own."""
@@ -203,11 +162,6 @@ class AgentTurn:
                 raise failed.exceptions[0] from None
             raise
         return [task.result() for task in tasks]
-
-    async def recall(self, memo: str, place: RunPlace) -> None:
-        """Have the engine know what was said in this place before, if the thread's log does."""
-        if self._lineage is not None:
-            await self._lineage.recall(memo, again=place.again)
 
 
 class _Call:
@@ -291,7 +245,9 @@ class _Call:
         turn, agent, engine, place = self._turn, self._turn.agent, self._turn.engine, self._place
         message_id, thinking, view = place.message_id(self._superstep), self._thinking, self._view
         memo = place.memo(self._superstep) or str(uuid.uuid4())
-        await turn.recall(memo, place)
+        if turn.lineage is not None:
+            # The engine is to know what was said in this place before, if the thread's log does.
+            await turn.lineage.recall(memo, again=place.again)
         at = place.at(self._superstep)
         # Without tools the engine leads it: it remembers what it has compiled.
         tools, required = required_tools(agent.tools, agent.tool_choice) if agent.tools else (agent.tools, None)
@@ -348,7 +304,7 @@ class _Call:
             "persona": turn.persona,
             "confidential": agent.confidential,
             # With what it would start if its words had to be encoded again.
-            **opening_of(agent, turn.state),
+            **opening_noted(agent, turn.state),
         }
         message = turn.signer.noted(message, noted)
         await run.show(speaking.last(message))
@@ -374,7 +330,12 @@ async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: 
         return said
     messages: Sequence[AIMessage] = said["messages"]
     words = messages[0] if len(messages) == 1 else list(messages)
-    found = await called(agent.update, [words, with_said(state, said)], config)
+    added_to: Mapping[str, Change] = {
+        "handles": lambda held: merge_entries(held, said["handles"]),
+        "messages": lambda held: add_messages([*(held or [])], [*said["messages"]]),
+    }
+    before = {"handles": None, "messages": None, **state} if isinstance(state, Mapping) else state
+    found = await called(agent.update, [words, rewritten(before, added_to)], config)
     command = found if isinstance(found, Command) else None
     written = found if command is None else command.update
     added = dict(written) if isinstance(written, Mapping) else {} if written is None else None

@@ -1,5 +1,5 @@
 """What one call of one node sees: found, put in place, and encoded where no encoding of it can be shown.
 
-Read `reading`, then `view`, `showing`, `placed_view`, `user_turns`, `reencoding` and `bound_engine`; the rest as they
+Read `reading`, then `view`, `showing`, `placed_view`, `reencoding` and `bound_engine`; the rest as they
 name it.
 """

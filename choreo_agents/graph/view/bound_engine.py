@@ -9,8 +9,7 @@ from typing import Any
 from choreo_agents.engine import Engine, Prefill, StreamedToken
 from choreo_agents.engine.calls import Content
 from choreo_agents.errors import ForeignHandleError, VisibilityError
-from choreo_agents.graph.by_model import handle_for
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, handle_for
 from choreo_agents.graph.visibility import SHARED
 from choreo_agents.kv.handle import MessageHandle
 
@@ -21,6 +20,8 @@ class BoundEngine:
     def __init__(self, engine: Engine, reader: str) -> None:
         self.engine = engine
         self._reader = reader
+        self.shared: list[MessageHandle] = []
+        """Prefills that others ask for too, or this agent's next call: one lease of each stays."""
         self._attended: set[str] = set()
         self._read: dict[str, MessageHandle] = {}
 
@@ -79,6 +80,12 @@ class BoundEngine:
         lazy = [replace(call, lazy=True) for call in calls]
         return [self.grant(handle) for handle in await self.engine.aprefill(lazy)]
 
+    async def ask_for(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
+        """Encode what is the same for whoever asks."""
+        handles = await self.aprefill(calls)
+        self.shared += handles
+        return handles
+
     def astream(
         self, header: Content, parents: Sequence[MessageHandle], **options: Any
     ) -> AsyncGenerator[StreamedToken | MessageHandle]:
@@ -95,32 +102,3 @@ class BoundEngine:
             if parent.id not in self._attended:
                 words = f"its words only: declare its source {SHARED!r}" if parent.id in self._read else "nothing of it"
                 raise VisibilityError(f"{self._reader!r} may not attend to handle {parent.id!r}, it may see {words}")
-
-
-class SharedPrefills:
-    """Prefills that others ask for too, or this agent's next call: one lease of each stays.
-
-    Args:
-        bound: The reader's engine.
-        adapter: Encodes what is the reader's own.
-    """
-
-    def __init__(self, bound: BoundEngine, adapter: str | None) -> None:
-        self._bound = bound
-        self._adapter = adapter
-        self.handles: list[MessageHandle] = []
-
-    async def ask_for(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        """Encode what is the same for whoever asks."""
-        handles = await self._bound.aprefill(calls)
-        self.handles += handles
-        return handles
-
-    async def ask_for_own(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        """The same by the reader's adapter."""
-        return await self.ask_for([replace(call, adapter=self._adapter) for call in calls])
-
-    def release(self) -> None:
-        """Give back all but one lease of each."""
-        for handle in self.handles:
-            self._bound.engine.release(handle, spare_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +15,12 @@ from functools import cached_property
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.transfer.facade import Leases
 from choreo_agents.errors import ContextLengthError
+from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
 from choreo_agents.pml.library import Shelf
 from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree, modules_of
-
-AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,7 @@ class ImportedPrompt:
         self._assembly = compile_prompt(schema, prompt, engine.model)
         self._decode = engine.model.decode
         self._closing = tuple(engine.model.encode(engine.chat.user.after)) if engine.chat.merges is not None else ()
-        # A schema starts as a conversation does: without words in it, a root would only say so twice.
-        self._has_root = public is not None
-        root = len(engine.model.encode(engine.chat.root(public))) if self._has_root else 0
+        root = 0 if public is None else len(engine.model.encode(engine.chat.root(public)))
         most = engine.model.adapter.max_positions
         if root + self._assembly.end > most:
             raise ContextLengthError(
@@ -70,24 +67,14 @@ class ImportedPrompt:
     @cached_property
     def told(self) -> Sequence[ToldText]:
         """What it says, in the order of positions; nothing where a slot has no argument."""
-        placed: list[tuple[int, Sequence[int], str | None, bool, bool]] = [
-            (piece.start, piece.tokens, None, False, piece.confidential)
-            for piece in self._assembly.cached
-            if piece.slot is None
-        ]
-        placed += [
-            (text.offset, text.tokens, text.role, text.kind != "module", text.confidential)
-            for text in self._assembly.fresh
-        ]
-        told: list[ToldText] = []
-        for _, tokens, role, is_own, confidential in sorted(placed, key=lambda each: each[0]):
-            if words := self._decode(list(tokens), special=False).strip():
-                told.append(ToldText(words, role, is_own, confidential))
-        return told
 
-    def behind(self, root: Sequence[MessageHandle]) -> Sequence[MessageHandle]:
-        """What comes before it in a view: the public root, if that says anything."""
-        return root if self._has_root else ()
+        def told(tokens: Sequence[int], role: str | None, is_own: bool, confidential: bool) -> ToldText:
+            return ToldText(self._decode([*tokens], special=False).strip(), role, is_own, confidential)
+
+        cached, fresh = self._assembly.cached, self._assembly.fresh
+        placed = [(p.start, told(p.tokens, None, False, p.confidential)) for p in cached if p.slot is None]
+        placed += [(t.offset, told(t.tokens, t.role, t.kind != "module", t.confidential)) for t in fresh]
+        return [each for _, each in sorted(placed, key=lambda one: one[0]) if each.text]
 
     def texts(self, owner: str) -> Mapping[str, set[tuple[int, ...]]]:
         """What it says, by the name of the module, or of the private context that its own words belong to: `owner`."""
@@ -121,14 +108,16 @@ class ImportedPrompt:
         with self._shelf.brought(placed.key for placed in self._assembly.cached) as handles:
             return self._engine.kv.lease(list(handles.values()))
 
-    async def place(self, view: PlacedView, modules: Sequence[MessageHandle], owner: str, ask_for: AskFor) -> None:
+    async def place(
+        self, view: PlacedView, modules: Sequence[MessageHandle], owner: str, bound: BoundEngine, adapter: str | None
+    ) -> None:
         """Append it to a view, and encode what no module holds: each text with what stands before it in sight.
 
         Args:
             view: With nothing but the public root in it.
             modules: As `lease` gives them.
             owner: The name of the private context that arguments and words of the prompt belong to.
-            ask_for: Encodes them.
+            bound: Encodes them, by the reader's `adapter`.
         """
         start, before, open_end = view.end, view.copy(), self._assembly.open_end
         # A user's turn at its end stays open: others may go on in it.
@@ -142,20 +131,15 @@ class ImportedPrompt:
             for offset, handle in placed:
                 if offset < text.offset:
                     seen.add(handle, start + offset)
-            [made] = await ask_for([_prefill(text, seen, start + text.offset, self._author(text, owner))])
+            author, role, at = self._author(text, owner), text.role or "system", start + text.offset
+            said = text.tokens, seen.handles, [*seen.offsets], at, author, role, text.confidential
+            [made] = await bound.ask_for([Prefill(*said, adapter=adapter)])
             placed = sorted([*placed, (text.offset, made)], key=lambda each: each[0])
         for offset, handle in placed:
             view.add(handle, start + offset)
         # Where an argument is shorter than its slot, the rest of it stays free.
-        view.resume_at(start + end)
+        view.end = start + end
         view.turn = "closed" if open_end is None else "open"
-
-
-def _prefill(text: FreshText, seen: PlacedView, start: int, author: str) -> Prefill:
-    role = text.role or "system"
-    return Prefill(
-        text.tokens, seen.handles, list(seen.offsets), start, author, role=role, confidential=text.confidential
-    )
 
 
 class _Modules:

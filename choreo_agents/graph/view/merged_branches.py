@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
-from choreo_agents.graph.by_model import is_of_agent
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, is_of_agent
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.reader_rules import CallReader
 from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import source_of_author
 from choreo_agents.graph.words.entries import is_input
 from choreo_agents.kv.handle import MessageHandle
-
-
-@dataclass(frozen=True)
-class MergeSpec:
-    """Whose messages a synthesizer merges, and what becomes of their encodings first."""
-
-    sources: frozenset[str]
-    caches: bool = True
-    """Whether their encodings are to be read: their words are told of."""
-    summary: str | None = None
-    """What each of their speakers is asked to say it shorter; None: they are read as they are."""
 
 
 class MergedBranches:
@@ -36,15 +24,11 @@ class MergedBranches:
     Args:
         engine: The reader's.
         reader: Whose view they are in.
-        merging: None: nothing is merged.
-        adapter: The reader's.
     """
 
-    def __init__(self, engine: BoundEngine, reader: str, merging: MergeSpec | None, adapter: str | None) -> None:
-        self._engine = engine
-        self._reader = reader
-        self._merging = merging
-        self._adapter = adapter
+    def __init__(self, engine: BoundEngine, reader: CallReader) -> None:
+        self._engine, self._reader = engine, reader.place.author
+        self._merging, self._adapter = reader.agent.merging, reader.agent.adapter
         self.stands_for: dict[str, MessageHandle] = {}
         """What stands in the view for merged messages, by their handles' ids."""
         self.shorter: dict[str, str] = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from langchain_core.runnables import RunnableConfig
 
@@ -14,14 +15,19 @@ from choreo_agents.graph.audit.labels import Declared
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.langgraph_internals import is_nested
 from choreo_agents.graph.nesting import author_of
+from choreo_agents.graph.outputs import Writer
 from choreo_agents.graph.run_context import Charted, RunContext
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.merged_branches import MergeSpec
 from choreo_agents.graph.view.run_place import RunPlace
-from choreo_agents.graph.view.view import is_own
+from choreo_agents.graph.view.view import Keep, is_own
 from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, Rule, hidden_sources
+from choreo_agents.graph.words.thoughts import Thinker
+from choreo_agents.graph.words.told import Prompt
+
+Update = Callable[..., Any]
+"""Of what an agent has said (a list, if it says several messages at a time) and, if it likes, of the graph's state with
+that in it; of `runtime` and `config`, too, by name. Makes an update of the state, a `Command`, or None."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,41 @@ def _within(rule: Rule, home: str) -> Rule:
 
 
 @dataclass(frozen=True)
+class MergeSpec:
+    """Whose messages a synthesizer merges, and what becomes of their encodings first."""
+
+    sources: frozenset[str]
+    caches: bool = True
+    """Whether their encodings are to be read: their words are told of."""
+    summary: str | None = None
+    """What each of their speakers is asked to say it shorter; None: they are read as they are."""
+
+
+class Speaker(Writer, Thinker, Protocol):
+    """What a turn needs of its agent."""
+
+    persona: str | None
+    system: Prompt | None
+    imported: ImportedPrompt | None
+    """What it is told by a prompt of a schema, in place of a system prompt."""
+    prompt: Prompt | None
+    adapter: str | None
+    """Encodes what is the reader's own."""
+    merging: MergeSpec | None
+    """Whose messages are merged."""
+    confidential: bool
+    """Whether what it says is a private context."""
+    update: Update | None
+    history: Keep | None
+    """How much it sees of what it may."""
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
+    n: int
+
+    def reader_rules(self) -> ReaderRules: ...
+
+
+@dataclass(frozen=True)
 class CallReader:
     """Who reads in one call of one node, and how."""
 
@@ -109,18 +150,9 @@ class CallReader:
     persona: str
     """Whose node it is, behind the subgraphs."""
     rules: ReaderRules
-    adapter: str | None
-    """Encodes what is the reader's own."""
-    imported: ImportedPrompt | None
-    """What it is told by a prompt of a schema, in place of a system prompt."""
-    others: Sequence[Engine] = ()
+    agent: Speaker
+    others: Sequence[Engine]
     """Who else serves the graph: they know from what words were made that another model has said."""
-    merging: MergeSpec | None = None
-    """Whose messages are merged."""
-    confidential: bool = False
-    """Whether what it says is a private context."""
-    keep: Keep | None = None
-    """How much it sees of what it may."""
 
     @property
     def system(self) -> str:

@@ -11,27 +11,31 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
-from choreo_agents.chat import Described, own_turns, tools_called
+from choreo_agents.chat import Described, own_turns, tools_called, turn_said
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.transfer.facade import Leases
 from choreo_agents.errors import ContextLengthError, ForeignHandleError, HandleError
 from choreo_agents.graph.answers import NO_REFERENCE, UNPROVEN, encoding_of
-from choreo_agents.graph.by_model import handle_for, is_of_agent, length_for, put_in
-from choreo_agents.graph.signer import digest_of, handle_of, is_confidential, persona_of, writer_of
-from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
+from choreo_agents.graph.signer import digest_of, handle_of, is_confidential, opening_of, persona_of, writer_of
+from choreo_agents.graph.state import HandleEntry, handle_for, is_of_agent, length_for, put_in
+from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.merged_branches import MergedBranches
-from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.placed_view import PlacedView, UserTurns
 from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, context_path
 from choreo_agents.graph.view.rendered_view import RenderedView
 from choreo_agents.graph.view.showing import ShownMessages
-from choreo_agents.graph.view.user_turns import UserTurns
-from choreo_agents.graph.view.view import SeenEntry, call_of, visible
+from choreo_agents.graph.view.view import SeenEntry, Summary, call_of, visible
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, source_of_author
-from choreo_agents.graph.words.callers import callers_of, calls_of
-from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle
-from choreo_agents.graph.words.inputs import message_as
+from choreo_agents.graph.words.entries import (
+    callers_of,
+    calls_of,
+    entries_of,
+    forgotten_among,
+    is_encoded,
+    is_input,
+    known_handle,
+)
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
 from choreo_agents.kv.handle import MessageHandle, base_model
 
@@ -55,7 +59,7 @@ class Reading:
         reader: CallReader,
         messages: Sequence[BaseMessage],
         entries: list[HandleEntry],
-        earliest: int = 0,
+        earliest: int,
     ) -> None:
         self.bound = BoundEngine(engine, reader.place.node)
         self._engine = engine
@@ -63,7 +67,6 @@ class Reading:
         self._reader = reader
         self._rules = reader.rules
         self._place = reader.place
-        self._persona = reader.persona
         self._messages = messages
         self._calls = calls_of(messages)
         self._words = ReaderWords(self.bound, messages)
@@ -80,57 +83,57 @@ class Reading:
         self.words_of: dict[str, str] = {}
         """Whose words alone are read where encodings were to be, and why."""
         self._modules: Leases | None = None
-        self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
+        self._branches = MergedBranches(self.bound, reader)
         self._earliest = earliest
         self.superstep = self._next_superstep(entries)
         self.rendered = RenderedView(reader)
         """What is read, as chat messages."""
         self.summary: str | None = None
         """What the reader is told in place of what it does not keep."""
-        self._shared = SharedPrefills(self.bound, reader.adapter)
-        self._turns = UserTurns(engine.model, self._shared.ask_for)
-        self.showing = ShownMessages(
-            self.bound, reader, self._words, self._shared, self._turns, self._branches.stands_for
-        )
+        self._turns = UserTurns(self.bound)
+        self.showing = ShownMessages(self.bound, reader, self._words, self._turns, self._branches.stands_for)
 
     async def view(
         self,
         system: str | None,
         tools: Described = (),
         *,
-        summary: Callable[[Sequence[BaseMessage]], Awaitable[Any]],
+        summary: Callable[[Summary, Sequence[BaseMessage]], Awaitable[str | None]],
     ) -> PlacedView:
         """Encode what nobody has yet, and put together all that the reader may see.
 
         Args:
             system: The agent's own system prompt, and the `tools` that it may call.
-            summary: Makes what is told in place of messages that the reader does not keep.
+            summary: Has a function make what is told in place of messages that the reader does not keep.
         """
         await self._turns.begin(self._rules.public)
-        view, imported = await self._start(), self._reader.imported
+        view, imported = await self._start(), self._reader.agent.imported
         self.rendered.begin(self._rules.public, system, tools, () if imported is None else imported.told)
         later = bool(self._rules.public) or imported is not None
         own = own_turns(system, tools, self._engine.chat, later=later)
         if imported is None:
-            await self._turns.tell(view, own, self._reader.system, self._reader.adapter)
+            await self._turns.tell(view, own, self._reader.system, self._reader.agent.adapter)
         await self._prefill_turns()
         self.entries = list({entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}.values())
         self.superstep = self._next_superstep(self.entries)
         if imported is not None:
             self._modules = await imported.lease()
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
-            self.showing.modules = modules
-            await imported.place(view, modules, self._reader.system, self._shared.ask_for_own)
-            await self._turns.tell(view, own, self._reader.system, self._reader.adapter)
+            self.showing.lasting |= {each.id for each in modules}
+            await imported.place(view, modules, self._reader.system, self.bound, self._reader.agent.adapter)
+            await self._turns.tell(view, own, self._reader.system, self._reader.agent.adapter)
         shown, left = self._kept(await self._visible())
+        self.showing.begin(self.entries)
         self._note_words_of(shown)
         told = bool(own) or bool(self._rules.public) or imported is not None
         if not told and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
                 view.add(handle)
-        if left and self._reader.keep is not None and self._reader.keep.summary is not None:
-            self.summary = await summary(self._unkept(left))
-            await self.showing.summarise(view, self.summary)
+        keep = self._reader.agent.history
+        if left and keep is not None and keep.summary is not None:
+            self.summary = await summary(keep.summary, self._unkept(left))
+            if self.summary is not None:
+                await self.showing.tell(view, self.summary)
             self.rendered.ask(self.summary, confidential=any(entry["confidential"] for entry, _ in left))
         self.showing.copies += await self._branches.stand_in(shown)
         self._branches.appended(view)
@@ -147,7 +150,7 @@ class Reading:
     def _unkept(self, left: Sequence[SeenEntry]) -> list[BaseMessage]:
         """The words of messages that the reader does not keep, no more of them than it would have had in its view."""
         for entry, _ in left:
-            self.showing.require_words(entry, self.entries)
+            self.showing.admits(entry, words_only=True)
         unkept = [(entry, self._words.seen(entry, rule.mode)) for entry, rule in left]
         return [self._as_seen(entry, words) for entry, words in unkept if words is not None]
 
@@ -166,7 +169,7 @@ class Reading:
         made = {entry["message_id"]: entry for entry in await self._encoded_here(seen, named)}
         if not made:
             return seen
-        self.lost |= _unserved(made, [self._engine, *self._reader.others])
+        self.lost |= _unserved(made, self._engines)
         self.inputs = [*(entry for entry in self.inputs if entry["message_id"] not in made), *made.values()]
         self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
         return self._seen()
@@ -192,11 +195,11 @@ class Reading:
         for entry in different:
             if (message := self._words.in_state(entry)) is None:
                 raise self._refused(entry, "its words are not in the graph's state: send the message itself, too")
-            text, kind = message_as(message, self._engine.chat)
+            text, kind = turn_said(message, self._engine.chat, opening=opening_of(message))
             source = MessageHandle.model_validate(entry["handle"]) if is_of_agent(entry) else None
             told: dict[str, Any] = {"author": entry["author"], "confidential": entry["confidential"], "source": source}
             calls.append(Prefill(text, await self._turns.behind_root(kind), **told))
-        handles = await self._shared.ask_for(calls)
+        handles = await self.bound.ask_for(calls)
         return [put_in(entry, handle) for entry, handle in zip(different, handles, strict=True)]
 
     def _refused(self, entry: HandleEntry, advice: str) -> ForeignHandleError:
@@ -233,19 +236,14 @@ class Reading:
 
     def _kept(self, shown: list[SeenEntry]) -> tuple[list[SeenEntry], list[SeenEntry]]:
         """What the reader keeps in its view, and what it does not."""
-        keep = self._reader.keep
+        keep = self._reader.agent.history
         if keep is None:
             return shown, []
-        return keep.split(
-            shown,
-            lambda each: self.showing.length(*each),
-            lambda each: self._words.instructs(each.entry),
-            self._calls,
-        )
+        return keep.split(shown, self.showing.length, lambda each: self._words.instructs(each.entry), self._calls)
 
     def _seen(self) -> list[SeenEntry]:
         rules, reader, calls = self._rules, self._reader, self._calls
-        options: Any = {"persona": self._persona, "undeclared": rules.undeclared, "unnamed": rules.unnamed}
+        options: Any = {"persona": reader.persona, "undeclared": rules.undeclared, "unnamed": rules.unnamed}
         seen = visible(self.entries, self._place.author, rules.sources, calls=calls, **options)
         names = {each.entry["message_id"] for each in seen}
         # Somebody's confidential message that it does not see, in whichever graph that was said.
@@ -291,7 +289,8 @@ class Reading:
     def release(self) -> None:
         """Give back what was encoded for this call alone, and all but one lease of the rest."""
         with suppress(HandleError):  # a scope may have ended meanwhile
-            self._shared.release()
+            for handle in self.bound.shared:
+                self._engine.release(handle, spare_only=True)
             for handle in self.showing.copies:
                 self._engine.release(handle)
         if self._modules is not None:
@@ -299,10 +298,11 @@ class Reading:
 
     async def _start(self) -> PlacedView:
         """What stands before all that the agent is told."""
-        if (imported := self._reader.imported) is None:
+        if self._reader.agent.imported is None:
             return self._turns.root.copy()
-        view = PlacedView()
-        for handle in imported.behind(await self._turns.whole_root(self._rules.public)):
+        # A schema starts as a conversation does: without words in it, a root would only say so twice.
+        view, public = PlacedView(), self._rules.public
+        for handle in () if public is None else await self._turns.whole_root(public):
             view.add(handle)
         return view
 
@@ -310,7 +310,9 @@ class Reading:
         """Make entries for messages that no node has encoded as they now are."""
         chat = self._engine.chat
         known = {entry["message_id"]: entry for entry in self.entries}
-        news = {str(m.id) for m in self._messages if is_encoded(m, known) and self._is_news(m, known[str(m.id)])}
+        # Others have read some as input which are not that to this reader: it knows who said them.
+        inputs = [m for m in self._messages if is_encoded(m, known) and is_input(known[str(m.id)])]
+        news = {str(m.id) for m in inputs if _writer(m, self._rules, self._place.author) != START_SOURCE}
         before = {name: entry for name, entry in known.items() if name not in news}
         lost = forgotten_among(self._engine, before)
         new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
@@ -326,11 +328,16 @@ class Reading:
             answer = None if author == START_SOURCE else encoding_of(m, self._engines)
             found.append((m, author, mark, answer))
             if not isinstance(answer, MessageHandle):
-                text, kind = message_as(m, chat, called=called)
+                text, kind = turn_said(m, chat, called=called, opening=opening_of(m))
                 source = known_handle(self._engine, handle_of(m))
-                given: dict[str, Any] = {"author": author, "role": _role(m), "confidential": mark, "source": source}
+                given: dict[str, Any] = {
+                    "author": author,
+                    "role": "tool" if isinstance(m, ToolMessage) else None,
+                    "confidential": mark,
+                    "source": source,
+                }
                 calls.append(Prefill(text, await self._turns.behind_root(kind), again=is_encoded(m, before), **given))
-        encoded = iter(await self._shared.ask_for(calls))
+        encoded = iter(await self.bound.ask_for(calls))
         said = [
             (m, author, mark, answer if isinstance(answer, MessageHandle) else next(encoded))
             for m, author, mark, answer in found
@@ -344,10 +351,6 @@ class Reading:
             elif isinstance(answer, str):
                 self.lost[entry["message_id"]] = entry, answer
         self.inputs += made
-
-    def _is_news(self, message: BaseMessage, entry: HandleEntry) -> bool:
-        """Tell whether others have read as input what is not that to this reader: it knows who said it."""
-        return is_input(entry) and _writer(message, self._rules, self._place.author) != START_SOURCE
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
@@ -363,10 +366,10 @@ class Reading:
                 inputs = {self.bound.handle(entry).id for entry in self.entries if is_input(entry)}
                 made = self._engine.inspect.descent([first], ())
                 attended |= {source for each in attended for source in made[each].sources if source in inputs}
-                so_far.resume_at(before.behind(attended))
+                so_far.end = before.behind(attended)
             shown = len(so_far.handles)
             for entry, rule in said:
-                await self.showing.append(so_far, entry, rule, self.entries)
+                await self.showing.append(so_far, entry, rule)
             if len(group) > 1:
                 await self._turns.close(so_far)
             view.extend(so_far, shown)
@@ -419,7 +422,3 @@ def _is_everybodys(source: str | None, rules: ReaderRules) -> bool:
     """Tell whether what a function says is input: in a graph of LangGraph's own it is, unless it is declared."""
     is_known = rules.node or (source is None and rules.around)
     return not is_known and not {source, EVERYONE} & rules.sources.keys()
-
-
-def _role(message: BaseMessage) -> str | None:
-    return "tool" if isinstance(message, ToolMessage) else None

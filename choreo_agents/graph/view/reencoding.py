@@ -1,4 +1,4 @@
-"""Words that are encoded again: which they are, and the private contexts that they are encoded in."""
+"""Words as what is to be encoded: as a reader gets them, and the private contexts that they are encoded in again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
-from choreo_agents.chat import tools_called
+from choreo_agents.chat import tools_called, turn_said
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.by_model import length_for
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.signer import opening_of
+from choreo_agents.graph.state import HandleEntry, length_for
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.graph.visibility import VisibilityMode
 from choreo_agents.graph.words.entries import is_input
-from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, Kind, instructions
 
@@ -43,10 +42,6 @@ class ReaderWords:
         said = self.in_state(entry)
         return said if said is None or mode.reword is None else self._in_mode(entry, said, mode)
 
-    def handle(self, entry: HandleEntry) -> MessageHandle:
-        """What a message is to the reader's model, which has encoded it."""
-        return self._bound.handle(entry)
-
     def in_state(self, entry: HandleEntry) -> BaseMessage | None:
         """A message in its own words; None if nobody sent them."""
         return self._said.get(entry["message_id"])
@@ -61,7 +56,7 @@ class ReaderWords:
         """As what the encoding of a message stands in a view."""
         said, chat = self._said.get(entry["message_id"]), self._bound.engine.chat
         if chat.merges is not None and isinstance(said, ToolMessage):
-            return message_as(said, chat).kind
+            return turn_said(said, chat).kind
         if chat.merges is None or isinstance(said, AIMessage) or (said is None and "persona" in entry):
             return "turn"
         return instructions("", chat, later=True).kind if isinstance(said, SystemMessage) else "part"
@@ -75,7 +70,7 @@ class ReaderWords:
         engine = self._bound.engine
         if not self.instructs(entry):
             return None
-        text = message_as(self._said[entry["message_id"]], engine.chat, later=False).text
+        text = turn_said(self._said[entry["message_id"]], engine.chat, later=False).text
         known = self._bound.tokens(self._bound.grant(handle, words_only=True))
         return None if engine.model.encode(text) == known else text
 
@@ -106,7 +101,7 @@ class ReaderWords:
         if engine.chat.merges is None or kind != "turn" or not told:
             return tokens, kind
         if isinstance(said, AIMessage):
-            text, kind = message_as(said, engine.chat, told=True)
+            text, kind = turn_said(said, engine.chat, told=True, opening=opening_of(said))
             return list(engine.model.encode(text)), kind
         # Nobody has sent the words of an answer: they are read off its tokens.
         return (engine.model.encode(engine.model.part_of(tokens)), "part") if said is None else (tokens, kind)
@@ -121,7 +116,8 @@ class ReaderWords:
                 f"words: send message {name!r} itself, too, as choreo_agents.send does"
             )
         called, reworded = tools_called(self._said.values()), self._in_mode(entry, self._said[name], mode)
-        text, kind = message_as(reworded, engine.chat, later=later, told=told, called=called)
+        opening = opening_of(reworded)
+        text, kind = turn_said(reworded, engine.chat, later=later, told=told, called=called, opening=opening)
         return list(engine.model.encode(text)), kind
 
     def _in_mode(self, entry: HandleEntry, said: BaseMessage, mode: VisibilityMode) -> BaseMessage:

@@ -32,7 +32,7 @@ class RenderedView:
         self._reader = reader
         self._shows_all = reader.place.trace_confidential
         guarded = reader.rules.guard.declared.guarded
-        self._is_private = reader.confidential or reader.system.rpartition("|")[2] in guarded
+        self._is_private = reader.agent.confidential or reader.system.rpartition("|")[2] in guarded
         self.messages: list[BaseMessage] = []
         self.tools: Described = ()
         """What the reader is told that it may call, as chat models tell it: beside their messages."""

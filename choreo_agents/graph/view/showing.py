@@ -9,12 +9,13 @@ from choreo_agents.engine import Prefill
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.messages.message import thinker
 from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.audit.guard import Watch
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
-from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.bound_engine import BoundEngine
+from choreo_agents.graph.view.placed_view import PlacedView, UserTurns
 from choreo_agents.graph.view.reader_rules import CallReader
 from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, context_path
-from choreo_agents.graph.view.user_turns import UserTurns
+from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import REENCODED, Rule
 from choreo_agents.graph.words.entries import is_forgotten, is_input
 from choreo_agents.graph.words.thoughts import recalled
@@ -29,7 +30,6 @@ class ShownMessages:
         bound: Its engine.
         reader: Who reads.
         words: What was said.
-        shared: Encodes what others ask for, too.
         turns: What stands around messages.
         stands_for: What is shown for merged messages, by their handles' ids.
     """
@@ -39,7 +39,6 @@ class ShownMessages:
         bound: BoundEngine,
         reader: CallReader,
         words: ReaderWords,
-        shared: SharedPrefills,
         turns: UserTurns,
         stands_for: Mapping[str, MessageHandle],
     ) -> None:
@@ -48,29 +47,26 @@ class ShownMessages:
         self._reader = reader
         self._rules = reader.rules
         self._words = words
-        self._shared = shared
         self._turns = turns
         self._stands_for = stands_for
-        guards = [reader.rules.guard, *reader.rules.around]
-        self._watches = [guard.watch(bound.engine, reader.place.author, reader.others) for guard in guards]
-        self.starts: dict[str, int] = {}
-        """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
-        self.shown: dict[str, MessageHandle] = {}
-        """What stands there for it: it, a copy of it, or its words encoded again."""
+        self._entries: Sequence[HandleEntry] = ()
+        self._watches: list[Watch] = []
         self.copies: list[MessageHandle] = []
         """Words that were encoded again for this call alone."""
-        self.modules: list[MessageHandle] = []
-        """What the reader is told by a prompt of a schema, as far as others are told it, too."""
-        self._lasting: set[str] = set()
-        """What graph state keeps of what was appended, by id."""
+        self.lasting: set[str] = set()
+        """What graph state keeps of what was appended, and modules that others are told, too, by id."""
         self._prompt: MessageHandle | None = None
+
+    def begin(self, entries: Sequence[HandleEntry]) -> None:
+        """Take what was said, each message of the view with an encoding of the reader's model."""
+        reader, self._entries = self._reader, entries
+        guards = [g for g in (reader.rules.guard, *reader.rules.around) if g.hidden or any(g.forbidden.values())]
+        self._watches = [Watch(guard, self._engine, reader.place.author, reader.others, entries) for guard in guards]
 
     async def ask(self, view: PlacedView, prompt: str | None) -> MessageHandle | None:
         """Append what the agent is asked, if anything, as a user's; then it is the agent's turn."""
         if prompt is not None:
-            self._prompt = await self._asked(view, prompt)
-            self.copies.append(self._prompt)
-            view.add(self._prompt)
+            self._prompt = await self.tell(view, prompt)
         await self._turns.close(view)
         return self._prompt
 
@@ -81,23 +77,24 @@ class ShownMessages:
         [handle] = await self._bound.aprefill([self._own(said.text, view, author=author, role="user", again=again)])
         return handle
 
-    async def summarise(self, view: PlacedView, text: str | None) -> None:
-        """Append what the agent is told in place of what it does not keep, as a user's."""
-        if text is not None:
-            made = await self._asked(view, text)
-            self.copies.append(made)
-            view.add(made)
+    async def tell(self, view: PlacedView, text: str) -> MessageHandle:
+        """Append what the agent is asked, or told in place of what it does not keep, as a user's."""
+        made = await self._asked(view, text)
+        self.copies.append(made)
+        view.add(made)
+        return made
 
     def _own(self, words: Content, view: PlacedView, **said: Any) -> Prefill:
         """What is encoded for this reader alone, behind its view."""
-        return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.adapter, **said)
+        return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.agent.adapter, **said)
 
     def keep_prompt(self) -> None:
         """The agent has spoken: what it was asked stays with what it said."""
         self.copies = [copy for copy in self.copies if copy != self._prompt]
 
-    def length(self, entry: HandleEntry, rule: Rule) -> int:
+    def length(self, seen: SeenEntry) -> int:
         """How many tokens a message takes in the view, with what stands before it."""
+        entry, rule = seen
         if rule.mode.encodes_again or not self._reader.has_said(entry):
             kind = self._words.kind(entry) if rule.mode.hands_on_encodings else "part"
             return self._words.length(entry, rule.mode) + self._turns.length(kind)
@@ -105,24 +102,19 @@ class ShownMessages:
         length = shown.length if isinstance(shown, MessageHandle) else len(self._engine.model.encode(shown))
         return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
 
-    def require_words(self, entry: HandleEntry, entries: Sequence[HandleEntry]) -> None:
-        """Raise `VisibilityError` if a policy keeps from the reader what a message of all `entries` says."""
-        if not self._reader.has_said(entry):
-            self._admits(entry, entries, words_only=True)
-
-    def _admits(self, entry: HandleEntry, entries: Sequence[HandleEntry], *, words_only: bool) -> bool:
-        admitted = [watch.admits(entry, entries, words_only=words_only) for watch in self._watches]
+    def admits(self, entry: HandleEntry, *, words_only: bool) -> bool:
+        """Tell whether the reader may attend to a message as it is encoded; raise `VisibilityError` if a policy keeps
+        from it also what that says."""
+        watches = () if self._reader.has_said(entry) else self._watches
+        admitted = [watch.admits(entry, words_only=words_only) for watch in watches]
         return all(admitted)
 
-    async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule, entries: Sequence[HandleEntry]) -> None:
-        """Append a message of all `entries` by the rule for its source."""
+    async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
+        """Append a message by the rule for its source."""
         handle = self._bound.handle(entry)
-        self.starts[entry["message_id"]] = view.end
         own, reencode = self._reader.has_said(entry), rule.mode.encodes_again
-        if not own:
-            reencode = not self._admits(entry, entries, words_only=reencode) or reencode
-        if reencode:
-            shown = await self._reencoded(view, entry, handle, rule, entries)
+        if not self.admits(entry, words_only=reencode) or reencode:
+            shown = await self._reencoded(view, entry, handle, rule)
         else:
             prompt = entry.get("prompt")
             if own and prompt is not None:
@@ -133,8 +125,7 @@ class ShownMessages:
             else:
                 shown = await self._thought_again(view, entry, found)
             if shown.id == handle.id:
-                self._lasting.add(shown.id)
-        self.shown[entry["message_id"]] = shown
+                self.lasting.add(shown.id)
         view.add(shown, stands_for=handle)
 
     async def _as_encoded(self, view: PlacedView, entry: HandleEntry, handle: MessageHandle) -> MessageHandle:
@@ -143,14 +134,14 @@ class ShownMessages:
             kind = instructions("", self._engine.chat, later=False).kind
             await self._turns.lead_to(view, kind)
             call = Prefill(text, [*view.handles], author=entry["author"], source=handle)
-            [made] = await self._shared.ask_for([call])
+            [made] = await self._bound.ask_for([call])
             return made
         await self._turns.lead_to(view, self._words.kind(entry))
         return self._bound.grant(self._stands_for.get(handle.id, handle))
 
     def _lasts(self, view: PlacedView) -> bool:
         """Whether all in a view stays when the call is over."""
-        kept = self._lasting.union(each.id for each in (*self._shared.handles, *self.modules))
+        kept = self.lasting.union(each.id for each in self._bound.shared)
         return all(parent.id in kept for parent in view.handles)
 
     async def _thought_again(self, view: PlacedView, entry: HandleEntry, said: FramedText) -> MessageHandle:
@@ -164,7 +155,7 @@ class ShownMessages:
 
     def _is_first(self, view: PlacedView) -> bool:
         """Whether nobody has said anything so far."""
-        is_plain = self._reader.imported is None and not self._rules.public
+        is_plain = self._reader.agent.imported is None and not self._rules.public
         return is_plain and len(view.handles) == len(self._turns.root.handles)
 
     async def _asked_before(self, view: PlacedView, prompt: Mapping[str, Any], asked: str | None) -> None:
@@ -173,47 +164,46 @@ class ShownMessages:
         if not is_forgotten(self._engine, handle):
             await self._turns.lead_to(view, question("", self._engine.chat).kind)
             view.add(self._bound.grant(handle))
-            self._lasting.add(handle.id)
+            self.lasting.add(handle.id)
         elif asked is not None:
             lasts = self._lasts(view)
             made = await self._asked(view, asked, again=True)
             if made.id != handle.id:
                 # Else it is what it was, and stays with what was said. Behind what lasts the next call finds it again.
-                (self._shared.handles if lasts else self.copies).append(made)
+                (self._bound.shared if lasts else self.copies).append(made)
             view.add(made)
 
     async def _reencoded(
-        self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: Rule, entries: Sequence[HandleEntry]
+        self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: Rule
     ) -> MessageHandle:
         """A fresh encoding of a message's words, as the rule has them and in its scope."""
         own, is_readers = self._reader.has_said(entry), rule.scope == "reader"
         author, confidential = entry["author"], entry["confidential"]
         scope = view if is_readers else self._turns.root.copy()
         for name in rule.contexts:
-            await self._named_context(name, scope, entries)
+            await self._named_context(name, scope)
         later = not (self._is_first(view) and self._is_first(scope))
         words, kind = self._words.again(entry, handle, rule.mode, later=later, own=own)
         await self._turns.lead_to(scope, kind)
         if not is_readers:
             await self._turns.lead_to(view, kind)
             copy = Prefill(words, scope.handles, author=author, confidential=confidential, source=handle)
-            [made] = await self._shared.ask_for([copy])
+            [made] = await self._bound.ask_for([copy])
             return made
         copy = self._own(words, view, author=author, confidential=confidential, source=handle)
         [made] = await self._bound.aprefill([copy])
         # Where input stands right behind the agent's own system prompt, its next call finds it there again. And what is
         # encoded again where it stands already is what the graph's state keeps.
         kept = made.id == handle.id or (is_input(entry) and self._lasts(view))
-        (self._shared.handles if kept else self.copies).append(made)
+        (self._bound.shared if kept else self.copies).append(made)
         return made
 
-    async def _named_context(self, name: str, view: PlacedView, entries: Sequence[HandleEntry]) -> None:
+    async def _named_context(self, name: str, view: PlacedView) -> None:
         """Append the messages of a private context to what words are encoded behind.
 
         Args:
             name: As its graph calls it.
             view: The root and the contexts named before.
-            entries: All that was said.
         """
         path, rules, turns = context_path(name, self._reader.place), self._rules, self._turns
         for text in rules.systems.get(name, ()):
@@ -221,10 +211,10 @@ class ShownMessages:
             await turns.tell(view, [instructions(text, turns.chat, later=not is_first)], path, None)
         if name not in rules.systems and name not in rules.confidential:
             raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
-        for entry in confidential_of(path, entries):
+        for entry in confidential_of(path, self._entries):
             handle = self._bound.handle(entry)
             tokens, kind = self._words.again(entry, handle, REENCODED, own=self._reader.has_said(entry))
             await turns.lead_to(view, kind)
             call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
-            [made] = await self._shared.ask_for([call])
+            [made] = await self._bound.ask_for([call])
             view.add(made)

@@ -1,16 +1,20 @@
-"""Which entries one reader sees, and in which order."""
+"""Which entries one reader sees, in which order, and how many of them: plain data, and no engine."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from choreo_agents.errors import VisibilityError
+from choreo_agents.arguments import refuses_unknown
+from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, mode_of, source_in
+from choreo_agents.graph.words.told import required_arguments
 
+Summary = Callable[..., str | Awaitable[str | None] | None]
+"""Of the messages that an agent no longer sees: text that it is told in their place; None: nothing."""
 _OWN = "|own"
 """The source of what a reader's own persona said; no node can be named so."""
 
@@ -75,7 +79,8 @@ def visible(
         for entry in said:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
-                narrowed = _narrowest(narrowed, rules) if entry.get("unproven") else narrowed
+                if entry.get("unproven") and narrowed.mode.hands_on_encodings:
+                    narrowed = rules[START_SOURCE]  # no more than what its reader has of input
                 via = _rule_of(entry.get("via"), reader, rules)
                 if via is not None and narrowed.mode.hands_on_encodings:
                     narrowed = replace(narrowed, mode=via.mode)
@@ -93,11 +98,6 @@ def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
     """Whether a reader's own persona said it, or, where no signature proves who did, says that it has."""
     says = entry.get("unproven") or entry
     return says["author"] == reader or says.get("persona") == persona
-
-
-def _narrowest(rule: Rule, rules: Mapping[str, Rule]) -> Rule:
-    """The rule for input that says to be a source's: no more than what its reader has of both."""
-    return rules[START_SOURCE] if rule.mode.hands_on_encodings else rule
 
 
 def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader: str) -> Rule:
@@ -147,3 +147,76 @@ def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, tuple[str, list[int],
     """What decides where an entry stands; the message id only between what nothing else tells apart."""
     rank, (entry, _) = item
     return entry["superstep"], rank, call_of(entry), entry["message_id"]
+
+
+# How much of that it keeps, its own messages among it
+
+
+@refuses_unknown()
+@dataclass(frozen=True)
+class Keep:
+    """What an agent sees of its view: the latest messages, its own among them, and instructions in any case.
+
+    A call and its results are kept together, or not at all.
+
+    What was kept as it was encoded has attended to what came before it, and goes on to say so: a bound on the view is a
+    bound on what a call costs, not on what it can know.
+    """
+
+    last: int | None = None
+    """So many messages; of the latest call all results, though they be more. 0: none, its own among them; what it is
+    asked says all that it is to know."""
+    tokens: int | None = None
+    """As many messages as take so many positions."""
+    summary: Summary | None = None
+    """What is told in place of the others, made anew for each call; a private context of the agent's."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("last", 0), ("tokens", 1)):
+            bound = getattr(self, name)
+            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < least):
+                raise InvalidRequestError(f"a history keeps {name} from {least} on, not {bound!r}")
+        if self.last is None and self.tokens is None:
+            raise InvalidRequestError("a history says what it keeps: Keep(last=...) or Keep(tokens=...)")
+
+    def split(
+        self,
+        seen: Sequence[SeenEntry],
+        length: Callable[[SeenEntry], int],
+        instructs: Callable[[SeenEntry], bool],
+        calls: Mapping[str, str],
+    ) -> tuple[list[SeenEntry], list[SeenEntry]]:
+        """What is kept of a view, and what is not, both in its order.
+
+        Args:
+            seen: The view.
+            length: Of a message, in positions.
+            instructs: Whether it gives instructions.
+            calls: By a result's message that of its call: both are kept, or neither.
+        """
+        together: dict[str, list[SeenEntry]] = {}
+        for each in reversed(seen):
+            if not instructs(each):
+                together.setdefault(calls.get(each.entry["message_id"], each.entry["message_id"]), []).append(each)
+        chosen = {id(each.entry) for each in seen if instructs(each)}
+        kept = length_kept = 0
+        for unit in together.values():
+            # Who may see one message sees the latest, and if that is a result, its call and all that it came with.
+            most = self.last if kept or not self.last else max(self.last, len(unit))
+            kept += len(unit)
+            length_kept += 0 if self.tokens is None else sum(map(length, unit))
+            if (most is not None and kept > most) or (self.tokens is not None and length_kept > self.tokens):
+                break
+            chosen |= {id(each.entry) for each in unit}
+        return [e for e in seen if id(e.entry) in chosen], [e for e in seen if id(e.entry) not in chosen]
+
+
+def required_history(name: str, history: object) -> Keep | None:
+    """How an agent's view is bounded; raises `InvalidRequestError` if it is not said how."""
+    if isinstance(history, int) and not isinstance(history, bool):
+        history = Keep(last=history)
+    if history is not None and not isinstance(history, Keep):
+        raise InvalidRequestError(f"the history of {name!r} must be a number of messages or a Keep, not {history!r}")
+    if history is not None and history.summary is not None:
+        required_arguments(name, "summary", history.summary, ["messages", "state"])
+    return history

@@ -1,1 +1,1 @@
-"""What is said in a graph, as text to encode: what agents are told, input and thoughts; and its entries in state."""
+"""What is said in a graph, as text to encode: what agents are told, and thoughts; and its entries in state."""

@@ -1,19 +1,18 @@
-"""Entries of graph state: made of what was encoded, and compared with what stands there."""
+"""Entries of graph state: made of what was encoded, compared with what stands there; and whose tools' results are."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 
-from choreo_agents.chat import thoughts_said
+from choreo_agents.chat import calls_made, thoughts_said
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
-from choreo_agents.graph.by_model import handle_for, put_in, reworded
 from choreo_agents.graph.signer import are_siblings, digest_of, is_edited, persona_of, unproven_of, writer_of
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, handle_for, put_in, reworded
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 
@@ -24,17 +23,15 @@ def entry_of(
     superstep: int,
     message: BaseMessage,
     *,
-    branch: int = 0,
+    branch: int,
+    around: Sequence[int],
+    confidential: bool,
     call: int = 0,
-    around: Sequence[int] = (),
-    confidential: bool = False,
-    persona: str | None = None,
-    prompt: MessageHandle | None = None,
-    asked: str | None = None,
-    told: Sequence[str] = (),
-    thoughts: MessageHandle | None = None,
+    **noted: Any,
 ) -> HandleEntry:
-    """The entry of a message in graph state."""
+    """The entry of a message in graph state; `noted`: what else it has, as far as that says anything."""
+    # What was asked nothing says so.
+    more = {name: value for name, value in noted.items() if name == "prompt" or value not in (None, False, [])}
     entry = HandleEntry(
         handle=handle.plain(),
         author=author,
@@ -45,17 +42,7 @@ def entry_of(
         message_id=str(message.id),
         digest=digest_of(message),
     )
-    if any(around):
-        entry["around"] = [*around]
-    if persona is not None:
-        entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
-    if asked is not None:
-        entry["asked"] = asked
-    if told:
-        entry["told"] = [*told]
-    if thoughts is not None:
-        entry["thoughts"] = thoughts.plain()
-    return entry
+    return cast(HandleEntry, {**entry, **more, **({"around": [*around]} if any(around) else {})})
 
 
 def entries_of(
@@ -177,3 +164,36 @@ def still_said(entries: Sequence[HandleEntry], messages: Sequence[BaseMessage], 
     present |= stand_ins.keys()
     named = [(e, stand_ins.get(e["message_id"], e["message_id"])) for e in entries if e["message_id"] in present]
     return [e if e["message_id"] == name else HandleEntry(**{**e, "message_id": name}) for e, name in named]
+
+
+# Whose a tool's result is: that of who has called it
+
+
+def calls_of(messages: Sequence[BaseMessage]) -> dict[str, str]:
+    """Return the ids of messages that made calls, by those of the results, whoever wrote either.
+
+    Args:
+        messages: In the order in which they were said: ids of calls may come again.
+    """
+    made: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for message in messages:
+        made |= {call.id: str(message.id) for call in calls_made(message) if call.id}
+        if isinstance(message, ToolMessage) and message.tool_call_id in made:
+            found[str(message.id)] = made[message.tool_call_id]
+    return found
+
+
+def callers_of(messages: Sequence[BaseMessage]) -> dict[str, BaseMessage]:
+    """Return the messages that called tools, by the ids of the results that nodes of the graph have written.
+
+    A result that comes as input is input's, whatever call it names; so is what answers a call that came as input.
+
+    Args:
+        messages: Of the state, as far as it is proven who said them.
+    """
+    said = [message for message in messages if writer_of(message) != START_SOURCE]
+    # Whoever names a call later has it from who made it.
+    calls = {call.id: message for message in reversed(said) for call in reversed(calls_made(message))}
+    results = [each for each in said if isinstance(each, ToolMessage) and each.tool_call_id in calls]
+    return {str(each.id): calls[each.tool_call_id] for each in results}

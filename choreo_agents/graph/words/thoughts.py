@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
-from choreo_agents.chat import THOUGHT_BLOCKS, Described, answer_header, thinking_before
+from choreo_agents.chat import THOUGHT_BLOCKS, Described, answer_header, thinking_before, thoughts_said
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.by_model import handle_for
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.signer import opening_of
+from choreo_agents.graph.state import HandleEntry, handle_for
 from choreo_agents.graph.words.entries import known_handle
-from choreo_agents.graph.words.inputs import thought_out
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText
 
@@ -85,6 +83,29 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
 
 
+def thought_out(message: BaseMessage, chat: ChatFormat) -> FramedText | None:
+    """An agent's own message with the thoughts that stand in it, as its model's template shows them to it.
+
+    None if there are none, or the template does not show them again.
+    """
+    thoughts = thoughts_said(message)
+    if not thoughts or chat.thoughts is None or not chat.thoughts.kept:
+        return None
+    opening = opening_of(message)
+    header = opening.get("header")
+    thinking = Thinking.of(chat, (opening.get("speaker") or message.name) if header is None else None)
+    lead = thinking.after if header is None else thinking.after + FramedText.frame(str(header))
+    blank = "" if lead.text == "" or lead.text[-1:].isspace() else " "
+    return (
+        chat.header(None, thinking=True)
+        + FramedText.words(thoughts)
+        + FramedText.frame(thinking.before + thinking.end)
+        + lead
+        + FramedText.words(blank + str(message.text))
+        + FramedText.frame(chat.turn_end)
+    )
+
+
 def recalls(chat: ChatFormat, entry: HandleEntry) -> bool:
     """Whether a model's template shows an agent its own earlier message with what it thought before it."""
     return chat.thoughts is not None and chat.thoughts.kept and "thoughts" in entry
@@ -99,22 +120,18 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
         words: Of it: where what was decoded is no more, or was edited, the thoughts that stand in them are to be
             encoded.
     """
-    if recalls(engine.chat, entry) and not _is_anothers(entry.get("thoughts"), engine):
-        noted = entry.get("thoughts")
-        found = None if noted is None else known_handle(engine, MessageHandle.model_validate(noted))
+    noted, model = entry.get("thoughts"), engine.model.adapter.fingerprint
+    thought = None if noted is None else MessageHandle.model_validate(noted)
+    # Another model's stand in its encodings, and do not go along.
+    if recalls(engine.chat, entry) and (thought is None or thought.base_model == model):
+        found = known_handle(engine, thought)
         said = None if words is None or found is not None else thought_out(words, engine.chat)
         if (shown := found or said) is not None:
             return shown
-    own = handle_for(entry, engine.model.adapter.fingerprint)
-    return own or MessageHandle.model_validate(entry["handle"])
+    return handle_for(entry, model) or MessageHandle.model_validate(entry["handle"])
 
 
-def _is_anothers(noted: Mapping[str, Any] | None, engine: Engine) -> bool:
-    """Whether thoughts are another model's: they stand in its encodings, and do not go along."""
-    return noted is not None and MessageHandle.model_validate(noted).base_model != engine.model.adapter.fingerprint
-
-
-def opening_of(agent: Thinker, state: Any) -> dict[str, str]:
+def opening_noted(agent: Thinker, state: Any) -> dict[str, str]:
     """How an agent's turn starts, for whoever encodes its words again."""
     if agent.header is not None:
         return {"header": agent.header}

@@ -101,7 +101,8 @@ def _arguments(function: Callable[..., Any], most: int) -> tuple[int, tuple[str,
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return most, ()  # built in: it says nothing about itself
-    named = tuple(each.name for each in parameters if _given_by_name(each))
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = tuple(each.name for each in parameters if each.name in _GIVEN and each.kind in by_name)
     others = [each for each in parameters if each.name not in named]
     if any(each.kind == each.VAR_POSITIONAL for each in others):
         return most, named
@@ -110,7 +111,3 @@ def _arguments(function: Callable[..., Any], most: int) -> tuple[int, tuple[str,
     if not places or len(needed) > most or any(each not in places for each in needed):
         return None
     return len(needed) or 1, named
-
-
-def _given_by_name(parameter: inspect.Parameter) -> bool:
-    return parameter.name in _GIVEN and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

@@ -29,7 +29,7 @@ from choreo_agents.errors import (
     ThreadBusyError,
     UnknownHandleError,
 )
-from choreo_agents.graph.by_model import handles_of
+from choreo_agents.graph.state import handles_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.testing import Script

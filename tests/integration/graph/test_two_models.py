@@ -24,8 +24,8 @@ from choreo_agents.errors import (
     UnknownHandleError,
     VisibilityWarning,
 )
-from choreo_agents.graph.by_model import handles_of
 from choreo_agents.graph.signer import Signer
+from choreo_agents.graph.state import handles_of
 from choreo_agents.models import LoadedModel, load_model
 
 

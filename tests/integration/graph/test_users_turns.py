@@ -26,7 +26,7 @@ from choreo_agents import (
     Send,
     VisibilityMode,
 )
-from choreo_agents.graph.compiling.texts import texts_of
+from choreo_agents.graph.compiling.charting import texts_of
 from choreo_agents.models import FramedText, LoadedModel, load_model
 from choreo_agents.pml import Schema, SchemaLibrary
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from choreo_agents.graph.langgraph_internals import declared
+from choreo_agents.graph import langgraph_internals
 from choreo_agents.graph.state import HandleEntry, merge_entries, merge_updates
 
 
@@ -37,6 +37,6 @@ def test_the_reducer_takes_missing_sides_and_changes_neither() -> None:
 
 def test_an_old_langgraph_keeps_all_entries_in_every_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, is_whole in (("1.2.7", True), ("1.2.20", False), ("1.3.0rc1", False), ("1.10", False)):
-        monkeypatch.setattr(declared, "version", lambda _, found=found: found)
-        channel = declared.growing(merge_entries, merge_updates)
+        monkeypatch.setattr(langgraph_internals, "version", lambda _, found=found: found)
+        channel = langgraph_internals.growing(merge_entries, merge_updates)
         assert (channel is merge_entries) is is_whole

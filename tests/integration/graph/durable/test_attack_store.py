@@ -20,8 +20,7 @@ from support.stored import log_of, spoiled
 
 from choreo_agents import END, START, ChoreoGraph, MessageHandle
 from choreo_agents.errors import LineageWarning, StoreError
-from choreo_agents.graph.durable.beside import opened
-from choreo_agents.graph.durable.finding import lineage_store_for
+from choreo_agents.graph.durable.finding import lineage_store_for, opened
 from choreo_agents.graph.durable.thread_log import ThreadLog
 from choreo_agents.graph.sync_bridge import run_coroutine
 

@@ -168,7 +168,7 @@ def test_a_full_file_stops_the_run_and_not_the_store(make_engine: MakeEngine, tm
     with beside(tmp_path) as saver:
         app = graph().compile(saver, engine=engine)
         app.invoke(ASKED, thread())
-        from choreo_agents.graph.durable.beside import opened as file_store
+        from choreo_agents.graph.durable.finding import opened as file_store
 
         connection = file_store(tmp_path / "states.lineage").conn  # type: ignore[attr-defined]
         [pages] = connection.execute("PRAGMA page_count").fetchone()

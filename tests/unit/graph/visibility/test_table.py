@@ -207,3 +207,23 @@ def test_what_two_ways_re_word_must_be_declared() -> None:
         table.reads("s")
     table.declare("a", "s", Rule(brief))
     assert table.reads("s")["a"] == Rule(brief)
+
+
+@pytest.mark.parametrize("mode", ["shared", "private"])
+def test_what_is_said_of_input_holds_whether_an_edge_comes_before_or_behind(mode: Any) -> None:
+    for turn in (1, -1):
+        table = VisibilityTable()
+        table.describe(told={"me": "me"})
+        edge: dict[str, Any] = {"rule": Rule(), "explicit": False, "has_mode": False}
+        for said in [edge, {"rule": Rule(mode)}][::turn]:
+            table.declare(START_SOURCE, "me", **said)
+        assert table.reads("me", NODES)[START_SOURCE] == Rule(mode)
+
+
+def test_a_mode_that_is_said_beside_a_history_holds_of_input() -> None:
+    table = VisibilityTable()
+    table.describe(told={"me": "me"})
+    table.declare(START_SOURCE, "me", Rule("shared", "last"), has_mode=False)
+    assert table.reads("me", NODES)[START_SOURCE] == Rule("reencoded", "last")
+    table.declare(START_SOURCE, "me", Rule("shared", "last"))
+    assert table.reads("me", NODES)[START_SOURCE] == Rule("shared", "last")

@@ -1,26 +1,104 @@
-"""Where a node runs, and the run's state: what configs and savers say of it."""
+"""What we know of LangGraph that it does not promise: its private modules, keys and attributes stand here alone.
+
+A new LangGraph that breaks us breaks this file.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from importlib.metadata import version
+from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._config import ensure_config
 from langgraph._internal._constants import TASKS
+from langgraph._internal._runnable import RunnableCallable
+from langgraph._internal._serde import build_serde_allowlist
+from langgraph.channels import DeltaChannel
 from langgraph.channels.binop import _get_overwrite
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import StateGraph
 from langgraph.store.base import BaseStore
 
 from choreo_agents.errors import InvalidRequestError
 
+_GROWS_FROM = (1, 2, 20)
+"""Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
+_UPDATES_APART = 20
+"""Updates of a channel after which a checkpoint has all of it. Fewer make longer checkpoints, more make a thread that
+goes on slower: it reads back all since then."""
+T = TypeVar("T")
 SENDS = TASKS
 """The channel of what is sent: an update may write it, too."""
 _HIDDEN = "__pregel_choreo"
 """LangGraph leaves configurable values whose names start with `__pregel` out of what it stores and shows."""
+
+
+# A graph as it is declared and compiled
+
+
+def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any]) -> Any:
+    """What says of a channel of a state how its updates are merged, so that a checkpoint has what is new in it alone.
+
+    Under an older LangGraph every checkpoint has all of it.
+
+    Args:
+        merge: The value with one update.
+        merge_all: With several, the same as one after the other.
+    """
+    if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
+        return merge
+    return DeltaChannel(merge_all, snapshot_frequency=_UPDATES_APART)
+
+
+def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:
+    """Whether a channel merges updates by one of these functions."""
+    return any(getattr(channel, name, None) in merging for name in ("operator", "reducer"))
+
+
+def is_cached(builder: StateGraph[Any, Any, Any, Any], node: str) -> bool:
+    """Return whether LangGraph caches a node, by its own policy or its graph's."""
+    return (builder.nodes[node].cache_policy or builder._node_defaults.cache_policy) is not None
+
+
+class AroundNode(RunnableCallable):
+    """A node of a graph inside of functions of ours. What a node is, and holds, is seen through it.
+
+    Args:
+        node: The node.
+        run: Runs it, given the input and the config.
+        arun: The same, awaited.
+    """
+
+    def __init__(self, node: Any, run: Callable[..., Any], arun: Callable[..., Any]) -> None:
+        super().__init__(run, arun, name=node.get_name(), trace=False, recurse=False)
+        self.node = node
+
+
+def stops_of(compiled: Any) -> dict[str, Any]:
+    """What a graph was compiled with beside its checkpointer, its cache and its debugging: where it stops, its store
+    and its name."""
+    stops = {f"interrupt_{when}": getattr(compiled, f"interrupt_{when}_nodes") for when in ("before", "after")}
+    listed = {name: nodes if isinstance(nodes, str) else list(nodes) for name, nodes in stops.items()}
+    return {**listed, "store": compiled.store, "name": compiled.name}
+
+
+def strict_serializer(builder: StateGraph[Any, Any, Any, Any] | None) -> JsonPlusSerializer:
+    """Reads back plain values, messages, and what a graph's own schemas are made of: no pickle, no other types."""
+    schemas: list[Any] = [] if builder is None else [*builder.schemas]
+    allowed = build_serde_allowlist(schemas=schemas, channels=None if builder is None else builder.channels)
+    return JsonPlusSerializer(allowed_msgpack_modules=[key for key in allowed if len(key) == 2])
+
+
+def relabelled(compiled: Any, kind: type[T]) -> T:
+    """A compiled graph as one of a class of ours: `StateGraph.compile` names the class of what it makes."""
+    compiled.__class__ = kind
+    assert isinstance(compiled, kind)
+    return compiled
 
 
 # Where a node runs: of the config that it gets
@@ -116,8 +194,7 @@ def overwritten(value: Any) -> tuple[bool, Any]:
 def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
     """What `get_state` of a graph that is called with this config asks for; None: nothing is kept."""
     configurable = _configurable(config)
-    saver = configurable.get("__pregel_checkpointer") or graph.checkpointer
-    if not isinstance(saver, BaseCheckpointSaver) or "thread_id" not in configurable:
+    if saver_of(config, graph) is None or "thread_id" not in configurable:
         return None
     # As a run that is no other's node takes it: what stands in a subgraph is not its state, and what a map says counts
     # only under the namespace that is named. Clients write both, and must not have another state looked at.
