@@ -9,9 +9,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from choreo_agents.attention.backends import told
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
@@ -38,21 +39,28 @@ from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.planner import Planner, Watch
+from choreo_agents.runtime.next_step import Planner, Watch
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits
 from choreo_agents.tracing import FileSkipped, FileUnwritten, Ledger, guarded
 
 
-class Computing(NamedTuple):
-    """See the fields of the same names in `EngineStats`."""
+@dataclass
+class Computing:
+    """What computes."""
 
-    backend: str
-    backend_why: str
-    forward: str
+    backend: str = ""
+    """What attends, ..."""
+    backend_why: str = ""
+    """... why nothing faster does, if something stands in the way, ..."""
+    forward: str = ""
+    """... and what computes the rest: `"lean"`, on a GPU `"fused"`, or why the modelling code of transformers does."""
     graphs: int = 0
+    """Sizes of passes that are replayed as CUDA graphs now: of all tenants, and told to their owner alone, ..."""
     graphs_why: str = ""
+    """... and why none can be, if something stands in the way."""
     steps_ahead: int = 0
+    """Steps that were begun before the one before them had said its tokens. Of all tenants likewise."""
 
 
 class RequestLoop(Protocol):

@@ -33,8 +33,7 @@ from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.engine.recording.recorder import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
-from choreo_agents.engine.stock.stats import EngineStats
-from choreo_agents.engine.taking_stock import check_engine, stats_of
+from choreo_agents.engine.stock import EngineStats, check_engine, stats_of
 from choreo_agents.engine.transfer.facade import KVTransfer
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.stock.memory_map import LeasedMemory, MemoryMap, leased_memory
-from choreo_agents.engine.stock.stats import EngineStats
-from choreo_agents.engine.taking_stock import memory_map_of, stats_of
+from choreo_agents.engine.stock import EngineStats, LeasedMemory, MemoryMap, leased_memory, memory_map_of, stats_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 

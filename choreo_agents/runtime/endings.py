@@ -64,13 +64,13 @@ class Endings:
         resolve(request, error)
 
     def _count(self, request: Request, outcome: str) -> None:
-        spent, reused = request.charges, request.reused
+        now, reused, beyond = time.perf_counter(), request.reused, request.beyond
         ended = {"done": "finished", "failed": "failed"}.get(outcome, "cancelled")
         self._counters.add(request.tenant, ended)
         self._counters.add(request.tenant, "tokens_reused", reused)
-        counts = (spent.encoded, reused, spent.recomputed, request.beyond, spent.mapped, spent.foreign)
         self._ended.notify_all()
-        self._emit(RequestFinished(time.perf_counter(), request.number, outcome, *counts))
+        told = {"tokens_reused": reused, "tokens_beyond": beyond, **request.charges}
+        self._emit(RequestFinished(now, request.number, outcome, **told))
 
 
 def _done(work: Callable[[], object]) -> None:

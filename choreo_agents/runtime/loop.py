@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from choreo_agents.errors import ChoreoError, DeviceLostError, EngineClosedError, told
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.runtime.attempts import Attempts, Ran
-from choreo_agents.runtime.counters import CountedAs, count_encoded, count_step
+from choreo_agents.runtime.counters import count_encoded, count_step
 from choreo_agents.runtime.endings import Endings, failed
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
-from choreo_agents.runtime.next_step import NextSteps
-from choreo_agents.runtime.planner import Planner, Watch
+from choreo_agents.runtime.next_step import NextSteps, Planner, Watch
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row
 from choreo_agents.runtime.under_way import Reclaimer, UnderWay
@@ -187,7 +186,7 @@ class EngineLoop:
         own = Counter([row.tenant for row in rows])
         sampled = own if len(ran.chosen) == len(rows) else Counter(r.tenant for r in rows if r.number in ran.chosen)
         count_step(self.executor.counters, own, sampled, there, unfinished)
-        running, encoded = self._under_way.running, Counter[CountedAs]()
+        running, encoded = self._under_way.running, Counter[tuple[str, tuple[str, ...]]]()
         go_on = not ran.passes
         missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
         for row in rows:
@@ -200,7 +199,7 @@ class EngineLoop:
             if failure is None:
                 try:
                     request.advance(len(row.tokens))
-                    encoded[request.counted_as] += len(row.tokens)
+                    encoded[request.tenant, request.counted_as] += len(row.tokens)
                     chosen = ran.chosen.get(row.number)
                     if chosen is not None:
                         self._take(request, chosen, now)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from choreo_agents.errors import CapacityError, ChoreoError, EngineClosedError, RequestTimeoutError
@@ -31,22 +30,6 @@ class Reclaimer(Protocol):
     def pinned(self, tenant: str) -> str:
         """Who keeps memory from being evicted, for a tenant to read: ` by 'alice' (96 tokens)`, or nothing."""
         ...
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a request was not admitted, in tokens of KV at that time."""
-
-    own: int
-    """Room that it needs for what it writes."""
-    absent: int
-    """Room that it needs for what it reads and nobody keeps in the pool."""
-    read: int
-    """What it reads and was kept in the pool for it."""
-    free: int
-    """Room that there is when all that nobody needs is evicted."""
-    by_policy: bool = False
-    """Whether the scheduling policy gave it up."""
 
 
 class UnderWay:
@@ -146,14 +129,13 @@ class UnderWay:
         # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
         return bool(followed) and all(chunks.get(each.number) == each.pending for each in followed)
 
-    def admit(self, request: Request, *, alone: bool) -> Refusal | None:
-        """Give a request that can begin its memory; it stays in the queue, and why is told, if there is no room now.
+    def admit(self, request: Request, *, alone: bool) -> CapacityError | None:
+        """Give a request that can begin its memory, and let it run; it stays in the queue if there is no room now.
 
         Args:
             request: One of those that wait.
-            alone: Nothing is running that would give memory back.
+            alone: Nothing is running that would give memory back: then it is told why there is no room.
         """
-        refusal: Refusal | None = None
         # What it would reuse may itself be in the way.
         for reuse in (True, False) if alone else (True,):
             segment: Segment | None = None
@@ -161,12 +143,13 @@ class UnderWay:
             try:
                 own = self._pool.rounded(prompt + (0 if request.decoding is None else request.decoding.longest))
                 self._reclaimer.evict(own + absent)
-                refusal = Refusal(own, absent, request.encoding.pinned_tokens(), self._pool.free_tokens)
+                read, free = request.encoding.pinned_tokens(), self._pool.free_tokens
                 binding = request.encoding.bind()
                 segment = None if binding is None else self._pool.allocate(own, binding.position, request.tenant)
                 if binding is not None and segment is not None:
                     request.begin(binding, segment)
                     self.waiting.remove(request)
+                    self.running[request.number] = request
                     return None
             except BaseException:
                 request.encoding.unpin()
@@ -174,13 +157,14 @@ class UnderWay:
                     self._pool.unpin(segment)
                 raise
             request.encoding.unpin()
-        return refusal
+        return self._no_room(request, own, absent, read, free) if alone else None
 
-    def given_up(self, request: Request) -> Refusal:
-        """Of a request that the scheduling policy gives up."""
+    def given_up(self, request: Request) -> CapacityError:
+        """Why a request fails that the scheduling policy gives up."""
         own, absent = self._pool.rounded(request.room()), request.encoding.claimed_tokens(set())
         free = self._pool.free_tokens + self._reclaimer.evictable_tokens()
-        return Refusal(own, absent, request.encoding.pinned_tokens(), free, by_policy=own + absent <= free)
+        read, by_policy = request.encoding.pinned_tokens(), own + absent <= free
+        return self._no_room(request, own, absent, read, free, by_policy=by_policy)
 
     def _announce(self, request: Request) -> None:
         told = request.submitted_s, request.number, request.kind, request.author, request.role
@@ -234,20 +218,30 @@ class UnderWay:
         for request in self:
             self.drop(request, error)
 
-    def no_room(self, request: Request, refusal: Refusal) -> CapacityError:
-        """Why a request cannot be admitted though nothing runs."""
+    def _no_room(
+        self, request: Request, own: int, absent: int, read: int, free: int, *, by_policy: bool = False
+    ) -> CapacityError:
+        """Why a request cannot be admitted though nothing runs.
+
+        Args:
+            request: Which.
+            own: Tokens of room that it needs for what it writes, ...
+            absent: ... and for what it reads and nobody keeps in the pool.
+            read: Tokens of what it reads that were kept in the pool for it.
+            free: Tokens of room that there is when all that nobody needs is evicted.
+            by_policy: Whether the scheduling policy gave it up.
+        """
         pool = self._pool
-        own, absent, free = refusal.own, refusal.absent, refusal.free
         wanted = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
         if absent:
             wanted += f", {own} for what it writes and {absent} for what it reads"
-        if refusal.by_policy:
+        if by_policy:
             return CapacityError(
                 f"the scheduling policy gave the call up: it needs room for {wanted}, and {free} of "
                 f"{pool.total_tokens} are free or can be evicted. Let the policy admit it, or call again"
             )
-        read = f", {refusal.read} hold what it reads" if refusal.read else ""
-        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{read}"
+        held = f", {read} hold what it reads" if read else ""
+        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{held}"
         return CapacityError(
             f"the KV pool has no room for {wanted}: {free_ones}, and the rest is pinned"
             f"{self._reclaimer.pinned(request.tenant)}. "

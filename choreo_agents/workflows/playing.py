@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from choreo_agents.engine import Engine, Memory
-from choreo_agents.engine.stock.memory_map import MemoryMap
+from choreo_agents.engine.stock import MemoryMap
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.comparing import Comparison, compare
 from choreo_agents.graph.sync_bridge import run_coroutine

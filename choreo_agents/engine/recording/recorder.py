@@ -32,7 +32,7 @@ from choreo_agents.engine.recording.format import (
     RecordingEnded,
     RecordingHeader,
 )
-from choreo_agents.engine.taking_stock import stats_of
+from choreo_agents.engine.stock import stats_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.kv.handle import MessageHandle, message_id

@@ -14,8 +14,7 @@ from choreo_agents.engine.keeping.kept import WITHOUT_SALT, KeptKV, lasting_stor
 from choreo_agents.engine.keeping.wanted import kv_key
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import require_handle
-from choreo_agents.engine.stock.memory_map import MemoryMap, tier_of
-from choreo_agents.engine.taking_stock import memory_map_of
+from choreo_agents.engine.stock import MemoryMap, memory_map_of, tier_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import (
     adopted_message,

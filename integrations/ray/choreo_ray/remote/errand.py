@@ -241,9 +241,9 @@ class Errands:
             request.chosen = list(answer.chosen or ())
             request.decoding.cut = answer.finish_reason == "length"
         self._fleet.ended(outpost.name, request.number, call.call, len(answer.chosen or ()))
-        usage, charges = answer.usage, request.charges
-        charges.encoded, charges.recomputed = usage.tokens_encoded, usage.tokens_recomputed
-        charges.mapped, charges.foreign = usage.tokens_mapped, usage.tokens_of_other_models
+        usage = answer.usage
+        for name in ("tokens_encoded", "tokens_recomputed", "tokens_mapped", "tokens_of_other_models"):
+            request.charges[name] = getattr(usage, name)
         request.beyond_elsewhere, request.reused_elsewhere = usage.tokens_beyond, usage.tokens_reused
         request.tokens = list(answer.tokens)
         for name, amount in answer.counted.items():
