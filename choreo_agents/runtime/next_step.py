@@ -11,12 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from choreo_agents.errors import CapacityError
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.runtime.endings import failed
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import (
@@ -30,96 +30,35 @@ from choreo_agents.runtime.scheduler import (
 )
 from choreo_agents.runtime.step import Row
 from choreo_agents.runtime.timetable import Timetable
-from choreo_agents.runtime.under_way import UnderWay
+from choreo_agents.runtime.under_way import UnderWay, failed
 from choreo_agents.sampling import Chosen, Sampler
 
 Watch = Callable[[Sequence[tuple[Request, int]]], None]
 """Is told of a step: requests, and how many tokens of each."""
+Planned = tuple[SchedulingPolicy, Limits, Timetable | None]
 
 
-class Planner:
-    """Asks a policy, or a timetable that is kept to, what the next step does. Of one engine.
-
-    Args:
-        policy: Decides.
-        limits: Bounds of a step.
-        timetable: Writes down every step, or prescribes them.
-    """
-
-    def __init__(self, policy: SchedulingPolicy, limits: Limits, timetable: Timetable | None) -> None:
-        self._policy = policy
-        self._limits = limits
-        self._timetable = timetable
-        self.watches: list[Watch] = []
-        """Are told of every step, beside the timetable."""
-
-    def plan(
-        self, seen: Sequence[Waiting], waiting: Sequence[Request], running: Mapping[int, Request], free_tokens: int
-    ) -> Plan | None:
-        """The next step, if it is sound; None if the timetable's next one cannot run yet.
-
-        Args:
-            seen: What waits, as the policy sees it.
-            waiting: All that waits.
-            running: By number, in order of admission.
-            free_tokens: KV room that is free or can be evicted.
-        """
-        if self._timetable is not None and self._timetable.is_kept_to:
-            return self._timetable.plan([*waiting, *running.values()], running)
-        served = [Running(r.number, r.pending, r.priority, r.tenant) for r in running.values()]
-        plan = self._policy.plan(seen, served, free_tokens, self._limits)
-        if type(self._policy) is not FirstComeFirstServed:
-            require_sound(plan, seen, served, self._limits)
-        return plan
-
-    @property
-    def repeats(self) -> bool:
-        """Whether it says again of the same requests what it has said: a token of each that decodes, if none waits."""
-        if self._timetable is not None and self._timetable.is_kept_to:
-            return False
-        return type(self._policy) is FirstComeFirstServed
-
-    @property
-    def is_told(self) -> bool:
-        """Whether steps are to be recorded."""
-        return self._timetable is not None or bool(self.watches)
-
-    def record(self, chunks: Sequence[tuple[Request, int]]) -> None:
-        """Write down a step that is about to run: requests, and how many tokens of each."""
-        if self._timetable is not None:
-            self._timetable.record(chunks)
-        for watch in self.watches if chunks else ():
-            watch(chunks)
-
-
+@dataclass
 class Steady:
-    """The rows of a step that may be followed by the same, a token further.
+    """The rows of a step that may be followed by the same, a token further."""
 
-    Args:
-        rows: One of each request that runs, which samples after its only token.
-        requests: Whose they are, in the same order.
-        samplers: By request.
-        lock: The engine's, which is held.
-        changed: Set whenever there may be something to decide about.
-    """
+    rows: list[Row]
+    """One of each request that runs, which samples after its only token."""
+    requests: Sequence[Request]
+    """Whose they are, in the same order."""
+    samplers: Mapping[int, Sampler]
+    """By request."""
+    lock: EngineLock
+    """The engine's, which is held."""
+    changed: threading.Event
+    """Set whenever there may be something to decide about."""
 
-    def __init__(
-        self,
-        rows: list[Row],
-        requests: Sequence[Request],
-        samplers: Mapping[int, Sampler],
-        lock: EngineLock,
-        changed: threading.Event,
-    ) -> None:
-        self.samplers = samplers
-        self.requests = requests
-        self._rows = rows
-        self._lock, self._taken = lock, lock.taken
-        self._changed = changed
-        deadlines = [deadline for request in requests for deadline in request.deadlines.values()]
+    def __post_init__(self) -> None:
+        self._taken = self.lock.taken
+        deadlines = [deadline for request in self.requests for deadline in request.deadlines.values()]
         self._until = min(deadlines, default=float("inf"))
-        for request in requests:
-            request.tell_cancelled(changed.set)
+        for request in self.requests:
+            request.tell_cancelled(self.changed.set)
 
     @staticmethod
     def suits(rows: Sequence[Row], running: int) -> bool:
@@ -134,13 +73,13 @@ class Steady:
         Args:
             chosen: What the step has sampled; every row goes on with that.
         """
-        if self._changed.is_set() or self._lock.taken != self._taken or time.perf_counter() >= self._until:
+        if self.changed.is_set() or self.lock.taken != self._taken or time.perf_counter() >= self._until:
             return None
-        self._rows = [
+        self.rows = [
             Row(number, (chosen[number].token,), first + 1, segment, view, samples, adapter, mapper, tenant)
-            for number, _, first, segment, view, samples, adapter, mapper, tenant, *_ in self._rows
+            for number, _, first, segment, view, samples, adapter, mapper, tenant, *_ in self.rows
         ]
-        return self._rows
+        return self.rows
 
 
 class NextStep(NamedTuple):
@@ -161,16 +100,20 @@ class NextSteps:
     Args:
         pool: Gives room.
         under_way: Has those that wait, and those that run.
-        planner: Says what a step does.
         lock: The engine's.
         changed: Set whenever there may be something to decide about.
+        planned: The policy that says what a step does, its bounds, and a timetable that writes down every step, or
+            prescribes them.
     """
 
     def __init__(
-        self, pool: KVPool, under_way: UnderWay, planner: Planner, lock: EngineLock, changed: threading.Event
+        self, pool: KVPool, under_way: UnderWay, lock: EngineLock, changed: threading.Event, planned: Planned
     ) -> None:
-        self._pool, self._under_way, self._planner = pool, under_way, planner
+        self._pool, self._under_way = pool, under_way
         self._lock, self._changed = lock, changed
+        self._policy, self._limits, self._timetable = planned
+        self.watches: list[Watch] = [] if self._timetable is None else [self._timetable.record]
+        """Are told of every step that is about to run, if anybody is."""
         self._steady: Steady | None = None
         """The last step, if the next one may be the same a token further."""
 
@@ -184,8 +127,8 @@ class NextSteps:
         rows = None if steady is None or went_on is None else steady.further(went_on)
         if steady is not None and rows is not None:
             self._steady = steady
-            if self._planner.is_told:
-                self._planner.record([(request, 1) for request in steady.requests])
+            if self.watches:
+                self._tell([(request, 1) for request in steady.requests])
             return NextStep(rows, [], len(rows), steady.samplers)
         self._changed.clear()
         self._under_way.drop_left()
@@ -195,7 +138,7 @@ class NextSteps:
         under_way, running = self._under_way, self._under_way.running
         seen = under_way.seen()
         unfinished = len(under_way)
-        plan = self._planner.plan(seen, under_way.waiting, running, under_way.room())
+        plan = self._plan(seen, under_way.room())
         if plan is None:
             return NextStep([], [], unfinished, {})
         by_number = {request.number: request for request in under_way.waiting}
@@ -212,14 +155,37 @@ class NextSteps:
         rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
         admitted = [running[n].binding for n in plan.admitted if n in running]
         arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
-        if self._planner.is_told:
-            self._planner.record([(running[row.number], len(row.tokens)) for row in rows])
+        if self.watches:
+            self._tell([(running[row.number], len(row.tokens)) for row in rows])
         samplers = _samplers(running[row.number] for row in rows)
-        if self._planner.repeats and not under_way.waiting and Steady.suits(rows, len(running)):
+        if self._repeats and not under_way.waiting and Steady.suits(rows, len(running)):
             served = [running[row.number] for row in rows]
             self._steady = Steady(rows, served, samplers, self._lock, self._changed)
         waits = (under_way.waiting or running) and not refused
         return NextStep(rows, arrivals, unfinished if rows or waits else 0, samplers)
+
+    def _plan(self, seen: Sequence[Waiting], free_tokens: int) -> Plan | None:
+        """What the policy says of those that wait, if it is sound; None if the timetable's next step cannot run yet."""
+        running = self._under_way.running
+        if self._timetable is not None and self._timetable.is_kept_to:
+            return self._timetable.plan(self._under_way, running)
+        served = [Running(r.number, r.pending, r.priority, r.tenant) for r in running.values()]
+        plan = self._policy.plan(seen, served, free_tokens, self._limits)
+        if type(self._policy) is not FirstComeFirstServed:
+            require_sound(plan, seen, served, self._limits)
+        return plan
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether the same requests get again what they got: a token of each that decodes, if none waits."""
+        if self._timetable is not None and self._timetable.is_kept_to:
+            return False
+        return type(self._policy) is FirstComeFirstServed
+
+    def _tell(self, chunks: Sequence[tuple[Request, int]]) -> None:
+        """Tell of a step that is about to run: requests, and how many tokens of each."""
+        for watch in self.watches if chunks else ():
+            watch(chunks)
 
     def _admit(self, request: Request, chunks: Mapping[int, int]) -> CapacityError | None:
         """Let a request run that waits, if it can begin; why it never can, if nothing runs that would make room."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.step import Binding
@@ -205,6 +206,13 @@ class Request:
             return None
         self.handed_over = True
         return self.segment
+
+    def give_back(self, pool: KVPool) -> None:
+        """Close its encoding, and let go of its segment unless somebody has taken that over."""
+        self.encoding.close(self)
+        segment = self.hand_over()
+        if segment is not None:
+            pool.unpin(segment)
 
     @property
     def kind(self) -> Literal["prefill", "decode"]:

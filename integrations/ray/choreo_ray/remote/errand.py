@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 from choreo_agents import Prefill
-from choreo_agents.engine.delegation import Counters, EngineLock, MessageTable, Pending, Request
+from choreo_agents.engine.delegation import MessageTable, Pending, Request
 from choreo_agents.errors import ChoreoError, EngineLostError, HandleError
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import CallPlaced, EventSink, FirstToken, Ledger, guarded
@@ -60,8 +60,8 @@ class Errands:
         fleet: Fleet,
         presence: Presence,
         table: MessageTable,
-        counters: Ledger[Counters],
-        lock: EngineLock,
+        counters: Ledger[Any],
+        lock: AbstractContextManager[None],
         sink: EventSink,
         front: str,
     ) -> None:
