@@ -17,7 +17,7 @@ from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, titled
 
 if TYPE_CHECKING:
-    from choreo_agents.engine.stock.memory_map import MemoryMap
+    from choreo_agents.engine.stock import MemoryMap
     from choreo_agents.kv.entry import TierName
 
 _WHERE: Mapping[TierName, str] = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}

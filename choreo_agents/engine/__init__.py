@@ -5,7 +5,7 @@ from choreo_agents.engine.engine import Engine, twin_of
 from choreo_agents.engine.messages.holdings import UnkeptRun
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.settings import Memory, Scheduling
-from choreo_agents.engine.stock.stats import EngineStats
+from choreo_agents.engine.stock import EngineStats
 
 __all__ = [
     "Decode",

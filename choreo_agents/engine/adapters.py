@@ -57,7 +57,7 @@ class AdapterRegistry:
         self._model = model
         self._by_tenant: dict[str, dict[str, Loaded]] = {}
         """By the names that its calls use."""
-        self._default: tuple[str, Loaded] | None = None
+        self.default: tuple[str, Loaded] | None = None
         """The engine's, which all tenants have, and its name."""
         self.loras: dict[str, LoraAdapter] = {}
         """Weights of the adapters that any tenant has, by fingerprint."""
@@ -66,11 +66,7 @@ class AdapterRegistry:
     @property
     def default_key(self) -> str:
         """See `Loaded.key`: of the engine's own; empty if it has none."""
-        return "" if self._default is None else self._default[1].key
-
-    def names(self, tenant: str) -> tuple[str, ...]:
-        """What a tenant's calls can name."""
-        return tuple(self._of(tenant))
+        return "" if self.default is None else self.default[1].key
 
     def add_default(self, loaded: Loaded) -> None:
         """What `read` has read is all tenants', under its folder's name, and what calls have that name no other.
@@ -85,7 +81,7 @@ class AdapterRegistry:
                 "or load it with load_adapter(folder, name)"
             )
         self._keep(loaded)
-        self._default = (name, loaded)
+        self.default = (name, loaded)
 
     def add(self, loaded: Loaded, name: str | None, tenant: str) -> str:
         """Give what `read` has read a name of a tenant's, by default its folder's. Raises what `require_free` does."""
@@ -116,35 +112,15 @@ class AdapterRegistry:
         """Where what a tenant's calls can name comes from, by name."""
         return {name: str(loaded.folder) for name, loaded in self._of(tenant).items()}
 
-    def loaded(self, tenant: str) -> tuple[tuple[str, Loaded] | None, dict[str, Loaded]]:
-        """The engine's own, and a tenant's by name."""
-        return self._default, dict(self._by_tenant.get(tenant, {}))
-
     def drop_tenant(self, tenant: str) -> None:
         """Forget a tenant's names, and the weights that no other has a name for."""
         self._by_tenant.pop(tenant, None)
         named = [loaded for own in self._by_tenant.values() for loaded in own.values()]
-        named += [self._default[1]] if self._default else []
+        named += [self.default[1]] if self.default else []
         for key in self.loras.keys() - {each.lora_key for each in named}:
             del self.loras[key]
         for key in self.mappers.keys() - {each.mapper_key for each in named}:
             del self.mappers[key]
-
-    def lora_key(self, name: str | None, tenant: str) -> str:
-        """The fingerprint of the adapter that a call names, or that calls have by default; empty for the model alone.
-
-        Raises:
-            AdapterError: The tenant has none of that name.
-        """
-        return self._find(name, tenant).lora_key
-
-    def mapper_key(self, name: str | None, tenant: str) -> str:
-        """The same of its mapper; empty if it has none."""
-        return self._find(name, tenant).mapper_key
-
-    def boundaries(self, name: str | None, tenant: str) -> bool:
-        """Whether it reads boundaries of branches."""
-        return self._find(name, tenant).boundaries
 
     def name_of(self, lora_key: str, tenant: str) -> str | None:
         """What a tenant calls an adapter first; None for the model alone."""
@@ -152,7 +128,7 @@ class AdapterRegistry:
         return next((name for name, loaded in known if lora_key and loaded.lora_key == lora_key), None)
 
     def _of(self, tenant: str) -> dict[str, Loaded]:
-        return dict([self._default] if self._default else []) | self._by_tenant.get(tenant, {})
+        return dict([self.default] if self.default else []) | self._by_tenant.get(tenant, {})
 
     def _keep(self, loaded: Loaded) -> None:
         if loaded.lora is not None:
@@ -160,9 +136,14 @@ class AdapterRegistry:
         if loaded.mapper is not None:
             self.mappers[loaded.mapper_key] = loaded.mapper
 
-    def _find(self, name: str | None, tenant: str) -> Loaded:
-        if name is None and self._default:
-            return self._default[1]
+    def find(self, name: str | None, tenant: str) -> Loaded:
+        """What a call names, or what calls have by default; with empty keys where that is the model alone.
+
+        Raises:
+            AdapterError: The tenant has none of that name.
+        """
+        if name is None and self.default:
+            return self.default[1]
         if name is None or name == BASE:
             return Loaded(Path(), None, None)
         known = self._of(tenant)

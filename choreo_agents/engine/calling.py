@@ -1,4 +1,10 @@
-"""Calls, written once: what they wait for is yielded, and a sync and an async driver wait for it."""
+"""Calls, written once: what they wait for is yielded, and a sync and an async driver wait for it.
+
+Answers of models that think are encoded for their readers:
+
+decoded    header of thoughts | thoughts . . | close | answer . . | end       confidential, its speaker's
+encoded    header of an answer                       | answer . . | end       what the call returns
+"""
 
 from __future__ import annotations
 
@@ -11,13 +17,14 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from concurrent.futures import Future
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.answering import answer_of, join, thinks, thought_out, views_kept
-from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
-from choreo_agents.engine.decoding.thoughts import PhaseTexts
+from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken, Thinking
+from choreo_agents.engine.decoding.thoughts import PhaseTexts, thoughts_in
+from choreo_agents.engine.messages.message import Message, Thought, thinker
 from choreo_agents.engine.messages.scope import Scope, current, entered
+from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import require_urgency
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import CutAnswerWarning, InvalidRequestError
@@ -37,19 +44,20 @@ LONG = 1 << 14
 """Characters from which on a text is long: about 15 ms."""
 
 
-class LoopTurns:
-    """Who awaits what is there does not wait, and so would keep its event loop from all others, timeouts, and its own
-    cancelling. Of each loop, remembers when somebody last waited here."""
+_TURNS_S: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+"""Of each event loop: when somebody last waited here."""
 
-    def __init__(self) -> None:
-        self._given_s: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
 
-    async def given(self) -> None:
-        """Let others have their turn if it is time, and end here if the task was cancelled."""
-        loop, task, now = asyncio.get_running_loop(), asyncio.current_task(), time.perf_counter()
-        if now - self._given_s.get(loop, 0.0) > SLICE_S or (task is not None and task.cancelling()):
-            await asyncio.sleep(0)
-            self._given_s[loop] = time.perf_counter()
+async def _give_turn() -> None:
+    """Let others have their turn if it is time, and end here if the task was cancelled.
+
+    Who awaits what is there does not wait, and so would keep its event loop from all others, timeouts, and its own
+    cancelling.
+    """
+    loop, task, now = asyncio.get_running_loop(), asyncio.current_task(), time.perf_counter()
+    if now - _TURNS_S.get(loop, 0.0) > SLICE_S or (task is not None and task.cancelling()):
+        await asyncio.sleep(0)
+        _TURNS_S[loop] = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,11 @@ class Until:
             for future in self.futures:
                 future.result()
 
-    async def awaited(self, turns: LoopTurns) -> None:
+    async def awaited(self) -> None:
         """The same. Cancelling the task cancels what it waits for."""
         if all(future.done() for future in self.futures):
             # Not a turn of the event loop for each: an agent whose view is there begins before the next is read.
-            await turns.given()
+            await _give_turn()
             return
         with suppress(Exception):
             for future in self.futures:
@@ -107,7 +115,6 @@ class Caller:
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self._turns = LoopTurns()
 
     def scope(self) -> Scope | None:
         """The innermost one that is open here."""
@@ -129,7 +136,7 @@ class Caller:
 
     async def arun(self, plan: Plan[T], terms: Terms | None = None) -> T:
         """The same. Cancelling the awaiting task stops the requests and frees their memory."""
-        async with aclosing(_awaiting(self._planned(plan, terms, self.scope()), self._turns)) as found:
+        async with aclosing(_awaiting(self._planned(plan, terms, self.scope()))) as found:
             return await anext(found)
 
     def stream(self, call: Decode) -> Generator[Item]:
@@ -138,7 +145,7 @@ class Caller:
 
     def astream(self, call: Decode) -> AsyncGenerator[Item]:
         """The same."""
-        return _awaiting(self._streamed(call, self.scope()), self._turns)
+        return _awaiting(self._streamed(call, self.scope()))
 
     def _planned(self, plan: Plan[T], terms: Terms | None, scope: Scope | None) -> Steps[T]:
         with closing(plan(scope)) as batches:
@@ -214,9 +221,24 @@ class Caller:
         yield handles[0]
 
     def _tokenized(self, calls: Calls) -> Generator[Until, None, Any]:
-        """The same calls, with tokens where they had long texts."""
-        made = tokens_to_come(self.tenant.core.model, calls)
-        return calls if made is None else (yield from _results([made]))[0]
+        """The same calls, with tokens in the place of long texts.
+
+        What cannot be tokenized stays as it is: whoever makes the request of it says what is wrong.
+        """
+        if not any(map(_is_long, calls)):
+            return calls
+        model, made = self.tenant.core.model, Future[list[Any]]()
+
+        def run() -> None:
+            if made.set_running_or_notify_cancel():
+                try:
+                    made.set_result([_tokenized(model, call) if _is_long(call) else call for call in calls])
+                except BaseException as error:
+                    made.set_exception(error)
+
+        # One for all of a batch: a thousand long texts are no reason for a thousand threads.
+        threading.Thread(target=run, name="choreo-tokenizing", daemon=True).start()
+        return (yield from _results([made]))[0]
 
     def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, None, float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
@@ -269,12 +291,12 @@ def _waiting(steps: Steps[T]) -> Generator[T]:
                 yield step
 
 
-async def _awaiting(steps: Steps[T], turns: LoopTurns) -> AsyncGenerator[T]:
+async def _awaiting(steps: Steps[T]) -> AsyncGenerator[T]:
     """The same on an event loop."""
     with closing(steps):
         for step in steps:
             if isinstance(step, Until):
-                await step.awaited(turns)
+                await step.awaited()
             else:
                 yield step
 
@@ -312,27 +334,6 @@ def _batch(calls: list[Any], *, one: bool) -> Plan[Any]:
     return plan
 
 
-def tokens_to_come(model: LoadedModel, calls: Sequence[Prefill | Decode]) -> Future[list[Prefill | Decode]] | None:
-    """The same calls, with tokens in the place of long texts; None: no text is long.
-
-    What cannot be tokenized stays as it is: whoever makes the request of it says what is wrong.
-    """
-    if not any(map(_is_long, calls)):
-        return None
-    made: Future[list[Prefill | Decode]] = Future()
-
-    def run() -> None:
-        if made.set_running_or_notify_cancel():
-            try:
-                made.set_result([_tokenized(model, call) if _is_long(call) else call for call in calls])
-            except BaseException as error:
-                made.set_exception(error)
-
-    # One for all of a batch: a thousand long texts are no reason for a thousand threads.
-    threading.Thread(target=run, name="choreo-tokenizing", daemon=True).start()
-    return made
-
-
 def _name(call: Prefill | Decode) -> str:
     return "content" if isinstance(call, Prefill) else "header"
 
@@ -350,3 +351,94 @@ def _tokenized(model: LoadedModel, call: Prefill | Decode) -> Prefill | Decode:
     except (InvalidRequestError, TypeError, UnicodeError):
         return call
     return replace(call, **tokens)
+
+
+def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
+    """Whether a call thinks before it answers."""
+    return isinstance(call, Decode) and call.thinking is not None
+
+
+def thought_out(call: Decode) -> Decode:
+    """The call that decodes thoughts and answer: nobody is given what it makes."""
+    return replace(call, author=None if call.author is None else thinker(call.author))
+
+
+@contextmanager
+def views_kept(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[None]:
+    """Lease what messages have seen while the block lasts: answers are to see it as well.
+
+    Whoever made the calls may have released it, or a late parent's branch, while they were under way.
+    """
+    core = tenant.core
+    with core.lock:
+        views = [parent for thought in thoughts for parent in tenant.find(thought).parents]
+        for message in views:
+            core.table.lease(message, None)
+    try:
+        yield
+    finally:
+        with core.lock:
+            # Who closes a tenancy, or releases what is not its own to release, has dropped them.
+            for message in views:
+                if message.leases:
+                    core.table.release(message, None)
+
+
+def answer_of(tenant: Tenant, call: Decode, thought: MessageHandle) -> Prefill:
+    """The answer alone, encoded for its readers in the place that it was thought out in.
+
+    Args:
+        tenant: Whose messages they are.
+        call: Which has thinking.
+        thought: What was decoded for it.
+    """
+    assert call.thinking is not None
+    model, message = tenant.core.model, tenant.find(thought)
+    start = message.native_offset
+    spoken = message.tokens[message.header + _answer_at(model, call.thinking, message) :]
+    return Prefill(
+        [*model.encode(call.thinking.answer), *spoken],
+        [parent.handle for parent in message.parents],
+        [start + offset for offset in message.relative_offsets],
+        start,
+        author=call.author,
+        role="assistant",
+        confidential=call.confidential,
+        adapter=call.adapter,
+        priority=call.priority,
+        timeout_s=call.timeout_s,
+    )
+
+
+def join(
+    tenant: Tenant, call: Decode, thought: MessageHandle, answer: MessageHandle, scope: Scope | None
+) -> MessageHandle:
+    """Say of an answer what it was decoded with, and give it the lease of its thoughts, which was taken in a scope."""
+    assert call.thinking is not None
+    core = tenant.core
+    with core.lock:
+        message, source = tenant.find(answer), tenant.find(thought)
+        message.finish_reason = source.finish_reason
+        if message.chosen is None and source.chosen is not None:
+            message.header = len(core.model.encode(call.thinking.answer))
+            message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
+            message.usage = _both(source.usage, message.usage)
+        core.table.keep(message, Thought(source, call.memo, scope), scope)
+        if source is message:
+            # Nothing was thought: it is one message, which is nobody's thoughts.
+            message.is_thought = False
+            if call.author is not None:
+                message.authors -= {thinker(call.author)}
+                message.author = call.author
+    return answer
+
+
+def _answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:
+    """Where among the sampled tokens of thoughts and answer the answer starts."""
+    return thoughts_in(model, thinking, [each.token for each in message.chosen or ()])
+
+
+def _both(thought: Usage, encoded: Usage) -> Usage:
+    """What thinking and answering have cost, and encoding the answer for its readers."""
+    both = ("tokens_encoded", "duration_s", "tokens_recomputed", "tokens_beyond", "tokens_of_other_models")
+    return replace(thought, **{name: getattr(thought, name) + getattr(encoded, name) for name in both})

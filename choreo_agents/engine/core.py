@@ -9,16 +9,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 from choreo_agents.attention.backends import told
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
 from choreo_agents.engine.messages.holdings import Holdings
-from choreo_agents.engine.messages.method import Method
+from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
@@ -37,21 +38,59 @@ from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.planner import Planner, Watch
-from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.next_step import Watch
+from choreo_agents.runtime.request import Encoding, Request
 from choreo_agents.runtime.scheduler import Limits
+from choreo_agents.runtime.under_way import Reclaimer
 from choreo_agents.tracing import FileSkipped, FileUnwritten, Ledger, guarded
 
 
-class Computing(NamedTuple):
-    """See the fields of the same names in `EngineStats`."""
+@dataclass
+class Computing:
+    """What computes."""
 
-    backend: str
-    backend_why: str
-    forward: str
+    backend: str = ""
+    """What attends, ..."""
+    backend_why: str = ""
+    """... why nothing faster does, if something stands in the way, ..."""
+    forward: str = ""
+    """... and what computes the rest: `"lean"`, on a GPU `"fused"`, or why the modelling code of transformers does."""
     graphs: int = 0
+    """Sizes of passes that are replayed as CUDA graphs now: of all tenants, and told to their owner alone, ..."""
     graphs_why: str = ""
+    """... and why none can be, if something stands in the way."""
     steps_ahead: int = 0
+    """Steps that were begun before the one before them had said its tokens. Of all tenants likewise."""
+
+
+class Method(Reclaimer, Protocol):
+    """Decides what a call encodes and reuses: from the cache, or from re-encoded text with or without a prefix cache.
+
+        choreo      a decode attends to its parents' own encodings, each shown where the view puts it
+        baseline    a decode re-encodes its parents' text, less the longest prefix already encoded
+        naive       a decode re-encodes all of it
+
+    The last two are the twins of Prompt Choreography, section 3.1: prefill only stores text, and offsets are ignored.
+    """
+
+    keeps_kv: bool
+    """Whether prefill encodes and messages own KV; otherwise they are text."""
+
+    def encoding(self, lineage: Lineage) -> Encoding: ...
+
+    def reach(self, lineage: Lineage, added: int) -> int:
+        """The first position that a call does not touch when it adds `added` tokens."""
+        ...
+
+    def room(self, lineage: Lineage, added: int) -> int:
+        """Tokens of KV that must be there at once for it: what it reads, and at most what it writes."""
+        ...
+
+    def drop_tenant(self, tenant: str) -> None:
+        """Give up what is cached for a tenant."""
+        ...
+
+    def check(self) -> None: ...
 
 
 class RequestLoop(Protocol):
@@ -107,62 +146,33 @@ class RequestLoop(Protocol):
         ...
 
 
-class Execution(Protocol):
-    """Runs the requests of one engine: `LocalExecution`, or what `EngineCore` is given in its place.
+class Execution:
+    """Runs the requests of one engine: in this process, on its model's device, unless `EngineCore` is given another.
 
     The core keeps what does not depend on where requests run: messages, handles, leases, tenants, lineage, adapters.
-    An implementer provides the three parts below that. They are made when the engine begins, and anew when it
-    restarts, each with the parts before it at hand:
+    Another execution has methods of its own in the place of all of these. The first three make the parts below that,
+    when the engine begins, and anew when it restarts, each with the parts before it at hand:
 
-        cache     where the KV of each message is        with `core.pool`
+        cache     where the KV of each message is
         method    what a request reads, pins and needs   with `core.table` and `core.recomputer`
         loop      runs requests                          with `core.method`
 
     An execution keeps no reference to the core: an engine that is dropped without `close` ends its threads.
     """
 
-    def cache(self, core: EngineCore, host: HostedEntries, files: EntryFiles) -> KVCache:
-        """Make the cache over the core's pool, the host's memory and files."""
-        ...
+    def cache(self, *parts: Any) -> KVCache:
+        """Make the cache of the parts that `KVCache` has."""
+        return KVCache(*parts)
 
     def method(self, core: EngineCore) -> Method:
         """Make the method, which encodes requests and is asked for room."""
-        ...
-
-    def loop(self, core: EngineCore) -> RequestLoop:
-        """Make the loop, and start what it needs."""
-        ...
-
-    def begin(self, core: EngineCore) -> None:
-        """Finish a start or a restart: set `total_tokens` and `kv_budget_bytes` of the core if its pool does not tell
-        them. An error ends the start, and the engine with it; a restart is over by then."""
-        ...
-
-    def load_adapter(self, core: EngineCore, loaded: Loaded, name: str, naming: Naming) -> None:
-        """Make an adapter ready, before a tenant's calls can name it. Raises `AdapterError`."""
-        ...
-
-    def computing(self) -> Computing:
-        """Describe what computes."""
-        ...
-
-
-class LocalExecution:
-    """Runs requests in this process, on the device of its model."""
-
-    def cache(self, core: EngineCore, host: HostedEntries, files: EntryFiles) -> KVCache:
-        """See `Execution`."""
-        return KVCache(core.pool, host, files, core.movements)
-
-    def method(self, core: EngineCore) -> Method:
-        """See `Execution`."""
         name = core.settings.method
         if name == "choreo":
             return ChoreoMethod(core.recomputer)
         return TextMethod(core.pool, prefix_cache=name == "baseline")
 
     def loop(self, core: EngineCore) -> RequestLoop:
-        """See `Execution`."""
+        """Make the loop, and start what it needs."""
         settings, scheduling, adapters = core.settings, core.settings.scheduling, core.adapters
         backend = core.model.backend(settings.backend)
         served = core.model.adapter, core.pool, backend, core.counters, adapters.loras, adapters.mappers
@@ -170,17 +180,18 @@ class LocalExecution:
         goes_ahead = scheduling.ahead and scheduling.timetable is None
         executor = Executor(*served, graphs=scheduling.graphs, ahead=goes_ahead)
         self._model, self._executor = core.model, executor
-        planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
-        return EngineLoop(executor, core.lock, planner, settings.sink, core.method)
+        planned = scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable
+        return EngineLoop(executor, core.lock, planned, settings.sink, core.method)
 
     def begin(self, core: EngineCore) -> None:
-        """See `Execution`: the pool tells all."""
+        """Finish a start or a restart: set `total_tokens` and `kv_budget_bytes` of the core if its pool does not tell
+        them. An error ends the start, and the engine with it; a restart is over by then."""
 
-    def load_adapter(self, core: EngineCore, loaded: Loaded, name: str, naming: Naming) -> None:
-        """See `Execution`: what was read is ready."""
+    def load_adapter(self, core: EngineCore, folder: Path, name: str, naming: Naming) -> None:
+        """Make the adapter in a folder ready, before a tenant's calls can name it. Raises `AdapterError`."""
 
     def computing(self) -> Computing:
-        """See `Execution`."""
+        """Describe what computes."""
         executor, backend = self._executor, self._executor.backend
         passes, ahead = executor.passes, executor.forward.steps_ahead
         return Computing(*told(backend), self._model.computed_with(backend), passes.captured, passes.why, ahead)
@@ -207,13 +218,14 @@ class EngineCore:
         execution: Execution | None = None,
     ) -> None:
         self.model, self.settings = model, settings
-        self.execution: Execution = LocalExecution() if execution is None else execution
+        self.execution = execution or Execution()
         self.adapters = AdapterRegistry(model.adapter)
         if adapter is not None:
             self.adapters.add_default(adapter)
         self.secret = secrets.token_bytes(32)
         """Of this engine alone: keys of what must not outlive it are made of it."""
-        self.lock, self._numbers = EngineLock(), itertools.count()
+        self.lock, self.next_number = EngineLock(), itertools.count().__next__
+        """Of the next request."""
         self.counters, self.movements = Ledger(Counters), Ledger(Movements)
         self.kept: dict[str, KVStore] = {}
         """What outlives the engine, by tenant."""
@@ -248,10 +260,10 @@ class EngineCore:
         if memory.disk is not None or memory.kept is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
         files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
-        self.cache = self.execution.cache(self, HostedEntries(memory.host_bytes), files)
+        self.cache = self.execution.cache(self.pool, HostedEntries(memory.host_bytes), files, self.movements)
         made = MessageTable(self.cache, adapter.fingerprint) if table is None else table
         self.table = made.enter_cache(self.cache)
-        self.recomputer = Recomputer(self.table, self._numbers.__next__)
+        self.recomputer = Recomputer(self.table, self.next_number)
         self.method = self.execution.method(self)
         self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
@@ -265,23 +277,6 @@ class EngineCore:
         assert memory.disk is not None
         place, seal = EnginePlace(memory.disk, adapter.fingerprint), secrets.token_bytes(32)
         return KVStore(place, adapter.geometry, seal, memory.disk_bytes, self.skipped_file, removed)
-
-    @property
-    def keeps_kv(self) -> bool:
-        """Whether messages own KV; needs no lock."""
-        return self.settings.method == "choreo"
-
-    def load_adapter(self, loaded: Loaded, name: str | None, naming: Naming) -> str:
-        """Let a tenant's calls name an adapter; the name that it has then."""
-        with self.lock:
-            name = self.adapters.require_free(loaded, name, naming.tenant)
-        self.execution.load_adapter(self, loaded, name, naming)
-        with self.lock:
-            return self.adapters.add(loaded, name, naming.tenant)
-
-    def next_number(self) -> int:
-        """Of the next request."""
-        return next(self._numbers)
 
     def close_scope(self, scope: Scope) -> None:
         """Drop all leases that a scope counts; calls still under way in it will take none."""

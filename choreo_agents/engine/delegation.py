@@ -4,64 +4,53 @@
 they change from version to version, so its engines and this package are of one version. Begin with `Execution` in
 `choreo_agents.engine.core`, which says what an implementer provides.
 
-    engine      EngineCore, EngineOwner, Tenant, Settings, Computing
-    adapters    Loaded, read_loaded
+    engine      EngineCore, Execution, EngineOwner, Tenant, Settings, Computing
+    adapters    read_loaded
     messages    Message, Lineage, Naming, Scope, MessageTable
     lineage     LineageRow, ReadLog, LineageExchange, row_of
-    requests    PlacedCall, Pending, Request, Binding, FinishReason, Endings, failed, Counters, EngineLock
-    KV          KVCache, CacheEntry, EntryFiles, HostedEntries, Segment, HostKV, copied, filled
+    requests    PlacedCall, Pending, Request, Binding, Endings, failed
+    KV          KVCache, CacheEntry, Segment, HostKV, copied, filled
     sealed KV   KVKey, kv_key, sealed, in_bytes, parsed, opened, kv_bytes, most_bytes, UnusableFileError
     model       ServedModel, served_model, load_weightless
 """
 
-from choreo_agents.engine.adapters import Loaded, read_loaded
-from choreo_agents.engine.core import Computing, EngineCore
-from choreo_agents.engine.keeping.wanted import copied, kv_key
+from choreo_agents.engine.adapters import read_loaded
+from choreo_agents.engine.core import Computing, EngineCore, Execution
+from choreo_agents.engine.keeping.kept import copied, kv_key
 from choreo_agents.engine.lineage import LineageExchange, LineageRow, ReadLog, row_of
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.owner import EngineOwner
-from choreo_agents.engine.pending import Pending, PlacedCall
+from choreo_agents.engine.request_builder import Pending, PlacedCall
 from choreo_agents.engine.settings import Settings
-from choreo_agents.engine.tenant import Tenant
-from choreo_agents.engine.transfer.filling import filled
+from choreo_agents.engine.tenant import EngineOwner, Tenant
+from choreo_agents.engine.transfer.facade import filled
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.entry_files import EntryFiles
-from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models.weightless import ServedModel, load_weightless, served_model
-from choreo_agents.runtime.counters import Counters
-from choreo_agents.runtime.decoding import FinishReason
-from choreo_agents.runtime.endings import Endings, failed
-from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Binding
+from choreo_agents.runtime.under_way import Endings, failed
 
 __all__ = [
     "Binding",
     "CacheEntry",
     "Computing",
-    "Counters",
     "Endings",
     "EngineCore",
-    "EngineLock",
     "EngineOwner",
-    "EntryFiles",
-    "FinishReason",
+    "Execution",
     "HostKV",
-    "HostedEntries",
     "KVCache",
     "KVKey",
     "Lineage",
     "LineageExchange",
     "LineageRow",
-    "Loaded",
     "Message",
     "MessageTable",
     "Naming",

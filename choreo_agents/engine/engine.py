@@ -24,17 +24,16 @@ from choreo_agents.engine.calls import (
     PrefillOptions,
     StreamedToken,
 )
-from choreo_agents.engine.core import EngineCore, LocalExecution
+from choreo_agents.engine.core import EngineCore, Execution
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.holdings import Threads
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.engine.recording.recorder import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
-from choreo_agents.engine.stock.stats import EngineStats
-from choreo_agents.engine.taking_stock import check_engine, stats_of
+from choreo_agents.engine.stock import EngineStats, check_engine, stats_of
+from choreo_agents.engine.tenant import EngineOwner
 from choreo_agents.engine.transfer.facade import KVTransfer
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
@@ -62,10 +61,8 @@ class Engine:
         """Maps and merges what parallel calls have said."""
         self.kv = KVTransfer(self._caller)
         """Keys and values themselves: to read, take in, pin, and move about."""
-        self.inspect, self.threads = (
-            Inspection(self._tenant),
-            Threads(self._core.holdings, self._tenant.name, self._tenant.scopes),
-        )
+        self.inspect = Inspection(self._tenant)
+        self.threads = Threads(self._core.holdings, self._tenant.name, self._tenant.scopes)
         """How messages came about; and what threads of graphs hold between their calls."""
         self.record, self.lineage = Recordings(self._tenant), LineageExchange(self._tenant)
         """Records runs of graphs; and what messages are computed from, for a store."""
@@ -324,13 +321,13 @@ def twin_of(engine: Engine, method: MethodName) -> Engine:
     It has no folder for KV, and memory of its own. Close it. Raises `InvalidRequestError` if it computes elsewhere.
     """
     core, tenant = engine._core, engine._tenant
-    if not isinstance(core.execution, LocalExecution):
+    if type(core.execution) is not Execution:
         raise InvalidRequestError(
             f"methods are compared by engines of this process, and {engine!r} computes elsewhere: compile the graph "
             f"with Engine.load({core.model.name!r}) to compare it"
         )
     with core.lock:
-        folders, own = core.adapters.folders(tenant.name), core.adapters.loaded(tenant.name)[0]
+        folders, own = core.adapters.folders(tenant.name), core.adapters.default
     settings = core.settings
     made = Engine.load(
         core.model,

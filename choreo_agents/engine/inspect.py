@@ -109,15 +109,9 @@ class Inspection:
         """How these messages and all that they descend from were made, released ones included: parents first."""
         with self._tenant.core.lock:
             found: dict[str, Message] = {}
-            todo = [self._tenant.find(handle) for handle in reversed(handles)]
-            while todo:
-                message = todo[-1]
-                missing = [parent for parent in message.parents if parent.handle.id not in found]
-                if missing and message.handle.id not in found:
-                    todo.extend(reversed(missing))
-                else:
-                    found.setdefault(message.handle.id, message)
-                    todo.pop()
+            for message in [self._tenant.find(handle) for handle in handles]:
+                for each in message.unknown(lambda other: other.handle.id in found):
+                    found[each.handle.id] = each
             return tuple(_record(self._tenant, message) for message in found.values())
 
     def ancestors(self, handle: MessageHandle) -> dict[MessageHandle, str | None]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from choreo_agents.engine.messages.entering import entering
+from choreo_agents.engine.keeping.kept import kv_key
 from choreo_agents.engine.messages.message import Lineage, Message, Thought
 from choreo_agents.engine.messages.placement import Placement
 from choreo_agents.engine.messages.scope import Scope
@@ -195,8 +195,8 @@ class LineageExchange:
         with self._tenant.core.lock:
             found = [(memo, message_id, table.get(message_id)) for memo, message_id in answered.items()]
             for memo, _, message in found:
-                if message is not None and message.scoped[thread] and table.memos.recall(memo) is not message:
-                    table.memos.remember(memo, message, thread)
+                if message is not None and message.scoped[thread] and table.memos.get(memo) is not message:
+                    table.remember(memo, message, thread)
             return [each for _, each, message in found if message is None or not message.scoped[thread]]
 
     def described(
@@ -379,7 +379,7 @@ class _TakingIn:
         message, note = self.made.get(message_id), self._found.notes.get(message_id)
         if message is None:
             return
-        with entering(self._table, message) as entered:
+        with self._table.entering(message) as entered:
             if not entered.scoped[thread]:
                 self._table.lease(entered, thread)
         for thought_id, call in note.thoughts if note is not None else ():
@@ -395,8 +395,8 @@ class _TakingIn:
 
     def _remember(self, message: Message, thread: Scope) -> None:
         for memo in self._memos.get(message.handle.id, ()):
-            if self._table.memos.recall(memo) is not message and message.leases:
-                self._table.memos.remember(memo, message, thread)
+            if self._table.memos.get(memo) is not message and message.leases:
+                self._table.remember(memo, message, thread)
 
 
 def _made_of(message: Message, thread: Scope) -> list[Message]:
@@ -407,10 +407,8 @@ def _made_of(message: Message, thread: Scope) -> list[Message]:
 
 def row_of(message: Message) -> LineageRow:
     """From what a message is computed."""
-    at = message.native_offset if message.entry is None else message.entry.native_offset
-    seen = zip(message.parents, message.relative_offsets, strict=True)
-    parents = tuple((each.handle.id, offset) for each, offset in seen)
-    return LineageRow(message.handle.id, message.handle.model, message.tokens, parents, at)
+    key = kv_key(message)
+    return LineageRow(key.id, key.model, key.tokens, key.parents, key.native_offset)
 
 
 def _note(message: Message, thread: Scope, before: Note | None) -> Note:

@@ -1,12 +1,11 @@
-"""A tenant: its calls are answered by what is known or under way, or have a request made."""
+"""A tenant: its calls are answered by what is known or under way, or have a request made. And all tenants together."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,36 +13,19 @@ from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.keeping.kept import kept_of
-from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.pending import Answer, OnToken, Pending, PlacedCall
 from choreo_agents.engine.rate_limit import RateLimiter
-from choreo_agents.engine.request_builder import RequestBuilder
-from choreo_agents.errors import EngineClosedError
+from choreo_agents.engine.request_builder import Answer, OnToken, Pending, PlacedCall, RequestBuilder
+from choreo_agents.engine.stock import EngineStats, LeasedMemory, MemoryMap, leased_memory, memory_map_of, stats_of
+from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.request import Request
 
 T = TypeVar("T")
-
-
-@dataclass
-class _Batch:
-    """Calls that come together."""
-
-    scope: Scope | None
-    """Which takes the leases."""
-    started: float
-    """When they were made, as `time.perf_counter` counts."""
-    on_token: OnToken | None = None
-    requests: list[Request] = field(default_factory=list)
-    """What has to be done for them."""
-    answers: list[Answer] = field(default_factory=list)
-    undo: ExitStack = field(default_factory=ExitStack)
-    """Gives back what the requests have taken."""
 
 
 class Tenant:
@@ -99,17 +81,21 @@ class Tenant:
 
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
+        core = self.core
         self.require_tenancy()
-        loaded = read_loaded(self.core.model.adapter, folder)
-        with self.core.lock:
+        loaded = read_loaded(core.model.adapter, folder)
+        with core.lock:
             self.require_tenancy()  # the file took its time
-        return self.core.load_adapter(loaded, name, self.naming)
+            name = core.adapters.require_free(loaded, name, self.name)
+        core.execution.load_adapter(core, loaded.folder, name, self.naming)
+        with core.lock:
+            return core.adapters.add(loaded, name, self.name)
 
     def adapters(self) -> tuple[str, ...]:
         """The names that its calls can use."""
         with self.core.lock:
             self.require_tenancy()
-            return self.core.adapters.names(self.name)
+            return tuple(self.core.adapters.folders(self.name))
 
     def keeper(self, make: Callable[..., T], *args: Any) -> T:
         """What `make` makes, once: see `KVTransfer.keeper`."""
@@ -138,14 +124,15 @@ class Tenant:
         with self.core.lock:
             self.require_open()
             placed = [self.builder.place(each) for each in read]
-            batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
+            started = time.perf_counter() if started is None else started
+            answers, requests = list[Answer](), list[Request]()
             # If it cannot be submitted whole, all of it is given back: nobody may join what will never run.
-            with self.given_up_if_left(batch.answers, scope), batch.undo:
+            with self.given_up_if_left(answers, scope), ExitStack() as undo:
                 for each in placed:
-                    batch.answers.append(self._answer(each, batch))
-                self.core.loop.submit(batch.requests)
-                batch.undo.pop_all()
-            return batch.answers
+                    answers.append(self._answer(each, scope, started, on_token, requests, undo))
+                self.core.loop.submit(requests)
+                undo.pop_all()
+            return answers
 
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
@@ -181,32 +168,49 @@ class Tenant:
         if given and not self.closed and not (scope is not None and scope.closed):
             self.release(answer.result(), scope, spare_only=False)
 
-    def _answer(self, placed: PlacedCall, batch: _Batch) -> Answer:
-        """To a call that is known already or under way, or that has a new request in its batch."""
+    def _answer(
+        self,
+        placed: PlacedCall,
+        scope: Scope | None,
+        started: float,
+        on_token: OnToken | None,
+        requests: list[Request],
+        undo: ExitStack,
+    ) -> Answer:
+        """To a call that is known already or under way, or that has a new request in its batch.
+
+        Args:
+            placed: The call.
+            scope: Which takes the lease.
+            started: When it was made, as `time.perf_counter` counts.
+            on_token: Told of every token.
+            requests: What has to be done for its batch.
+            undo: Gives back what they have taken.
+        """
         call = placed.read.call
-        known = _prefilled(self, placed, call) if isinstance(call, Prefill) else self._decoded(placed, call, batch)
+        known = _prefilled(self, placed, call) if isinstance(call, Prefill) else self._decoded(placed, call, on_token)
         if known is not None:
-            return self.answered(known, placed, batch.scope)
+            return self.answered(known, placed, scope)
         request = None if placed.name is None else self.builder.running.get(placed.name)
         if request is None or request.over:
             request = self.builder.request(placed)
-            batch.requests.append(request)
-            batch.undo.callback(request.owner.abandon, request)
+            requests.append(request)
+            undo.callback(request.owner.abandon, request)
         pending = request.owner
         assert isinstance(pending, Pending)
-        if request in batch.requests:
+        if request in requests:
             request.priority = max(request.priority, call.priority)
         else:
             self.core.loop.hurry(request, call.priority)
-        deadline = None if call.timeout_s is None else batch.started + call.timeout_s
-        return pending.awaited(request, placed, batch.scope, deadline, batch.on_token)
+        deadline = None if call.timeout_s is None else started + call.timeout_s
+        return pending.awaited(request, placed, scope, deadline, on_token)
 
-    def _decoded(self, placed: PlacedCall, call: Decode, batch: _Batch) -> Message | None:
+    def _decoded(self, placed: PlacedCall, call: Decode, on_token: OnToken | None) -> Message | None:
         """The answer that the same decode was given before."""
-        known = None if placed.name is None or call.anew else self.core.table.memos.recall(placed.name)
-        if known is not None and batch.on_token is not None:
+        known = None if placed.name is None or call.anew else self.core.table.memos.get(placed.name)
+        if known is not None and on_token is not None:
             for chosen in known.chosen or ():
-                batch.on_token(chosen)
+                on_token(chosen)
         return known
 
     def answered(
@@ -221,7 +225,7 @@ class Tenant:
             segment: The message's KV, if it was encoded elsewhere; its pin is taken over in any case.
         """
         table = self.core.table
-        with entering(table, message, segment) as entered:
+        with table.entering(message, segment) as entered:
             placed.said.put_on(entered)
             if scope is None or not scope.closed:
                 table.lease(entered, scope)
@@ -262,3 +266,92 @@ def _prefilled(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message | N
         promise=core.next_number() if keeps and not has_file else None,
         again=call.again,
     )
+
+
+class EngineOwner:
+    """All tenants' engine: `engine.owner`, of the engine that `Engine.load` returns. May be used from any thread.
+
+    Args:
+        core: Serves them.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._open: dict[str, Tenant] = {}
+        """By salt."""
+        self._closed = core.lock.condition()
+
+    def open(self, salt: str, calls_per_second: float | None = None) -> Tenant:
+        """Return the tenant with this salt; for `calls_per_second` see `Engine.tenant`.
+
+        One that is being closed comes again when that is over, and finds nothing of before.
+
+        Raises:
+            InvalidRequestError: The rate is not above 0.
+            EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
+        """
+        if not isinstance(salt, str):
+            raise InvalidRequestError(f"a salt must be a text, not {salt!r}")
+        # Folders are made and looked into without the lock.
+        made = None if salt in self._open else Tenant(self.core, salt)
+        with self.core.lock:
+            while (tenant := self._open.get(salt)) is not None and tenant.closing:
+                if self.core.loop.is_here:
+                    raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
+                self._closed.wait()
+            tenant = tenant or made or Tenant(self.core, salt)
+            if calls_per_second is not None:
+                tenant.limiter.set_rate(calls_per_second)
+            if tenant.kept is not None and tenant.kept.store is not None:
+                self.core.kept[tenant.name] = tenant.kept.store
+            self._open[salt] = tenant
+            return tenant
+
+    def close_tenant(self, tenant: Tenant) -> None:
+        """End a tenancy: see `Engine.close`."""
+        with self.core.lock:
+            if tenant.closing:
+                if not self.core.loop.is_here:
+                    self._closed.wait_for(lambda: tenant not in self._open.values())
+                return
+            tenant.closing = True
+        try:
+            tenant.close()  # waits for the engine's thread, which may be opening another
+        finally:
+            with self.core.lock:
+                self._open = {salt: each for salt, each in self._open.items() if each is not tenant}
+                self._closed.notify_all()
+
+    def tenants(self) -> Mapping[str, LeasedMemory]:
+        """What every open tenant leases: by a name that does not tell its salt, and that folders of its files have."""
+        with self.core.lock:
+            self.core.cache.files.arrive_all()
+            held = leased_memory(self.core.table.messages(), lambda message: message.tenant, self.core.cache)
+            return {each.name: held.get(each.name, LeasedMemory()) for each in self._open.values()}
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now and has done so far, for all tenants together."""
+        return stats_of(self.core)
+
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which authors keep it there, those of all tenants together."""
+        return memory_map_of(self.core)
+
+    def restart(self) -> None:
+        """Start again with empty memory; unfinished calls fail with `EngineClosedError`.
+
+        Also after a failure that has ended its thread. Handles stay good: what is read again is computed again.
+
+        Raises:
+            EngineClosedError: The engine was closed, and stays so.
+        """
+        self.core.restart()
+
+    def close(self) -> None:
+        """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with
+        `EngineClosedError`."""
+        if self.core.lock.is_the_parents:
+            return
+        for tenant in [*self._open.values()]:
+            tenant.stop()
+        self.core.close()

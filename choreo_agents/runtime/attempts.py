@@ -24,6 +24,10 @@ Samplers = Mapping[int, Sampler]
 class Ran:
     """What came of a step."""
 
+    rows: Sequence[Row]
+    """That it had."""
+    samplers: Samplers
+    """By request number, for every row that samples."""
     chosen: dict[int, Chosen] = field(default_factory=dict)
     """By request, the token of every row that samples and did not fail."""
     failed: dict[int, Exception] = field(default_factory=dict)
@@ -31,12 +35,12 @@ class Ran:
     passes: list[tuple[int, int, Exception]] = field(default_factory=list)
     """Passes that failed: their rows, their tokens and why."""
 
-    def spoils(self, row: Row, rows: Sequence[Row]) -> Exception | None:
+    def spoils(self, row: Row) -> Exception | None:
         """Why a row cannot run any more: it, or what it reads of the same step, has failed."""
         if not self.failed:
             return None
         own = self.failed.get(row.number)
-        lost = {other.segment: self.failed[other.number] for other in rows if other.number in self.failed}
+        lost = {other.segment: self.failed[other.number] for other in self.rows if other.number in self.failed}
         unread = (lost.get(p.segment) for p in row.view if p.first + p.count > p.segment.encoded)
         return own or next((error for error in unread if error is not None), None)
 
@@ -76,42 +80,34 @@ class Attempts:
         Raises:
             DeviceLostError: The device computes no more.
         """
-        ran = Ran()
+        ran = Ran(rows, samplers)
         self._before = self._most, self._cautious
         if self._most is None or _tokens(rows) <= self._most:
-            self._attempt(rows, arrivals, samplers, ran, rows, tries=2)
+            self._attempt(rows, arrivals, ran, tries=2)
         else:
             for part in _parts(_in_order(rows), self._most):
-                self._attempt(part, _read_by(part, arrivals), samplers, ran, rows, tries=2)
+                self._attempt(part, _read_by(part, arrivals), ran, tries=2)
         for arrival in arrivals:
             if not arrival.is_there:
                 self._bring(arrival, ran)
         self._grow_bolder()
         return ran
 
-    def _attempt(
-        self,
-        part: Sequence[Row],
-        arrivals: Sequence[Arrival],
-        samplers: Samplers,
-        ran: Ran,
-        step: Sequence[Row],
-        tries: int,
-    ) -> None:
+    def _attempt(self, part: Sequence[Row], arrivals: Sequence[Arrival], ran: Ran, tries: int) -> None:
         """Run a part of a step as often as this; if it fails, its halves, and who stands alone is to blame."""
         rows = list(part)
         for row in part if ran.failed else ():
-            error = ran.spoils(row, step)
+            error = ran.spoils(row)
             if error is not None:
                 ran.failed.setdefault(row.number, error)
                 rows.remove(row)
-        if step and not rows:
+        if ran.rows and not rows:
             return
         failure: Exception
         while True:
             tries -= 1
             try:
-                ran.chosen |= self._executor.run(self._steps.make(rows, arrivals), samplers)
+                ran.chosen |= self._executor.run(self._steps.make(rows, arrivals), ran.samplers)
                 return
             except Exception as error:
                 failure = error
@@ -136,7 +132,7 @@ class Attempts:
             return
         for half in halves:
             # Who stands alone is not given up for a failure that comes and goes.
-            self._attempt(half, _read_by(half, arrivals), samplers, ran, step, tries=2 if len(half) == 1 else 1)
+            self._attempt(half, _read_by(half, arrivals), ran, tries=2 if len(half) == 1 else 1)
 
     def _give_up(self, rows: Sequence[Row], failure: Exception, ran: Ran) -> None:
         """Who stands alone has failed, at most one."""

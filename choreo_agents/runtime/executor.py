@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 
 import torch
@@ -14,12 +15,14 @@ from choreo_agents.kv.segment import Segment
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.guides.masks import StepMasks
 from choreo_agents.models.lora import LoraAdapter
+from choreo_agents.native.library import Kernels, found, parallel
+from choreo_agents.native.structs import DrawingStruct
 from choreo_agents.runtime.counters import Counters
-from choreo_agents.runtime.drawing import lottery_on
 from choreo_agents.runtime.forward import Forward
 from choreo_agents.runtime.passes import Passes, cuda_capture
 from choreo_agents.runtime.step import Row, Step
-from choreo_agents.sampling import BatchSampler, Chosen, Sampler, choose_tokens
+from choreo_agents.sampling import BatchSampler, Chosen, Lottery, Sampler, choose_tokens
+from choreo_agents.sampling.lottery import CONSTANTS
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.tracing import Ledger
 
@@ -43,11 +46,11 @@ class Executor:
         pool: KVPool,
         backend: AttentionBackend,
         counters: Ledger[Counters],
-        loras: Mapping[str, LoraAdapter] | None = None,
-        mappers: Mapping[str, CacheMapper] | None = None,
+        loras: Mapping[str, LoraAdapter],
+        mappers: Mapping[str, CacheMapper],
         *,
-        graphs: bool = True,
-        ahead: bool = True,
+        graphs: bool,
+        ahead: bool,
     ) -> None:
         self.adapter = adapter
         self.pool = pool
@@ -57,9 +60,8 @@ class Executor:
         self._masks = StepMasks(adapter.device)
         is_cuda = adapter.device.type == "cuda"
         self.passes = Passes(adapter, pool, backend, cuda_capture(adapter.device) if graphs and is_cuda else None)
-        by_name = {} if loras is None else loras
-        self.forward = Forward(adapter, pool, backend, counters, self.passes, by_name, ahead=ahead)
-        self._mappers = {} if mappers is None else mappers
+        self.forward = Forward(adapter, pool, backend, counters, self.passes, loras, ahead=ahead)
+        self._mappers = mappers
 
     def run(self, step: Step, samplers: Mapping[int, Sampler]) -> dict[int, Chosen]:
         """Encode the step's tokens and return each sampling request's next token.
@@ -69,21 +71,18 @@ class Executor:
             samplers: By request number, for every row that samples.
         """
         with LayeredCopy(self.pool, step.arrivals) as arriving:
-            return self._run(step, samplers, arriving.wait)
-
-    def _run(self, step: Step, samplers: Mapping[int, Sampler], wait: Callable[[int], None]) -> dict[int, Chosen]:
-        for row in step.mapped:
-            self._map(row, wait)
-        if not step.tokens:
-            return {}
-        numbers = [row.number for row in step.rows if row.samples]
-        asked = [samplers[number] for number in numbers]
-        with self._masks.filling(sampler.guide for sampler in asked):
-            logits = self.forward.logits(step, wait)
-        meanwhile = self.forward.meanwhile
-        if meanwhile is not None:
-            logits = logits.clone()  # the next pass is where this one was
-        return dict(zip(numbers, choose_tokens(asked, logits, self._batch, meanwhile), strict=True))
+            for row in step.mapped:
+                self._map(row, arriving.wait)
+            if not step.tokens:
+                return {}
+            numbers = [row.number for row in step.rows if row.samples]
+            asked = [samplers[number] for number in numbers]
+            with self._masks.filling(sampler.guide for sampler in asked):
+                logits = self.forward.logits(step, arriving.wait)
+            meanwhile = self.forward.meanwhile
+            if meanwhile is not None:
+                logits = logits.clone()  # the next pass is where this one was
+            return dict(zip(numbers, choose_tokens(asked, logits, self._batch, meanwhile), strict=True))
 
     def answers(self) -> bool:
         """Whether the device still computes; asked after a failure."""
@@ -118,3 +117,36 @@ class Executor:
     def _slots(self, segment: Segment, first: int, count: int) -> Tensor:
         runs = segment.slots(first, count)
         return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.adapter.device)
+
+
+def lottery_on(device: torch.device) -> Lottery | None:
+    """That of a device: kernels in Triton on a GPU, those in C on a CPU; None if there are none."""
+    made, kernels = Lottery.on(device), found()
+    if made is not None or device.type != "cpu" or isinstance(kernels, str):
+        return made
+    return native_lottery(kernels[0])
+
+
+def native_lottery(kernels: Kernels) -> Lottery:
+    """That of the kernels in C, for logits in fp32."""
+
+    def launch(logits: Tensor, asked: Tensor, told: Tensor) -> None:
+        drawing = DrawingStruct(
+            logits=logits.data_ptr(),
+            asked=asked.data_ptr(),
+            told=told.data_ptr(),
+            row=logits.stride(0),
+            draws=len(asked),
+            words=logits.shape[1],
+            threads=torch.get_num_threads(),
+            margin=CONSTANTS["MARGIN"],
+            lost=CONSTANTS["LOST"],
+            alike=CONSTANTS["ALIKE"],
+            least=CONSTANTS["LEAST"],
+            lowest=CONSTANTS["LOWEST"],
+            highest=CONSTANTS["HIGHEST"],
+            parallel=parallel(),
+        )
+        kernels.draw(ctypes.addressof(drawing))
+
+    return Lottery(launch, (torch.float32,))

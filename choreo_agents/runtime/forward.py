@@ -99,7 +99,7 @@ class Forward:
         passes: Passes,
         loras: Mapping[str, LoraAdapter],
         *,
-        ahead: bool = True,
+        ahead: bool,
     ) -> None:
         self._adapter, self._pool, self._backend, self._counters = adapter, pool, backend, counters
         self._passes, self._loras = passes, loras
@@ -228,12 +228,8 @@ class Forward:
 
     def _adapted(self, step: Step) -> list[Adapted]:
         """The step's tokens by the adapter that serves them."""
-        spans: dict[str, list[range]] = {}
-        for key, first, end in step.adapted:
-            spans.setdefault(key, []).append(range(first, end))
         made: list[Adapted] = []
-        for key, ranges in spans.items():
-            tokens = [token for each in ranges for token in each]
+        for key, tokens in step.adapted.items():
             rows = None
             if len(tokens) < len(step.tokens):
                 rows = SentTables({"rows": numpy.array(tokens, dtype=numpy.int64)}, self._adapter.device)["rows"]

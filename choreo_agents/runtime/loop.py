@@ -10,15 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from choreo_agents.errors import ChoreoError, DeviceLostError, EngineClosedError, told
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.runtime.attempts import Attempts, Ran
-from choreo_agents.runtime.counters import CountedAs, count_encoded, count_step
-from choreo_agents.runtime.endings import Endings, failed
+from choreo_agents.runtime.counters import count_encoded, count_step
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
-from choreo_agents.runtime.next_step import NextSteps
-from choreo_agents.runtime.planner import Planner, Watch
+from choreo_agents.runtime.next_step import NextSteps, Planned, Watch
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row
-from choreo_agents.runtime.under_way import Reclaimer, UnderWay
+from choreo_agents.runtime.under_way import Endings, Reclaimer, UnderWay, failed
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, FirstToken, StepFailed, StepRan, guarded
 
@@ -32,15 +30,15 @@ class EngineLoop:
     Args:
         executor: Runs a step.
         lock: Guards all bookkeeping; held between steps only, never during a forward pass.
-        planner: Says what a step does.
+        planned: Says what a step does: see `NextSteps`.
         sink: Receives events.
         reclaimer: Whose caches may be evicted to admit a request.
     """
 
     def __init__(
-        self, executor: Executor, lock: EngineLock, planner: Planner, sink: EventSink, reclaimer: Reclaimer
+        self, executor: Executor, lock: EngineLock, planned: Planned, sink: EventSink, reclaimer: Reclaimer
     ) -> None:
-        self.executor, self.planner, self._lock = executor, planner, lock
+        self.executor, self._lock = executor, lock
         self._emit = guarded(sink)
         self._changed = threading.Event()
         """Set whenever there may be something to do; by whom needs no lock."""
@@ -49,7 +47,7 @@ class EngineLoop:
         pool = executor.pool
         endings = Endings(pool, executor.counters, self._emit, self._ended)
         self._under_way = UnderWay(pool, reclaimer, endings, self._emit)
-        self._next = NextSteps(pool, self._under_way, planner, lock, self._changed)
+        self._next = NextSteps(pool, self._under_way, lock, self._changed, planned)
         self._went_on: Mapping[int, Chosen] | None = None
         """What the last step has sampled, if none of its requests has ended or failed with it."""
         self._attempts = Attempts(executor)
@@ -108,7 +106,7 @@ class EngineLoop:
     @property
     def watches(self) -> list[Watch]:
         """Who is told of every step that is about to run."""
-        return self.planner.watches
+        return self._next.watches
 
     def requests_of(self, tenant: str) -> list[Request]:
         """A tenant's unfinished requests. Under the lock."""
@@ -187,7 +185,7 @@ class EngineLoop:
         own = Counter([row.tenant for row in rows])
         sampled = own if len(ran.chosen) == len(rows) else Counter(r.tenant for r in rows if r.number in ran.chosen)
         count_step(self.executor.counters, own, sampled, there, unfinished)
-        running, encoded = self._under_way.running, Counter[CountedAs]()
+        running, encoded = self._under_way.running, Counter[tuple[str, tuple[str, ...]]]()
         go_on = not ran.passes
         missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
         for row in rows:
@@ -200,7 +198,7 @@ class EngineLoop:
             if failure is None:
                 try:
                     request.advance(len(row.tokens))
-                    encoded[request.counted_as] += len(row.tokens)
+                    encoded[request.tenant, request.counted_as] += len(row.tokens)
                     chosen = ran.chosen.get(row.number)
                     if chosen is not None:
                         self._take(request, chosen, now)

@@ -55,27 +55,26 @@ class FixedPass:
         self.tables = tables
         sizes = {"tokens": tables.sizes.tokens, "positions": tables.sizes.tokens, "wanted": wanted}
         self._sent = SentTables({name: numpy.zeros(size, numpy.int64) for name, size in sizes.items()}, adapter.device)
-        self._replay: Callable[[], None] | None = None
-        self._logits: Tensor | None = None
+        self._captured: tuple[Callable[[], None], Tensor] | None = None
         self._runs = 0
 
     @property
     def is_captured(self) -> bool:
-        return self._replay is not None
+        return self._captured is not None
 
     @property
     def is_due(self) -> bool:
         """Whether it has recurred often enough to be captured."""
-        return self._replay is None and self._runs >= CAPTURED_AFTER
+        return self._captured is None and self._runs >= CAPTURED_AFTER
 
     def give_up(self) -> None:
         """Run launch by launch again: what was captured is let go."""
-        self._replay, self._logits = None, None
+        self._captured = None
 
     @torch.inference_mode()
     def capture(self, attention: StepAttention, capture: Capture) -> None:
         """Let it be replayed from now on; raises what a model does that cannot be captured."""
-        self._replay, self._logits = capture(lambda: self._run(attention))
+        self._captured = capture(lambda: self._run(attention))
 
     @torch.inference_mode()
     def logits(
@@ -91,10 +90,10 @@ class FixedPass:
         if isinstance(tokens, Tensor):
             self._sent["tokens"][: len(tokens)].copy_(tokens)
         self._runs += 1
-        if self._replay is not None:
-            self._replay()
-            assert self._logits is not None
-            return self._logits[: len(wanted)]
+        if self._captured is not None:
+            replay, logits = self._captured
+            replay()
+            return logits[: len(wanted)]
         return self._run(attention)[: len(wanted)]
 
     def _run(self, attention: StepAttention) -> Tensor:
@@ -112,9 +111,7 @@ class Passes:
         capture: Captures a pass; None: none is.
     """
 
-    def __init__(
-        self, adapter: ModelAdapter, pool: KVPool, backend: AttentionBackend, capture: Capture | None = None
-    ) -> None:
+    def __init__(self, adapter: ModelAdapter, pool: KVPool, backend: AttentionBackend, capture: Capture | None) -> None:
         self._adapter, self._pool = adapter, pool
         self._backend: Any = backend if hasattr(backend, "plan_step") else None
         self._capture = capture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -11,8 +12,8 @@ from typing import Any, Literal, Protocol
 
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.counters import Charges, CountedAs
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.step import Binding
 from choreo_agents.sampling import Chosen
@@ -163,7 +164,11 @@ class Request:
     """Whether memory had lost what it computes."""
     readers: list[Request] | None = None
     """Who waits to read what it computes, if that was not asked for by a call of its own."""
-    charges: Charges = field(default_factory=Charges)
+    charges: Counter[str] = field(default_factory=lambda: Counter(tokens_encoded=0))
+    """Tokens that steps have encoded for it, as they are counted: its own, and those of messages that somebody had to
+    encode for it. Every token that the engine encodes is charged to one request."""
+    for_others: Counter[Segment] = field(default_factory=Counter)
+    """How many of these stand in messages other than its own, by where their KV is."""
     reused_elsewhere: int = 0
     beyond_elsewhere: int = 0
     """The same as `reused` and `beyond`, if another engine ran it."""
@@ -202,6 +207,13 @@ class Request:
         self.handed_over = True
         return self.segment
 
+    def give_back(self, pool: KVPool) -> None:
+        """Close its encoding, and let go of its segment unless somebody has taken that over."""
+        self.encoding.close(self)
+        segment = self.hand_over()
+        if segment is not None:
+            pool.unpin(segment)
+
     @property
     def kind(self) -> Literal["prefill", "decode"]:
         return "prefill" if self.decoding is None else "decode"
@@ -228,12 +240,12 @@ class Request:
 
         Those that its parents had attended to.
         """
-        return sum(self.charges.for_others.values()) - self._paid_in_view() + self.beyond_elsewhere
+        return sum(self.for_others.values()) - self._paid_in_view() + self.beyond_elsewhere
 
     def _paid_in_view(self) -> int:
         """Tokens that it was charged for in messages which its view holds."""
         held = set() if self.binding is None else {piece.segment for piece in self.binding.view}
-        return sum(tokens for segment, tokens in self.charges.for_others.items() if segment in held)
+        return sum(tokens for segment, tokens in self.for_others.items() if segment in held)
 
     def advance(self, tokens: int) -> None:
         """A step has encoded so many more tokens of it: somebody is charged for them."""
@@ -242,21 +254,17 @@ class Request:
             raise KVMemoryError(f"a request encoded {tokens} tokens more than it has room for")
         segment.encoded += tokens
         payer = self.payer() if self.readers else self
-        charges = payer.charges
-        if self.again:
-            charges.recomputed += tokens
-        elif self.mapper:
-            charges.mapped += tokens
-        else:
-            charges.encoded += tokens
-            charges.foreign += tokens if self.is_foreign else 0
+        for name in self.counted_as:
+            payer.charges[name] += tokens
         if payer is not self:
-            charges.for_others[segment] = charges.for_others.get(segment, 0) + tokens
+            payer.for_others[segment] += tokens
 
     @cached_property
-    def counted_as(self) -> CountedAs:
-        """What kind of tokens it encodes."""
-        return self.tenant, self.again, bool(self.mapper), self.is_foreign
+    def counted_as(self) -> tuple[str, ...]:
+        """What tokens that it encodes are, as fields of `Counters`."""
+        if self.again or self.mapper:
+            return ("tokens_recomputed" if self.again else "tokens_mapped",)
+        return ("tokens_encoded", "tokens_of_other_models") if self.is_foreign else ("tokens_encoded",)
 
     def payer(self) -> Request:
         """Of all calls that wait for it, or for what waits for it, the first submitted; itself, if there is none."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
@@ -57,8 +57,8 @@ class Step:
     layout: Layout
     wanted: tuple[int, ...]
     """Indices of the tokens whose logits are sampled from, in the order of the rows that sample."""
-    adapted: tuple[tuple[str, int, int], ...] = ()
-    """Adapters, and where the tokens that each serves begin and end."""
+    adapted: Mapping[str, list[int]] = field(default_factory=dict)
+    """The tokens that each adapter serves."""
     mapped: tuple[Row, ...] = ()
     """Rows whose KV is made of other KV, before the pass."""
     arrivals: tuple[Arrival, ...] = ()
@@ -129,7 +129,7 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
     shared: Shared = {}
     causal: list[Read] = []
     own: list[tuple[int, int, int]] = []
-    adapted: list[tuple[str, int, int]] = []
+    adapted: dict[str, list[int]] = {}
     at = 0
     encoded = [row for row in rows if not row.mapper]
     for row in encoded:
@@ -145,7 +145,7 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
             last = row.segment.slots(0, row.first + 1)[-1]
             own.append((last.start, last.length, start + 1 - last.length))
         if row.adapter:
-            adapted.append((row.adapter, at, at + count))
+            adapted.setdefault(row.adapter, []).extend(range(at, at + count))
         at += count
         if row.samples:
             wanted.append(at - 1)
@@ -156,7 +156,7 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
     found = {key: number for number, key in enumerate(shared)} if alone else {}
     mine = tuple([found[key] for key in own]) if alone else ()
     layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal), mine)
-    return Step(tuple(rows), tokens, layout, tuple(wanted), tuple(adapted), mapped, tuple(arrivals))
+    return Step(tuple(rows), tokens, layout, tuple(wanted), adapted, mapped, tuple(arrivals))
 
 
 def _share(shared: Shared, segment: Segment, first: int, count: int, span: QuerySpan) -> None:

@@ -1,19 +1,32 @@
-"""Who is under way: the requests that wait, in which order and for what, and those that run, until they end."""
+"""Who is under way: the requests that wait, in which order and for what, and those that run, until they end.
+
+With a result or without, the end of each is its own, and gives back all that it held.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from choreo_agents.errors import CapacityError, ChoreoError, EngineClosedError, RequestTimeoutError
+from choreo_agents.errors import (
+    CapacityError,
+    ChoreoError,
+    EngineClosedError,
+    EngineFailedError,
+    GuideError,
+    KVMemoryError,
+    RequestTimeoutError,
+    told,
+)
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.endings import Endings, failed
+from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Waiting
-from choreo_agents.tracing import EventSink, RequestSubmitted
+from choreo_agents.tracing import EventSink, Ledger, RequestFinished, RequestSubmitted
 
 MOST_OVERTAKEN = 64
 """How many requests of a higher priority may be put before one that came earlier: so that none starves."""
@@ -31,22 +44,6 @@ class Reclaimer(Protocol):
     def pinned(self, tenant: str) -> str:
         """Who keeps memory from being evicted, for a tenant to read: ` by 'alice' (96 tokens)`, or nothing."""
         ...
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a request was not admitted, in tokens of KV at that time."""
-
-    own: int
-    """Room that it needs for what it writes."""
-    absent: int
-    """Room that it needs for what it reads and nobody keeps in the pool."""
-    read: int
-    """What it reads and was kept in the pool for it."""
-    free: int
-    """Room that there is when all that nobody needs is evicted."""
-    by_policy: bool = False
-    """Whether the scheduling policy gave it up."""
 
 
 class UnderWay:
@@ -146,14 +143,13 @@ class UnderWay:
         # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
         return bool(followed) and all(chunks.get(each.number) == each.pending for each in followed)
 
-    def admit(self, request: Request, *, alone: bool) -> Refusal | None:
-        """Give a request that can begin its memory; it stays in the queue, and why is told, if there is no room now.
+    def admit(self, request: Request, *, alone: bool) -> CapacityError | None:
+        """Give a request that can begin its memory, and let it run; it stays in the queue if there is no room now.
 
         Args:
             request: One of those that wait.
-            alone: Nothing is running that would give memory back.
+            alone: Nothing is running that would give memory back: then it is told why there is no room.
         """
-        refusal: Refusal | None = None
         # What it would reuse may itself be in the way.
         for reuse in (True, False) if alone else (True,):
             segment: Segment | None = None
@@ -161,12 +157,13 @@ class UnderWay:
             try:
                 own = self._pool.rounded(prompt + (0 if request.decoding is None else request.decoding.longest))
                 self._reclaimer.evict(own + absent)
-                refusal = Refusal(own, absent, request.encoding.pinned_tokens(), self._pool.free_tokens)
+                read, free = request.encoding.pinned_tokens(), self._pool.free_tokens
                 binding = request.encoding.bind()
                 segment = None if binding is None else self._pool.allocate(own, binding.position, request.tenant)
                 if binding is not None and segment is not None:
                     request.begin(binding, segment)
                     self.waiting.remove(request)
+                    self.running[request.number] = request
                     return None
             except BaseException:
                 request.encoding.unpin()
@@ -174,13 +171,14 @@ class UnderWay:
                     self._pool.unpin(segment)
                 raise
             request.encoding.unpin()
-        return refusal
+        return self._no_room(request, own, absent, read, free) if alone else None
 
-    def given_up(self, request: Request) -> Refusal:
-        """Of a request that the scheduling policy gives up."""
+    def given_up(self, request: Request) -> CapacityError:
+        """Why a request fails that the scheduling policy gives up."""
         own, absent = self._pool.rounded(request.room()), request.encoding.claimed_tokens(set())
         free = self._pool.free_tokens + self._reclaimer.evictable_tokens()
-        return Refusal(own, absent, request.encoding.pinned_tokens(), free, by_policy=own + absent <= free)
+        read, by_policy = request.encoding.pinned_tokens(), own + absent <= free
+        return self._no_room(request, own, absent, read, free, by_policy=by_policy)
 
     def _announce(self, request: Request) -> None:
         told = request.submitted_s, request.number, request.kind, request.author, request.role
@@ -234,20 +232,30 @@ class UnderWay:
         for request in self:
             self.drop(request, error)
 
-    def no_room(self, request: Request, refusal: Refusal) -> CapacityError:
-        """Why a request cannot be admitted though nothing runs."""
+    def _no_room(
+        self, request: Request, own: int, absent: int, read: int, free: int, *, by_policy: bool = False
+    ) -> CapacityError:
+        """Why a request cannot be admitted though nothing runs.
+
+        Args:
+            request: Which.
+            own: Tokens of room that it needs for what it writes, ...
+            absent: ... and for what it reads and nobody keeps in the pool.
+            read: Tokens of what it reads that were kept in the pool for it.
+            free: Tokens of room that there is when all that nobody needs is evicted.
+            by_policy: Whether the scheduling policy gave it up.
+        """
         pool = self._pool
-        own, absent, free = refusal.own, refusal.absent, refusal.free
         wanted = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
         if absent:
             wanted += f", {own} for what it writes and {absent} for what it reads"
-        if refusal.by_policy:
+        if by_policy:
             return CapacityError(
                 f"the scheduling policy gave the call up: it needs room for {wanted}, and {free} of "
                 f"{pool.total_tokens} are free or can be evicted. Let the policy admit it, or call again"
             )
-        read = f", {refusal.read} hold what it reads" if refusal.read else ""
-        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{read}"
+        held = f", {read} hold what it reads" if read else ""
+        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{held}"
         return CapacityError(
             f"the KV pool has no room for {wanted}: {free_ones}, and the rest is pinned"
             f"{self._reclaimer.pinned(request.tenant)}. "
@@ -266,3 +274,88 @@ def place_in_queue(queue: Sequence[Request], priority: int, most: int = MOST_OVE
     while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
         at -= 1
     return at
+
+
+class Endings:
+    """Ends requests. Whatever fails in that fails this request alone, and never raises. Used under the engine's lock.
+
+    Args:
+        pool: Where their KV is.
+        counters: Counts them.
+        emit: Told of them.
+        ended: Notified of them.
+    """
+
+    def __init__(self, pool: KVPool, counters: Ledger[Counters], emit: EventSink, ended: threading.Condition) -> None:
+        self._pool = pool
+        self._counters = counters
+        self._emit = emit
+        self._ended = ended
+
+    def finish(self, request: Request) -> None:
+        """End a request that has nothing left to do, with its owner's result: or, if there is none, without."""
+        request.over = True
+        # From here on a waiting caller can no longer cancel; one that already has takes no lease.
+        request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
+        error: ChoreoError | None = None
+        try:
+            if request.segment is not None:
+                self._pool.complete(request.segment)
+            result = request.owner.finish(request)
+        except Exception as cause:
+            error = failed(cause)
+            _done(lambda: request.owner.abandon(request))
+        _done(request.encoding.unpin)
+        self._count(request, "done" if error is None else "failed")
+        for future in request.futures:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    def drop(self, request: Request, error: ChoreoError | None, outcome: str) -> None:
+        """End a request without a result. Who still waits for it gets the error."""
+        request.over = True
+        segment = request.segment
+        if segment is not None:
+            _done(lambda: self._pool.complete(segment))
+        if request.binding is not None:
+            _done(request.encoding.unpin)
+        _done(lambda: request.owner.abandon(request))
+        self._count(request, outcome)
+        resolve(request, error)
+
+    def _count(self, request: Request, outcome: str) -> None:
+        now, reused, beyond = time.perf_counter(), request.reused, request.beyond
+        ended = {"done": "finished", "failed": "failed"}.get(outcome, "cancelled")
+        self._counters.add(request.tenant, ended)
+        self._counters.add(request.tenant, "tokens_reused", reused)
+        self._ended.notify_all()
+        told = {"tokens_reused": reused, "tokens_beyond": beyond, **request.charges}
+        self._emit(RequestFinished(now, request.number, outcome, **told))
+
+
+def _done(work: Callable[[], object]) -> None:
+    """Do what has to be done and can be done twice, whatever fails: the rest of a request's end must follow."""
+    for _ in range(2):
+        try:
+            work()
+            return
+        except Exception:
+            logging.getLogger(__name__).exception("giving back what a request held has failed; other requests go on")
+
+
+def failed(cause: BaseException) -> ChoreoError:
+    """What a call that fails for this reason raises."""
+    if isinstance(cause, KVMemoryError | CapacityError | GuideError):
+        return cause
+    error = EngineFailedError(f"a step of the engine failed: {told(cause)}")
+    error.__cause__ = cause
+    return error
+
+
+def resolve(request: Request, error: ChoreoError | None) -> None:
+    """Tell everyone who waits for a request that it ended without a result."""
+    for future in request.futures:
+        if future.set_running_or_notify_cancel() and error is not None:
+            future.set_exception(error)

@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
 
 from choreo_agents.engine import Engine, Memory
-from choreo_agents.engine.stock.memory_map import MemoryMap
+from choreo_agents.engine.stock import MemoryMap
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.graph.comparing import Comparison, compare

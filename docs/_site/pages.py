@@ -7,6 +7,7 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import mkdocs_gen_files
@@ -70,7 +71,10 @@ def write_reference() -> None:
         page = [f"# {package}\n", f"{what}.\n"]
         names = list(public_names(package))
         for name, place in names:
-            page.append(f"::: {place}\n    options:\n      heading_level: 2\n" if place else _told(package, name))
+            # Fields of a dataclass are told where they are documented, also if it has them of others.
+            inherits = str(is_dataclass(getattr(importlib.import_module(package), name))).lower()
+            options = f"      heading_level: 2\n      inherited_members: {inherits}\n"
+            page.append(f"::: {place}\n    options:\n{options}" if place else _told(package, name))
         index.append(f"- [`{package}`]({package}.md): {what[0].lower()}{what[1:]} ({len(names)} names)")
         with mkdocs_gen_files.open(f"reference/{package}.md", "w") as file:
             file.write("\n".join(page) + "\n")

@@ -29,7 +29,7 @@ ROOMS = {
         "graph/view/reencoding.py",
         "graph/view/view.py",
     ),
-    "memory": ("kv", "engine/messages", "engine/pending.py", "runtime/under_way.py"),
+    "memory": ("kv", "engine/messages", "engine/request_builder.py", "runtime/under_way.py"),
     "seals": (
         "graph/provenance.py",
         "graph/signer.py",

@@ -12,12 +12,11 @@ import torch
 
 from choreo_agents import Engine
 from choreo_agents.engine.messages.from_cache import FromCache
-from choreo_agents.engine.messages.memos import Memos
 from choreo_agents.engine.messages.message import Label
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.pending import Pending
+from choreo_agents.engine.request_builder import Pending
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
@@ -36,7 +35,7 @@ AT_THE_END: dict[str, tuple[type, str]] = {
     "the cache holds it": (KVCache, "hold"),
     "it is labelled": (Label, "put_on"),
     "it is leased": (MessageTable, "lease"),
-    "it is memoised": (Memos, "remember"),
+    "it is memoised": (MessageTable, "remember"),
     "it is kept or not": (MessageTable, "drop_if_unleased"),
     "it is finished": (Pending, "finish"),
     "it is forgotten": (Pending, "_forget"),

@@ -34,7 +34,7 @@ from support.faults import InjectedError, any_fault, is_of_sampler
 from support.interference import WARN
 
 from choreo_agents import Engine, Memory, RunOptions
-from choreo_agents.engine.stock.stats import EngineStats
+from choreo_agents.engine.stock import EngineStats
 from choreo_agents.errors import ChoreoError
 from choreo_agents.models import LoadedModel
 from torture import oracle

@@ -278,7 +278,4 @@ class _Recomputation:
 
     def abandon(self, request: Request) -> None:
         self.recomputer.ended(self.message, request)
-        request.encoding.close(request)
-        segment = request.hand_over()
-        if segment is not None:
-            self.recomputer.table.cache.pool.unpin(segment)
+        request.give_back(self.recomputer.table.cache.pool)

@@ -21,12 +21,11 @@ class TextMethod:
     keeps_kv = False
 
     def __init__(self, pool: KVPool, *, prefix_cache: bool) -> None:
-        self._pool = pool
-        self._tree = PrefixTree(pool) if prefix_cache else None
+        self._pool, self._tree, self._caches = pool, PrefixTree(pool), prefix_cache
 
     def encoding(self, lineage: Lineage) -> FromText:
-        # What one adapter has encoded is no prefix for another.
-        return FromText(lineage.text(), self._pool, self._tree, f"{lineage.tenant} {lineage.adapter}")
+        found_as = f"{lineage.tenant} {lineage.adapter}"  # what one adapter has encoded is no prefix for another
+        return FromText(lineage.text(), self._pool, self._tree, found_as, caches=self._caches)
 
     def reach(self, lineage: Lineage, added: int) -> int:
         return len(lineage.text()) + added
@@ -35,50 +34,47 @@ class TextMethod:
         return self._pool.rounded(len(lineage.text()) + added)
 
     def evictable_tokens(self) -> int:
-        return 0 if self._tree is None else self._tree.evictable_tokens()
+        return self._tree.evictable_tokens()
 
     def evict(self, tokens: int) -> None:
-        if self._tree is not None:
-            self._tree.evict(tokens)
+        self._tree.evict(tokens)
 
     def pinned(self, tenant: str) -> str:
         return ""
 
     def drop_tenant(self, tenant: str) -> None:
-        if self._tree is not None:
-            self._tree.drop(lambda whose: whose.partition(" ")[0] == tenant)
+        self._tree.drop(lambda whose: whose.partition(" ")[0] == tenant)
 
     def check(self) -> None:
-        if self._tree is not None:
-            self._tree.check()
+        self._tree.check()
 
 
 class FromText(Encoding):
-    """A request over the words of its parents, encoded again as far as no earlier call has encoded the same."""
+    """A request over the words of its parents, encoded again as far as no earlier call has encoded the same.
 
-    def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree | None, tenant: str) -> None:
-        self.text = text
-        self.tenant = tenant
-        self.pool = pool
-        self.tree = tree
+    Args:
+        text: The words.
+        pool: Has what it reads.
+        tree: What earlier calls have encoded: nothing, where none `caches`.
+        tenant: Under which it is found there.
+        caches: Whether it is found there by later calls.
+    """
+
+    def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree, tenant: str, *, caches: bool) -> None:
+        self.text, self.tenant, self.pool, self.tree, self.caches = text, tenant, pool, tree, caches
         # The last token is always encoded: its logits give the first sample.
         self.longest = len(text) - 1
         self.match = PrefixMatch((), 0, 0)
 
     def ready(self) -> bool:
-        if self.tree is None:
-            return True
         match = self.tree.match(self.text, self.longest, self.tenant)
         return match.promised == match.encoded
 
     def prompt_tokens(self) -> int:
-        reused = 0 if self.tree is None else self.tree.match(self.text, self.longest, self.tenant).encoded
-        return len(self.text) - reused
+        return len(self.text) - self.tree.match(self.text, self.longest, self.tenant).encoded
 
     def pin(self, *, reuse: bool) -> tuple[int, int]:
-        self.match = PrefixMatch((), 0, 0)
-        if self.tree is not None and reuse:
-            self.match = self.tree.match(self.text, self.longest, self.tenant)
+        self.match = self.tree.match(self.text, self.longest if reuse else 0, self.tenant)
         for piece in self.match.pieces:
             self.pool.pin(piece.segment)
         return 0, len(self.text) - self.match.encoded
@@ -90,7 +86,7 @@ class FromText(Encoding):
         return Binding(self.match.pieces, self.text[self.match.encoded :], self.match.encoded)
 
     def bound(self, segment: Segment) -> None:
-        if self.tree is not None:
+        if self.caches:
             self.tree.insert(self.text, segment, self.tenant)
 
     def unpin(self) -> None:
@@ -103,7 +99,7 @@ class FromText(Encoding):
         if segment is None:
             return
         try:
-            if self.tree is not None and request.binding is not None:
+            if self.caches and request.binding is not None:
                 self.tree.forget_unencoded(segment)
                 whole = self.text[: request.binding.position] + tuple(request.tokens)
                 encoded = whole[: request.binding.position + request.encoded]

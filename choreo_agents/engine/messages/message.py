@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,8 @@ class Lineage:
 
     def at(self, new_offset: int) -> Lineage:
         """The same, encoded from another position on."""
-        return replace(self, placement=self.placement.moved(new_offset))
+        offsets = tuple(new_offset + offset for offset in self.placement.relative())
+        return replace(self, placement=Placement(offsets, new_offset))
 
     def label(self, author: str | None, role: str | None, source: Message | None = None) -> str:
         """Names the call by who makes it, how long it is, what it sees where and whose words it encodes again.
@@ -109,15 +110,7 @@ class Message:
 
     def remembered(self) -> dict[str, Any]:
         """All that may change of it, as it is now."""
-        return vars(self) | {
-            "scoped": self.scoped.copy(),
-            "memos": dict(self.memos),
-            "authors": set(self.authors),
-            "sources": list(self.sources),
-            "foreign": list(self.foreign),
-            "copies": list(self.copies),
-            "thoughts": list(self.thoughts),
-        }
+        return {name: each.copy() if isinstance(each, dict | set | list) else each for name, each in vars(self).items()}
 
     @property
     def confidential(self) -> bool:
@@ -193,6 +186,23 @@ class Message:
         assert len(set(self.copies)) == len(self.copies) and len(self.thoughts) <= self.leases
         if self.entry is not None:
             assert self.entry.key == self.handle.id and self.entry.tokens == len(self.tokens)
+
+    def unknown(self, is_known: Callable[[Message], bool]) -> Iterator[Message]:
+        """It and what it was encoded from, parents first, as far as that is not known: whoever is given one knows it
+        then. No recursion: a conversation may be long."""
+        waiting = [self]
+        while waiting:
+            message = waiting[-1]
+            # One parent at a time: who attends to all that was said before has most of it in common with the next.
+            above = None
+            if not (known := is_known(message)):
+                above = next((parent for parent in message.parents if not is_known(parent)), None)
+            if above is not None:
+                waiting.append(above)
+            else:
+                waiting.pop()
+                if not known:
+                    yield message
 
     def ancestors(self) -> Iterator[Message]:
         """All that its encoding has ever attended to, nearest first, each once."""

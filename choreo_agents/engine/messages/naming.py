@@ -56,19 +56,9 @@ class Naming:
         """
         if self.salted:
             return self.handle(lineage).id
-        waiting = list(reversed(lineage.parents))
-        while waiting:  # no recursion: a conversation may be long
-            message = waiting[-1]
-            # One at a time: who attends to all that was said before has most of it in common with who is named next.
-            above = None
-            if message not in self._lasting:
-                above = next((parent for parent in message.parents if parent not in self._lasting), None)
-                if above is None:
-                    self._lasting[message] = self._lastingly(message.lineage)
-            if above is None:
-                waiting.pop()
-            else:
-                waiting.append(above)
+        for parent in lineage.parents:
+            for message in parent.unknown(self._lasting.__contains__):
+                self._lasting[message] = self._lastingly(message.lineage)
         return self._lastingly(lineage)
 
     def _lastingly(self, lineage: Lineage) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from choreo_agents.errors import InvalidRequestError
 
@@ -14,11 +14,6 @@ class Placement:
 
     offsets: tuple[int, ...]
     new_offset: int
-
-    def moved(self, new_offset: int) -> Placement:
-        """The same with the new message, and so its parents, elsewhere."""
-        shift = new_offset - self.new_offset
-        return replace(self, offsets=tuple(offset + shift for offset in self.offsets), new_offset=new_offset)
 
     def relative(self) -> tuple[int, ...]:
         """The parents' offsets as seen from the new message."""

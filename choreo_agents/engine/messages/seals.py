@@ -31,7 +31,7 @@ class Seals:
 
     def seal(self, kind: str, content: Any) -> str:
         """Return the code of JSON-plain content; a code of one `kind` is none of another."""
-        return hmac.digest(self._key, _encode([kind, content]).encode(), "sha256").hex()[:32]
+        return code(self._key, kind, content)
 
     def holds(self, seal: object, kind: str, content: Any) -> bool:
         """Tell whether a code is of this very content. Content may be anybody's: what is not plain has none."""
@@ -60,6 +60,11 @@ class Seals:
     def drawn(self, *names: str) -> str:
         """Return a name that nobody else can give: the same for the same names."""
         return self.seal("drawn", [*names])
+
+
+def code(key: bytes, kind: str, content: Any) -> str:
+    """Return the code of JSON-plain content under a key; a code of one `kind` is none of another."""
+    return hmac.digest(key, _encode([kind, content]).encode(), "sha256").hex()[:32]
 
 
 def _digest(content: Any) -> bytes | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from choreo_agents.engine.messages.memos import Memos
 from choreo_agents.engine.messages.message import Message, Thought
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
@@ -23,6 +23,7 @@ from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
+from choreo_agents.sampling import Chosen
 
 _REMEMBERED_RELEASES = 65_536
 
@@ -46,7 +47,8 @@ class MessageTable:
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
-        self.memos = Memos()
+        self.memos: dict[str, Message] = {}
+        """The answers to calls that may be made again, by their memos. A message knows its own, too."""
         self._in_scope: dict[Scope, dict[Message, None]] = {}
         """What has been leased in each scope that is open."""
         self._moving: dict[str, int] = {}
@@ -94,6 +96,51 @@ class MessageTable:
         """The message with this id, leased or not, if anything refers to it."""
         return self._known.get(message_id)
 
+    @contextmanager
+    def entering(self, made: Message, segment: Segment | None = None) -> Iterator[Message]:
+        """Add a message, or find the one with the same id, for a block that leases it: nobody keeps it otherwise.
+
+        All or nothing: if anything fails, here or in the block, messages, leases and memos are as they were, and the
+        segment is given back unless somebody waits to read this very message.
+
+        Args:
+            made: The message.
+            segment: Its KV. The pin is taken over in any case: for the message, or given back.
+        """
+        known = self.known(made.handle.id)
+        message = made if known is None else known
+        before = message.remembered()
+        held = False
+        try:
+            lost = message.entry is None or self.cache.lost(message.entry)
+            held = segment is not None and lost
+            self.fill(message, segment if lost else None)
+            if segment is not None or lost:
+                message.usage, message.promise, message.again = made.usage, made.promise, made.again
+            message.finish_reason = made.finish_reason or message.finish_reason
+            if made.chosen is not None and not (message.chosen and _tells_more(message.chosen, made.chosen)):
+                message.chosen, message.header = made.chosen, made.header
+            yield message
+            self.drop_if_unleased(message)
+        except BaseException:
+            holder = None if segment is None else segment.holder
+            held = holder is not None
+            if isinstance(holder, CacheEntry) and holder is not message.entry:
+                self.cache.drop(holder)
+            # Whoever wants to read it meanwhile waits for this entry; the rest is as before.
+            self._count(message, before["leases"] - message.leases)
+            vars(message).update(before | {"entry": message.entry, "lineage": message.lineage})
+            for memo in [memo for memo, known in self.memos.items() if known is message and memo not in message.memos]:
+                del self.memos[memo]
+            if not message.leases:
+                self._leased.pop(message.handle.id, None)
+            self._free_if_unneeded(message)
+            raise
+        finally:
+            if segment is not None and not held:
+                # The same content was decoded twice, and the first encoding serves both; or nothing came of it.
+                self.cache.pool.unpin(segment)
+
     def fill(self, message: Message, segment: Segment | None) -> None:
         """Know a message; with a segment, that holds its KV from now on."""
         if segment is not None and message.entry is None:
@@ -102,15 +149,6 @@ class MessageTable:
         elif segment is not None and message.entry is not None:
             self.cache.refill(message.entry, segment)
         self._known[message.handle.id] = message
-
-    def put_back(self, message: Message, before: dict[str, Any]) -> None:
-        """Make a message what it was, as `Message.remembered` told: who leases it, what it answers, who said it."""
-        self._count(message, before["leases"] - message.leases)
-        vars(message).update(before)
-        self.memos.put_back(message)
-        if not message.leases:
-            self._leased.pop(message.handle.id, None)
-        self._free_if_unneeded(message)
 
     def entry(self, message: Message) -> CacheEntry:
         """Where a leased message's KV is, or will be if there is none."""
@@ -141,6 +179,13 @@ class MessageTable:
             raise KVMemoryError(f"message {message.handle.id!r} is given up by a request that never wanted it")
         self.cache.unwant(message.entry)
         self._free_if_unneeded(message)
+
+    def remember(self, memo: str, message: Message, scope: Scope | None) -> None:
+        """Remember a call's answer, its last, while that is leased; where its scope is a thread's, until that ends."""
+        if memo in self.memos:
+            del self.memos[memo].memos[memo]
+        self.memos[memo] = message
+        message.memos[memo] = scope
 
     def lease(self, message: Message, scope: Scope | None) -> None:
         """Add a lease, counted by the scope it was taken in."""
@@ -185,7 +230,8 @@ class MessageTable:
             if count:
                 self.drop_if_unleased(message, forgotten=forgotten)
         for message in held if scope.is_threads else ():
-            self.memos.forget_of(message, scope)
+            for memo in message.forget(scope):
+                del self.memos[memo]
 
     def held_in(self, scope: Scope) -> Collection[Message]:
         """What has leases that a scope counts."""
@@ -210,7 +256,9 @@ class MessageTable:
             return
         message.forgotten = forgotten
         self._leased.pop(message.handle.id, None)
-        self.memos.forget(message)
+        for memo in message.memos:
+            self.memos.pop(memo, None)
+        message.memos.clear()
         if message.is_kept():
             message.parents[0].copies.remove(message)
         copies, message.copies = message.copies, []
@@ -276,7 +324,13 @@ class MessageTable:
             message.check()
         assert +self._messages == Counter(message.tenant for message in self._leased.values())
         assert self._leases.total() == sum(message.leases for message in self._leased.values())
-        self.memos.check()
+        for memo, message in self.memos.items():
+            assert message.leases > 0 and memo in message.memos
+
+
+def _tells_more(known: Sequence[Chosen], made: Sequence[Chosen]) -> bool:
+    """Whether of two ways to sample one message the known one, in which something was sampled, is to be kept."""
+    return not made or known[0].logprob is not None
 
 
 def _refusal(handle: MessageHandle, message: Message | None, released: bool, fingerprint: str) -> HandleError:

@@ -39,12 +39,15 @@ class Usage:
     @classmethod
     def of(cls, request: Request) -> Usage:
         """What a request that ends now has cost."""
-        spent = request.charges
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
-        took = time.perf_counter() - request.submitted_s
-        again = (spent.recomputed, request.beyond, spent.mapped, spent.foreign)
-        queued = None if request.begun_s is None else request.begun_s - request.submitted_s
-        return cls(spent.encoded, request.reused, ttft, took, *again, queued)
+        return cls(
+            tokens_reused=request.reused,
+            ttft_s=ttft,
+            duration_s=time.perf_counter() - request.submitted_s,
+            tokens_beyond=request.beyond,
+            queued_s=None if request.begun_s is None else request.begun_s - request.submitted_s,
+            **request.charges,
+        )
 
     @classmethod
     def found(cls, tokens: int) -> Usage:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hmac
 import itertools
-import json
 import os
 import secrets
 import threading
@@ -20,7 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.messages.message import Message
-from choreo_agents.engine.messages.seals import Seals
+from choreo_agents.engine.messages.seals import Seals, code
 from choreo_agents.engine.recording.format import (
     Line,
     Origin,
@@ -32,7 +31,7 @@ from choreo_agents.engine.recording.format import (
     RecordingEnded,
     RecordingHeader,
 )
-from choreo_agents.engine.taking_stock import stats_of
+from choreo_agents.engine.stock import stats_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.kv.handle import MessageHandle, message_id
@@ -44,7 +43,6 @@ _WEIGHED_EVERY_S = 0.02
 """How often it is written down how much KV lies where, at most."""
 _SHORT = 16
 """Characters of a digest that names a message, or a part of a request."""
-_encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 
 class Digests:
@@ -62,7 +60,7 @@ class Digests:
 
     def of(self, what: str, content: Any) -> str:
         """Of JSON-plain content; `what` says what it is."""
-        return _digest(self.key, what, content)
+        return code(self.key, what, content)
 
     def request(
         self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, asked: Mapping[str, Any]
@@ -79,7 +77,7 @@ class Digests:
 
     def _message(self, message: Message) -> str:
         """Of a message's words, and of all that its encoding has attended to."""
-        for each in () if message in self._messages else _unknown(message, self._messages.__contains__):
+        for each in message.unknown(self._messages.__contains__):
             lineage, parents = each.lineage, [self._messages[parent] for parent in each.parents]
             encoder = f"{lineage.adapter}~{lineage.mapper}"
             self._messages[each] = message_id(self.key, encoder, each.tokens, parents, each.relative_offsets)
@@ -130,7 +128,7 @@ class Recorder:
     def _header(self, nonce: str, salted: bool) -> RecordingHeader:
         tenant, core = self._tenant, self._tenant.core
         with core.lock:
-            adapters, default = core.adapters.folders(tenant.name), core.adapters.loaded(tenant.name)[0]
+            adapters, default = core.adapters.folders(tenant.name), core.adapters.default
         return RecordingHeader(
             model=core.model.name,
             fingerprint=core.model.adapter.fingerprint,
@@ -235,7 +233,7 @@ class Recorder:
         name, names = digests.name, list[str]()
         with self._noting:
             for message in messages:
-                for each in _unknown(message, lambda other: name(other) in self._noted):
+                for each in message.unknown(lambda other: name(other) in self._noted):
                     self._noted.add(name(each))
                     self.write(
                         RecordedMessage(
@@ -323,12 +321,9 @@ class Recordings:
 
     def encoder(self, adapter: str | None) -> list[str]:
         """Fingerprints of the model, and of the adapter and mapper of this name, or that calls have by default."""
-        core, own = self._tenant.core, self._tenant.name
-        return [
-            core.model.adapter.fingerprint,
-            core.adapters.lora_key(adapter, own),
-            core.adapters.mapper_key(adapter, own),
-        ]
+        core = self._tenant.core
+        found = core.adapters.find(adapter, self._tenant.name)
+        return [core.model.adapter.fingerprint, found.lora_key, found.mapper_key]
 
     def messages(self, handles: Iterable[MessageHandle]) -> list[Message]:
         """What handles are of."""
@@ -369,29 +364,13 @@ def key_of(recording: Recording, seals: Seals) -> bytes:
         raise ReplayError(
             f"there is no {path.name} beside the recording: without it nobody can tell which calls are as recorded"
         )
-    if not hmac.compare_digest(_digest(key, _PROOF, header.nonce).encode(), header.proof.encode()):
+    if not hmac.compare_digest(code(key, _PROOF, header.nonce).encode(), header.proof.encode()):
         raise InvalidRequestError(f"the digests of {str(recording.path)!r} cannot be checked: {where}")
     return key
 
 
 def _salted_key(seals: Seals, nonce: str) -> bytes:
     return seals.seal("recording", nonce).encode()
-
-
-def _digest(key: bytes, what: str, content: Any) -> str:
-    return hmac.digest(key, _encode([what, content]).encode(), "sha256").hex()[:32]
-
-
-def _unknown(message: Message, is_known: Callable[[Message], bool]) -> Iterator[Message]:
-    """A message and what it was encoded from, parents first, as far as it is not known: whoever is given one knows it
-    then. No recursion: a conversation may be long."""
-    waiting = [message]
-    while waiting:
-        above = next((parent for parent in waiting[-1].parents if not is_known(parent)), None)
-        if above is not None:
-            waiting.append(above)
-        elif not is_known(each := waiting.pop()):
-            yield each
 
 
 def _origin(message: Message) -> Origin:

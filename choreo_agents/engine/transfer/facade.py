@@ -2,34 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from choreo_agents.engine.calling import Caller
 from choreo_agents.engine.calls import Prefill
-from choreo_agents.engine.keeping.kept import WITHOUT_SALT, KeptKV, lasting_store
-from choreo_agents.engine.keeping.wanted import kv_key
+from choreo_agents.engine.keeping.kept import (
+    WITHOUT_SALT,
+    KeptKV,
+    awaited,
+    give_back,
+    kv_key,
+    lasting_store,
+    wanted_until,
+)
+from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import require_handle
-from choreo_agents.engine.stock.memory_map import MemoryMap, tier_of
-from choreo_agents.engine.taking_stock import memory_map_of
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.request_builder import PlacedCall
+from choreo_agents.engine.stock import MemoryMap, memory_map_of, tier_of
 from choreo_agents.engine.tenant import Tenant
-from choreo_agents.engine.transfer.filling import (
-    adopted_message,
-    allocated,
-    filled,
-    in_pool,
-    require_native,
-    require_shapes,
-)
-from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
-from choreo_agents.kv.entry import TierName
+from choreo_agents.errors import CapacityError, ContextLengthError, EngineClosedError, HandleError, InvalidRequestError
+from choreo_agents.kv.entry import CacheEntry, TierName
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey, KVStore
-from choreo_agents.kv.tiers import HostKV
+from choreo_agents.kv.tiers import HostKV, shapes_of
+
+
+@contextmanager
+def in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Segment]]:
+    """A message's segment, wherever its KV was before; it stays in the pool for the block."""
+    core, message = tenant.core, tenant.find(handle)
+
+    def brought(entry: CacheEntry) -> Segment | Callable[[], object]:
+        tenant.require_open()
+        waiting = awaited(core, message, entry)
+        if waiting is not None:
+            return waiting
+        if entry.segment is None:
+            core.method.evict(core.pool.rounded(entry.tokens))
+            if not core.cache.restore(entry):
+                raise no_room(tenant, entry.tokens)
+        assert entry.segment is not None
+        return entry.segment
+
+    with wanted_until(core, message, brought) as (pool, segment):
+        assert isinstance(segment, Segment)
+        yield pool, segment
+
+
+def no_room(tenant: Tenant, tokens: int) -> CapacityError:
+    """Why so many tokens cannot be brought into the pool."""
+    pool = tenant.core.pool
+    return CapacityError(
+        f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
+        f"{tenant.core.method.pinned(tenant.name)}, or load the engine with a larger kv_budget_bytes"
+    )
+
+
+def allocated(tenant: Tenant, tokens: int, at: int) -> Segment:
+    """Room in the pool, borrowed until it is `filled`; raises `CapacityError` if there is none now."""
+    core = tenant.core
+    core.method.evict(core.pool.rounded(tokens))
+    segment = core.pool.allocate(tokens, at, tenant.name)
+    if segment is None:
+        raise no_room(tenant, tokens)
+    core.pool.borrow(segment)
+    return segment
+
+
+@contextmanager
+def filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> Iterator[None]:
+    """Copy KV into a borrowed segment, and give that back after a block that takes over its pin, under the lock.
+
+    The engine's lock is not held before: no step knows the segment yet, so steps go on meanwhile.
+    """
+    core = tenant.core
+    try:
+        try:
+            pool.write(segment, kv)
+        except BaseException:
+            with core.lock:
+                pool.unpin(segment)
+            raise
+        with core.lock:
+            yield
+    finally:
+        give_back(core, pool, segment)
+
+
+def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
+    """The message that an adopted prefill makes."""
+    table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
+    assert isinstance(call, Prefill)
+    known = table.get(handle.id)
+    usage = Usage(0, 0, None, 0.0) if known is None else known.usage
+    label = lineage.label(call.author, call.role)
+    return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
+
+
+def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
+    """Raise unless KV is of so many tokens of the engine's model."""
+    wanted = shapes_of(tenant.core.model.adapter.geometry, tokens)
+    if not isinstance(kv, HostKV) or kv.shapes() != wanted:
+        found = kv.shapes() if isinstance(kv, HostKV) else kv
+        raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")
+
+
+def require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
+    """Where KV was encoded; raises if it or what it attends to could not have stood there."""
+    placement = lineage.placement
+    at = placement.new_offset if native_offset is None else native_offset
+    most = tenant.core.model.adapter.max_positions
+    if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(placement.relative(), default=0)) < 0:
+        raise InvalidRequestError(f"native_offset {at!r} puts the message or a parent before position 0")
+    lengths = [len(parent.tokens) for parent in lineage.parents]
+    reach = placement.end(lengths, len(lineage.tokens)) - placement.new_offset + at
+    if reach > most:
+        raise ContextLengthError(f"the message was encoded up to position {reach}, the model's context ends at {most}")
+    return at
+
 
 T = TypeVar("T")
 
@@ -92,7 +190,7 @@ class KVTransfer:
             InvalidRequestError: The engine's method keeps no KV.
             CapacityError: Pinned and running messages leave no room for it now.
         """
-        if not self._tenant.core.keeps_kv:
+        if not self._tenant.core.method.keeps_kv:
             method = self._tenant.core.settings.method
             raise InvalidRequestError(f"an engine of method {method!r} keeps no KV to read")
         with in_pool(self._tenant, handle) as (pool, segment):
@@ -104,7 +202,7 @@ class KVTransfer:
         Raises:
             CapacityError: Pinned and running messages leave no room for one of them now.
         """
-        for handle in handles if self._tenant.core.keeps_kv else ():
+        for handle in handles if self._tenant.core.method.keeps_kv else ():
             with in_pool(self._tenant, handle):
                 pass
 

@@ -17,7 +17,7 @@ from support.faults import AT_THE_END, InjectedError, failing_once
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.pending import Pending
+from choreo_agents.engine.request_builder import Pending
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.prefix_tree import PrefixTree

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -168,7 +168,7 @@ def test_attack_what_all_have_computed_together_is_told_to_the_owner_alone(
 ) -> None:
     """How many steps were begun ahead, and which sizes of passes captured, grows with what others do."""
     engine = make_engine()
-    known = engine._core.execution.computing()._replace(graphs=3, steps_ahead=9)
+    known = replace(engine._core.execution.computing(), graphs=3, steps_ahead=9)
     monkeypatch.setattr(engine._core.execution, "computing", lambda: known)
     every, own = engine.owner.stats(), engine.tenant("spy").stats()
     assert (every.graphs, every.steps_ahead) == (3, 9) and (own.graphs, own.steps_ahead) == (0, 0)

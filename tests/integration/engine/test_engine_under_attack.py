@@ -18,7 +18,7 @@ from support.stepping import until
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
-from choreo_agents.engine.pending import Pending
+from choreo_agents.engine.request_builder import Pending
 from choreo_agents.errors import EngineFailedError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel, load_model
 

@@ -19,8 +19,8 @@ from support.adapters import save_adapter, save_mapper
 from support.tuning import full_disk
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling
-from choreo_agents.engine.keeping import wanted as wanted_module
-from choreo_agents.engine.keeping.wanted import WantedKV
+from choreo_agents.engine.keeping import kept as kept_module
+from choreo_agents.engine.keeping.kept import WantedKV
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.tiers import HostKV
@@ -330,7 +330,7 @@ def test_steps_go_on_while_files_are_written_and_what_is_to_be_written_stays(
 def test_what_waits_to_be_written_is_held_within_bounds(
     make_engine: MakeEngine, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wanted_module, "_HELD_BYTES", 50 * TOKEN)
+    monkeypatch.setattr(kept_module, "_HELD_BYTES", 50 * TOKEN)
     engine = make_engine(kept=tmp_path, salt="s")
     made = [engine.prefill(words(number)) for number in range(5)]
     engine.kv.keep(made)

@@ -17,8 +17,7 @@ from support.merges import give_back, heard, require_nothing_left, team, view_of
 from support.stepping import until
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling, StreamedToken
-from choreo_agents.engine.branches import MergedView
-from choreo_agents.engine.branches.steps import MergeSteps
+from choreo_agents.engine.branches import MergedView, MergeSteps
 from choreo_agents.engine.request_builder import RequestBuilder
 from choreo_agents.errors import (
     ContextLengthError,

@@ -17,8 +17,8 @@ from support.adapters import save_adapter
 from support.stepping import until
 
 from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
-from choreo_agents.engine.pending import Pending
 from choreo_agents.engine.rate_limit import RateLimiter
+from choreo_agents.engine.request_builder import Pending
 from choreo_agents.errors import (
     AdapterError,
     CapacityError,

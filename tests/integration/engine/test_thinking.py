@@ -13,7 +13,7 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, FramedText, Memory, Prefill, Sampling, StreamedToken, Thinking
 from choreo_agents.engine import calling
-from choreo_agents.engine.answering import answer_of
+from choreo_agents.engine.calling import answer_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle

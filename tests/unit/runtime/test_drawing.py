@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from choreo_agents.native.library import Kernels, found
-from choreo_agents.runtime.drawing import lottery_on, native_lottery
+from choreo_agents.runtime.executor import lottery_on, native_lottery
 from choreo_agents.sampling import BatchSampler, Draw, Sampling
 from choreo_agents.sampling.lottery import CONSTANTS
 from choreo_agents.sampling.noise import noise_key

@@ -9,8 +9,8 @@ import pytest
 
 from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.segment import Segment
+from choreo_agents.runtime.next_step import Steady
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.steady import Steady
 from choreo_agents.runtime.step import Row
 
 ROWS = [Row(number, (7,), 5, Segment((Run(20 * number, 20),), 0), (), True) for number in range(3)]

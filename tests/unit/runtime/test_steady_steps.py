@@ -16,7 +16,6 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.next_step import NextStep, NextSteps
-from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Sampling
 
@@ -32,7 +31,7 @@ class Watched:
         self.rows: list[int] = []
         self.acts: dict[int, list[Act]] = {}
         """Done on the engine's thread, under its lock, once so many steps were accounted for."""
-        decide, plan, account = NextSteps.decide, Planner.plan, EngineLoop._account
+        decide, plan, account = NextSteps.decide, NextSteps._plan, EngineLoop._account
         planned: list[int] = []
 
         def counted(*given: Any) -> Any:
@@ -55,7 +54,7 @@ class Watched:
                 for act in self.acts.pop(len(self.rows), ()):
                     act()
 
-        monkeypatch.setattr(Planner, "plan", counted)
+        monkeypatch.setattr(NextSteps, "_plan", counted)
         monkeypatch.setattr(NextSteps, "decide", decided)
         monkeypatch.setattr(EngineLoop, "_account", accounted)
 

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from choreo_agents.engine.delegation import EngineLock, Message
+from choreo_agents.engine.delegation import Message
 from choreo_agents.errors import ChoreoError, EngineLostError
 from choreo_agents.tracing import EventSink, KVCopied, guarded
 from choreo_ray.remote.fleet import Fleet, Outpost
@@ -37,7 +37,7 @@ class Copies:
         self,
         fleet: Fleet,
         presence: Presence,
-        lock: EngineLock,
+        lock: AbstractContextManager[None],
         sink: EventSink,
         front: str,
         next_stamp: Callable[[], int],

@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 from choreo_agents import Prefill
-from choreo_agents.engine.delegation import Counters, EngineLock, MessageTable, Pending, Request
+from choreo_agents.engine.delegation import MessageTable, Pending, Request
 from choreo_agents.errors import ChoreoError, EngineLostError, HandleError
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import CallPlaced, EventSink, FirstToken, Ledger, guarded
@@ -60,8 +60,8 @@ class Errands:
         fleet: Fleet,
         presence: Presence,
         table: MessageTable,
-        counters: Ledger[Counters],
-        lock: EngineLock,
+        counters: Ledger[Any],
+        lock: AbstractContextManager[None],
         sink: EventSink,
         front: str,
     ) -> None:
@@ -241,9 +241,9 @@ class Errands:
             request.chosen = list(answer.chosen or ())
             request.decoding.cut = answer.finish_reason == "length"
         self._fleet.ended(outpost.name, request.number, call.call, len(answer.chosen or ()))
-        usage, charges = answer.usage, request.charges
-        charges.encoded, charges.recomputed = usage.tokens_encoded, usage.tokens_recomputed
-        charges.mapped, charges.foreign = usage.tokens_mapped, usage.tokens_of_other_models
+        usage = answer.usage
+        for name in ("tokens_encoded", "tokens_recomputed", "tokens_mapped", "tokens_of_other_models"):
+            request.charges[name] = getattr(usage, name)
         request.beyond_elsewhere, request.reused_elsewhere = usage.tokens_beyond, usage.tokens_reused
         request.tokens = list(answer.tokens)
         for name, amount in answer.counted.items():

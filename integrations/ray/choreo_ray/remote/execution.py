@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from choreo_agents.engine.delegation import (
     CacheEntry,
     Computing,
     Endings,
     EngineCore,
-    EntryFiles,
-    HostedEntries,
+    Execution,
     KVCache,
-    Loaded,
     Naming,
 )
 from choreo_agents.tracing import guarded
@@ -24,7 +25,7 @@ from choreo_ray.remote.sending import Greeting, SentAdapter
 _OTHERS = "engines elsewhere"
 
 
-class RemoteExecution:
+class RemoteExecution(Execution):
     """See `Execution`: the front of engines elsewhere.
 
     Args:
@@ -39,9 +40,9 @@ class RemoteExecution:
         """What tenants have loaded: of the front, whichever loop it has."""
         self._has_begun = False
 
-    def cache(self, core: EngineCore, host: HostedEntries, files: EntryFiles) -> KVCache:
+    def cache(self, *parts: Any) -> KVCache:
         """See `Execution`."""
-        return _WatchedCache(self, core, host, files)
+        return _WatchedCache(self, *parts)
 
     def method(self, core: EngineCore) -> RemoteMethod:
         """See `Execution`."""
@@ -76,9 +77,9 @@ class RemoteExecution:
         core.kv_budget_bytes = sum(outpost.kv_budget_bytes for outpost in self.fleet.alive())
         self._has_begun = True
 
-    def load_adapter(self, core: EngineCore, loaded: Loaded, name: str, naming: Naming) -> None:
+    def load_adapter(self, core: EngineCore, folder: Path, name: str, naming: Naming) -> None:
         """See `Execution`: all engines load it."""
-        files = {path.name: path.read_bytes() for path in sorted(loaded.folder.iterdir()) if path.is_file()}
+        files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
         with core.lock:
             self._errands.giving_back.salts[naming.tenant] = naming.salt
         self._loop.wait_for(self._presence.load_adapter(name, files, naming.salt))
@@ -109,13 +110,11 @@ class _WatchedCache(KVCache):
 
     Args:
         execution: Is told.
-        core: Whose it is.
-        host: Of nothing.
-        files: Of nothing.
+        parts: Of a `KVCache`, which has nothing on the host nor in files.
     """
 
-    def __init__(self, execution: RemoteExecution, core: EngineCore, host: HostedEntries, files: EntryFiles) -> None:
-        super().__init__(core.pool, host, files, core.movements)
+    def __init__(self, execution: RemoteExecution, *parts: Any) -> None:
+        super().__init__(*parts)
         self._execution = execution
 
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
-from choreo_agents.engine.delegation import EngineLock, MessageTable
+from choreo_agents.engine.delegation import MessageTable
 from choreo_ray.remote.fleet import Fleet, Outpost
 from choreo_ray.remote.presence import Presence
 from choreo_ray.remote.sending import Releasing
@@ -31,7 +31,7 @@ class GivingBack:
         fleet: Fleet,
         presence: Presence,
         table: MessageTable,
-        lock: EngineLock,
+        lock: AbstractContextManager[None],
         front: str,
         next_stamp: Callable[[], int],
     ) -> None:

@@ -7,11 +7,12 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from choreo_agents import Decode
-from choreo_agents.engine.delegation import Endings, EngineLock, Pending, Request, failed
+from choreo_agents.engine.delegation import Endings, Pending, Request, failed
 from choreo_agents.errors import ChoreoError, EngineClosedError, InvalidRequestError, RequestTimeoutError
 from choreo_agents.tracing import EventSink, RequestSubmitted, guarded
 from choreo_ray.remote.errand import Errands
@@ -31,7 +32,7 @@ class RemoteLoop:
         sink: Receives events.
     """
 
-    def __init__(self, errands: Errands, endings: Endings, lock: EngineLock, sink: EventSink) -> None:
+    def __init__(self, errands: Errands, endings: Endings, lock: AbstractContextManager[None], sink: EventSink) -> None:
         self._errands, self._endings, self._lock = errands, endings, lock
         self._emit = guarded(sink)
         self._under_way: dict[int, Request] = {}

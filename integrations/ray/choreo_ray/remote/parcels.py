@@ -120,7 +120,7 @@ class _Unpacking:
             message = self._core.table.known(parcel.id)
             if message is None or message.tenant != self._tenant.name:
                 return "it is not known here: what it is computed from comes first"
-            if not self._core.keeps_kv:
+            if not self._core.method.keeps_kv:
                 return f"an engine of method {self._core.settings.method!r} keeps no KV"
             if not message.leases and (message.entry is None or not message.entry.wanted):
                 return "nobody leases it here, or waits for it"

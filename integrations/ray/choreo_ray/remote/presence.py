@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from choreo_agents.engine.delegation import EngineLock
 from choreo_agents.errors import ChoreoError, EngineLostError, EngineMismatchError
 from choreo_agents.tracing import EngineCame, EngineWent, EventSink, guarded
 from choreo_ray.remote.fleet import Fleet, Outpost
@@ -36,7 +36,7 @@ class Presence:
         self,
         fleet: Fleet,
         greeting: Greeting,
-        lock: EngineLock,
+        lock: AbstractContextManager[None],
         sink: EventSink,
         patience_s: float,
         adapters: list[SentAdapter],

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from choreo_agents import Decode, MessageHandle, Prefill, Usage
 from choreo_agents.engine import PlayedCall
-from choreo_agents.engine.delegation import FinishReason, LineageRow, Message, PlacedCall, ServedModel, row_of
+from choreo_agents.engine.delegation import LineageRow, Message, PlacedCall, ServedModel, row_of
 from choreo_agents.sampling import Chosen
 
 
@@ -116,7 +116,7 @@ class SentAnswer:
     tokens: tuple[int, ...]
     """All of it."""
     chosen: tuple[Chosen, ...] | None
-    finish_reason: FinishReason | None
+    finish_reason: Literal["stop", "length"] | None
     usage: Usage
     counted: Mapping[str, int]
     """What the engine has counted of the tenant's work since it last told."""

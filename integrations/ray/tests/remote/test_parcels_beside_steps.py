@@ -31,7 +31,7 @@ from remote_support.parcels import (
 )
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
-from choreo_agents.engine.keeping import wanted as wanted_module
+from choreo_agents.engine.keeping import kept as kept_module
 from choreo_agents.errors import EngineClosedError, EngineFailedError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
@@ -301,12 +301,12 @@ def test_an_engine_that_starts_again_while_it_is_packed_has_what_a_file_has(
     bits = here.kv.read(made)
     here.kv.keep([made])
     here.kv.flush()
-    awaited, waits = wanted_module.awaited, [here.owner.restart]
+    awaited, waits = kept_module.awaited, [here.owner.restart]
 
     def late(*args: Any) -> Any:
         return waits.pop() if waits else awaited(*args)
 
-    monkeypatch.setattr(wanted_module, "awaited", late)
+    monkeypatch.setattr(kept_module, "awaited", late)
     [parcel] = packed(here._tenant, [made.id, other.id])
     assert parcel.id == made.id and same(holding(here, parcel), bits)
     assert (waits, here.stats().recomputed) == ([], 0)

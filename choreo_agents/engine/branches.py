@@ -1,18 +1,21 @@
-"""What merging does, step by step: what has to be encoded for it, in which order, and what is given back."""
+"""Branches: mapping what parallel calls said, and merging it into one message (Parallel-Synthesis).
+
+From their caches, mapped or as they are, or from their words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 from choreo_agents.engine.adapters import BASE
+from choreo_agents.engine.calling import Caller, Plan, Terms
 from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel
@@ -39,13 +42,12 @@ class MergeSteps:
     """Of one merge. Generators yield what has to be done, are sent what came of it, and return what they are for.
 
     Args:
-        tenant: Whose branches they are.
+        engine: What of the engine is asked about adapters.
         scope: Which takes all leases. If it ends meanwhile, they end with it.
     """
 
-    def __init__(self, tenant: Tenant, scope: Scope | None) -> None:
-        self._tenant = tenant
-        self._scope = scope
+    def __init__(self, engine: Branches, scope: Scope | None) -> None:
+        self._engine, self._tenant, self._scope = engine, engine.tenant, scope
 
     def merge(
         self,
@@ -113,14 +115,14 @@ class MergeSteps:
                 shared, shown = yield from self._told(branches, shared, adapter, made)
             elif strategy == "text":
                 shown = yield from self._again(branches, shared, adapter, made)
-            elif self.maps(adapter):
+            elif self._engine.maps(adapter):
                 shown = yield from self.mapped(branches, adapter)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
             behind: list[Prefill] = []
             if strategy != "text":
-                behind = self.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
+                behind = self._engine.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
             if behind:
                 starts = yield behind
                 made += starts
@@ -248,43 +250,6 @@ class MergeSteps:
             with suppress(HandleError):
                 self._tenant.release(handle, self._scope, spare_only=False)
 
-    def maps(self, adapter: str | None) -> bool:
-        """Tell whether an adapter has a cache mapper, and the engine caches to be mapped.
-
-        Raises:
-            AdapterError: There is no such adapter.
-        """
-        core = self._tenant.core
-        with core.lock:
-            self._tenant.require_tenancy()
-            return bool(core.adapters.mapper_key(adapter, self._tenant.name)) and core.method.keeps_kv
-
-    def boundaries(
-        self,
-        branches: Sequence[MessageHandle],
-        trunk: Sequence[MessageHandle],
-        offsets: Sequence[int],
-        anchors: Sequence[int],
-        adapter: str | None,
-    ) -> list[Prefill]:
-        """For each branch, what an adapter reads behind it (see `Branches.boundaries`)."""
-        core = self._tenant.core
-        with core.lock:
-            if not (core.adapters.boundaries(adapter, self._tenant.name) and core.method.keeps_kv):
-                return []
-            said = [self._tenant.find(branch).tokens for branch in branches]
-        openings = [core.model.opening(tokens) for tokens in said]
-        if not all(openings):
-            return []
-        ends = [at + handle.length for handle, at in zip(trunk, offsets, strict=True)]
-        calls: list[Prefill] = []
-        for opening, branch, anchor in zip(openings, branches, anchors, strict=True):
-            start = min(anchor, max(ends, default=0))
-            seen = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
-            handles, places = [handle for handle, _ in seen], [at for _, at in seen]
-            calls.append(Prefill(opening, [*handles, branch], [*places, start], start + branch.length, adapter=adapter))
-        return calls
-
     def shared_trunk(self, branches: Sequence[MessageHandle]) -> list[MessageHandle]:
         """What all branches see from the start of their views on, each with a new lease: to be released."""
         with self._tenant.core.lock:
@@ -381,3 +346,157 @@ def listed(handles: Any, what: str) -> list[MessageHandle]:
     if isinstance(handles, MessageHandle | str) or not isinstance(handles, Iterable):
         raise InvalidRequestError(f"{what} must be a list of handles, not {handles!r}")
     return list(handles)
+
+
+T = TypeVar("T")
+
+
+class Branches:
+    """What an engine does with messages that stand beside each other: `engine.branches`.
+
+    Every sync call does what its async form does.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller, self.tenant = caller, caller.tenant
+
+    async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
+        """See `map`."""
+        return await self._caller.arun(self._plan(MergeSteps.mapped, handles, adapter))
+
+    def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
+        """The same messages as a synthesizer's cache mapper shows them: copies, made once and found again.
+
+        They live as long as the messages that they are copies of.
+
+        Args:
+            handles: What to map.
+            adapter: Whose mapper; None: that of the engine's own adapter.
+
+        Raises:
+            AdapterError: It has no mapper.
+            HandleError: A handle is unknown, released, or another model's.
+        """
+        return self._caller.run(self._plan(MergeSteps.mapped, handles, adapter))
+
+    def maps(self, adapter: str | None = None) -> bool:
+        """Tell whether an adapter has a cache mapper, and the engine caches for it to map.
+
+        Raises:
+            AdapterError: There is no such adapter.
+        """
+        core = self.tenant.core
+        with core.lock:
+            self.tenant.require_tenancy()
+            return bool(core.adapters.find(adapter, self.tenant.name).mapper_key) and core.method.keeps_kv
+
+    def boundaries(
+        self,
+        branches: Sequence[MessageHandle],
+        trunk: Sequence[MessageHandle],
+        offsets: Sequence[int],
+        anchors: Sequence[int],
+        adapter: str | None = None,
+    ) -> list[Prefill]:
+        """What an adapter's synthesizer reads behind each branch: the opening of a next turn, after trunk and branch.
+
+        The branch stands there where it left the trunk, or right behind all of it.
+
+        `merge` takes care of it. Whoever places branches by hand prefills it, and shows it where the branch ends.
+
+        Args:
+            branches: As they are shown, mapped or not.
+            trunk: What is shown before all of them, ...
+            offsets: ... and where.
+            anchors: Where each branch is shown.
+            adapter: The synthesizer's; None: the engine's own.
+
+        Returns:
+            One call for each branch; none if the adapter was not trained with boundaries, the method keeps no KV, or
+            the chat template opens turns with nothing.
+
+        Raises:
+            AdapterError: There is no such adapter.
+            HandleError: A branch is unknown, released, or another model's.
+        """
+        core = self.tenant.core
+        with core.lock:
+            if not (core.adapters.find(adapter, self.tenant.name).boundaries and core.method.keeps_kv):
+                return []
+            said = [self.tenant.find(branch).tokens for branch in branches]
+        openings = [core.model.opening(tokens) for tokens in said]
+        if not all(openings):
+            return []
+        ends = [at + handle.length for handle, at in zip(trunk, offsets, strict=True)]
+        calls: list[Prefill] = []
+        for opening, branch, anchor in zip(openings, branches, anchors, strict=True):
+            start = min(anchor, max(ends, default=0))
+            seen = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
+            handles, places = [handle for handle, _ in seen], [at for _, at in seen]
+            calls.append(Prefill(opening, [*handles, branch], [*places, start], start + branch.length, adapter=adapter))
+        return calls
+
+    async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
+        """See `summaries`."""
+        return await self._caller.arun(self._plan(MergeSteps.summaries, branches, ask))
+
+    def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
+        """What each branch's speaker says when asked to be short, after all that it has seen and said.
+
+        Returns:
+            Leased handles.
+        """
+        return self._caller.run(self._plan(MergeSteps.summaries, branches, ask))
+
+    async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
+        """See `merge`."""
+        return await self._caller.arun(*self._merging(MergeSteps.merge, branches, prompt, **options))
+
+    def merge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
+        """Say one message about several branches, from their caches (Parallel-Synthesis).
+
+        Args:
+            branches: What the workers said.
+            prompt: What the synthesizer is asked, a user's turn if it is text; empty: nothing.
+            trunk: What it sees besides, before the branches; None: what all branches have seen from the start on.
+            strategy: `parallel` (the default), `sequential`, `text` or `summary` (see `synthesis.strategies`).
+            adapter: Encodes what is the synthesizer's own, and maps the branches if it has a mapper; None: the
+                engine's own.
+            author: The synthesizer's name, in the header of what it says.
+            header: What that starts with; None: the chat template's header with the author's name.
+            sampling: How tokens are chosen; `memo` and `confidential` as for `decode`.
+            priority: Of all calls that this takes; `timeout_s`: of all of them together.
+            summary: What workers are asked under `summary`.
+
+        Returns:
+            A leased handle of what the synthesizer said.
+
+        Raises:
+            InvalidRequestError: No branch, no such strategy, or it can never fit.
+            AdapterError: There is no such adapter.
+            HandleError: A branch is unknown, released, or another model's or tenant's.
+        """
+        return self._caller.run(*self._merging(MergeSteps.merge, branches, prompt, **options))
+
+    async def aview(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
+        """See `view`."""
+        return await self._caller.arun(*self._merging(MergeSteps.view, branches, prompt, **options))
+
+    def view(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
+        """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
+        return self._caller.run(*self._merging(MergeSteps.view, branches, prompt, **options))
+
+    def _merging(
+        self,
+        steps: Callable[..., Generator[Calls, list[MessageHandle], T]],
+        *args: Any,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> tuple[Plan[T], Terms]:
+        return self._plan(steps, *args, **options), Terms(priority, timeout_s)
+
+    def _plan(
+        self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **options: Any
+    ) -> Plan[T]:
+        return lambda scope: steps(MergeSteps(self, scope), *args, **options)
