@@ -459,7 +459,7 @@ class Branches:
             branches: What the workers said.
             prompt: What the synthesizer is asked, a user's turn if it is text; empty: nothing.
             trunk: What it sees besides, before the branches; None: what all branches have seen from the start on.
-            strategy: `parallel` (the default), `sequential`, `text` or `summary` (see `synthesis.strategies`).
+            strategy: `parallel` (the default), `sequential`, `text` or `summary` (see `synthesis.placing`).
             adapter: Encodes what is the synthesizer's own, and maps the branches if it has a mapper; None: the
                 engine's own.
             author: The synthesizer's name, in the header of what it says.

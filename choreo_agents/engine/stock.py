@@ -13,7 +13,7 @@ from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import TIERS, TierName
 from choreo_agents.kv.movements import Movements
 from choreo_agents.runtime.counters import Counters
-from choreo_agents.tracing.tables import table_html
+from choreo_agents.tracing import table_html
 
 
 @dataclass(kw_only=True)
