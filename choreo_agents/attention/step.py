@@ -65,7 +65,10 @@ class StepAttention:
         """Decode steps since it was prepared."""
         self._read: dict[str, tuple[int, int]] = {}
         """What the first of them read."""
-        self.prepared = _prepared(backend, layout, tuple(dict.fromkeys(kinds))) if prepared is None else prepared
+        if prepared is None:
+            once, together = tuple(dict.fromkeys(kinds)), getattr(backend, "prepare_step", None)
+            prepared = together(layout, once) if together else {kind: backend.prepare(layout, kind) for kind in once}
+        self.prepared: Mapping[AttentionKind, PreparedAttention] = prepared
         self._stores = all(hasattr(prepared, "store") for prepared in self.prepared.values())
         if not self._stores:
             slots = numpy.array(layout.write_slots, dtype=numpy.int64)
@@ -131,13 +134,3 @@ class StepAttention:
             reader: (shared + each * rows[reader], alone + each * rows[reader])
             for reader, (shared, alone) in self._read.items()
         }
-
-
-def _prepared(
-    backend: AttentionBackend, layout: Layout, kinds: Sequence[AttentionKind]
-) -> Mapping[AttentionKind, PreparedAttention]:
-    together = getattr(backend, "prepare_step", None)
-    if together is None:
-        return {kind: backend.prepare(layout, kind) for kind in kinds}
-    made: Mapping[AttentionKind, PreparedAttention] = together(layout, kinds)
-    return made

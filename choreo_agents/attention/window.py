@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
-
-
-@dataclass(frozen=True)
-class _Sight:
-    """What a span sees of a run: its first token from slot `low` on, each later token from one slot further.
-
-    slots     0 . . low . . low + count - 1 . . . length
-    token 0   hidden   | sees ...
-    last      hidden               | sees ...
-                       |  slanted  |  whole: seen by all
-    """
-
-    span: QuerySpan
-    low: int
-    length: int
-
-    @property
-    def whole_from(self) -> int:
-        """The first slot that all tokens of the span see."""
-        return min(max(self.low + self.span.count - 1, 0), self.length)
 
 
 def windowed(layout: Layout, window: int) -> Layout:
     """The layout as layers see it whose tokens see `window` positions, their own among them.
 
     Runs are cut where the windows of their readers begin, so that what several readers see is still read once. Where
-    the tokens of one span begin at different slots, the slanted part becomes a read with a mask.
+    the tokens of one span begin at different slots, the slanted part becomes a read with a mask: the first token sees
+    from slot `low` on, each later token from one slot further.
+
+        slots     0 . . low . . whole . . . length
+        token 0   hidden   | sees ...
+        last      hidden               | sees ...
+                           |  slanted  |  whole: seen by all
     """
     reads: list[Read] = []
     for read in layout.reads:
@@ -40,14 +25,15 @@ def windowed(layout: Layout, window: int) -> Layout:
             hides = window if read.length > window else None
             reads.append(Read(read.start, read.length, read.position, read.spans, True, hides))
             continue
-        # The first slot that the first token of each span sees; it may lie outside of the run.
-        lows = [layout.positions[span.first] - window + 1 - (read.position + span.shift) for span in read.spans]
-        sights = [_Sight(span, low, read.length) for span, low in zip(read.spans, lows, strict=True)]
-        cuts = sorted({sight.whole_from for sight in sights} | {read.length})
+        sights: list[tuple[QuerySpan, int, int]] = []
+        for span in read.spans:
+            low = layout.positions[span.first] - window + 1 - (read.position + span.shift)  # perhaps outside of the run
+            sights.append((span, low, min(max(low + span.count - 1, 0), read.length)))
+        cuts = sorted({whole for _, _, whole in sights} | {read.length})
         for low, high in pairwise(cuts):
-            spans = tuple(sight.span for sight in sights if sight.whole_from <= low)
+            spans = tuple(span for span, _, whole in sights if whole <= low)
             reads.append(Read(read.start + low, high - low, read.position + low, spans))
-        reads.extend(slanted for sight in sights if (slanted := _slanted(read, sight, window)) is not None)
+        reads.extend(_slanted(read, *sight, window) for sight in sights if max(sight[1], 0) < sight[2])
     return Layout(layout.positions, layout.write_slots, tuple(reads))
 
 
@@ -56,12 +42,9 @@ def farthest_seen(layout: Layout) -> int:
     return max(layout.positions) - min(read.position + span.shift for read in layout.reads for span in read.spans)
 
 
-def _slanted(read: Read, sight: _Sight, window: int) -> Read | None:
-    """The slots that only the first tokens of a span still see."""
-    low, high = max(sight.low, 0), sight.whole_from
-    if low >= high:
-        return None
-    # Token i sees from slot sight.low + i on: those that begin at `high` or later see nothing of it.
-    count = min(sight.span.count, high - sight.low)
-    span = QuerySpan(sight.span.first, count, sight.span.shift, sight.span.place)
-    return Read(read.start + low, high - low, read.position + low, (span,), window=window)
+def _slanted(read: Read, span: QuerySpan, low: int, whole: int, window: int) -> Read:
+    """The slots before `whole` that only the first tokens of a span still see."""
+    # Token i sees from slot low + i on: those that begin at `whole` or later see nothing of it.
+    seeing = QuerySpan(span.first, min(span.count, whole - low), span.shift, span.place)
+    begin = max(low, 0)
+    return Read(read.start + begin, whole - begin, read.position + begin, (seeing,), window=window)
