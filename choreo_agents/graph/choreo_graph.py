@@ -40,9 +40,8 @@ from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
-from choreo_agents.graph.nesting import placed_node
+from choreo_agents.graph.nesting import around, placed_node
 from choreo_agents.graph.provenance import sign, unsaid
-from choreo_agents.graph.recording.recorded_run import around
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy

@@ -16,7 +16,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.langgraph_internals import stops_of
-from choreo_agents.graph.recording.recorded_run import around
+from choreo_agents.graph.nesting import around
 
 
 class GraphCopy:

@@ -1,4 +1,4 @@
-"""Where a node stands: behind which nodes of the graphs around it, and in which of their tasks.
+"""Where a node stands: behind which nodes of the graphs around it, and in which of their tasks; and who hears of it.
 
 Each node of our graphs knows its name since it was compiled, and tells what runs in it. LangGraph's names of tasks are
 asked for nodes of its own graphs alone, which tell nobody.
@@ -7,6 +7,7 @@ asked for nodes of its own graphs alone, which tell nobody.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
@@ -29,7 +30,7 @@ from choreo_agents.graph.langgraph_internals import (
     superstep_of,
     task_parts_of,
 )
-from choreo_agents.graph.run_context import RunContext, TaskPlace
+from choreo_agents.graph.run_context import PlayedNode, RunContext, TaskPlace
 from choreo_agents.graph.state import entries_in, merge_entries
 from choreo_agents.graph.visibility import REENCODED
 
@@ -111,6 +112,36 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
     async def arun(given: Any, config: RunnableConfig) -> Any:
         with placed(given, config) as (within, context):
             return await asyncio.create_task(node.ainvoke(given, within, **out), context=context)
+
+    return AroundNode(node, run, arun)
+
+
+def around(node: Any) -> AroundNode:
+    """A node that is no agent, which is listened to; the same where nobody does."""
+
+    @contextmanager
+    def heard(given: Any, config: RunnableConfig) -> Iterator[PlayedNode]:
+        listening, began_s, error = RunContext.of(config).listening, time.perf_counter(), None
+        try:
+            yield PlayedNode() if listening.play is None else listening.play(given, config)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if listening.ran is not None:
+                listening.ran(config, began_s, error)
+
+    def run(given: Any, config: RunnableConfig) -> Any:
+        with heard(given, config) as played:
+            result = played.value if played.is_known else node.invoke(given, config)
+            played.keep(result)
+            return result
+
+    async def arun(given: Any, config: RunnableConfig) -> Any:
+        with heard(given, config) as played:
+            result = played.value if played.is_known else await node.ainvoke(given, config)
+            played.keep(result)
+            return result
 
     return AroundNode(node, run, arun)
 

@@ -1,9 +1,7 @@
-"""A run that is recorded: its beginning, its calls and functions, and its end; and functions as nodes that are listened
-to."""
+"""A run that is recorded: its beginning, its calls and functions, and its end."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -16,17 +14,10 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.recording.format import Outcome, RecordedNode, RunEnded, RunStarted
 from choreo_agents.engine.recording.recorder import Recorder
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.langgraph_internals import (
-    AroundNode,
-    branch_of,
-    is_nested,
-    saved_state_of,
-    superstep_of,
-    thread_of,
-)
+from choreo_agents.graph.langgraph_internals import branch_of, is_nested, saved_state_of, superstep_of, thread_of
 from choreo_agents.graph.nesting import author_of
 from choreo_agents.graph.recording.packing import Packing, hides
-from choreo_agents.graph.run_context import AskedCall, PlayedNode, RunContext, SaidCall
+from choreo_agents.graph.run_context import AskedCall, RunContext, SaidCall
 from choreo_agents.graph.view.run_place import options_of
 
 _STOPS = ("interrupt_before", "interrupt_after")
@@ -186,33 +177,3 @@ def recorded_run(
     if len(recorders) > 1:
         raise InvalidRequestError("two engines of one graph are recording: record its runs with one of them")
     return RecordedRun(recorders[0], graph, called, options) if recorders else None
-
-
-def around(node: Any) -> AroundNode:
-    """A node that is no agent, which is listened to; the same where nobody does."""
-
-    @contextmanager
-    def heard(given: Any, config: RunnableConfig) -> Iterator[PlayedNode]:
-        listening, began_s, error = RunContext.of(config).listening, time.perf_counter(), None
-        try:
-            yield PlayedNode() if listening.play is None else listening.play(given, config)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            if listening.ran is not None:
-                listening.ran(config, began_s, error)
-
-    def run(given: Any, config: RunnableConfig) -> Any:
-        with heard(given, config) as played:
-            result = played.value if played.is_known else node.invoke(given, config)
-            played.keep(result)
-            return result
-
-    async def arun(given: Any, config: RunnableConfig) -> Any:
-        with heard(given, config) as played:
-            result = played.value if played.is_known else await node.ainvoke(given, config)
-            played.keep(result)
-            return result
-
-    return AroundNode(node, run, arun)
