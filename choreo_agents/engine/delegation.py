@@ -27,10 +27,9 @@ from choreo_agents.engine.pending import Pending, PlacedCall
 from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import filled
-from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.cache import HostedEntries, KVCache
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
-from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
