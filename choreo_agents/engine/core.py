@@ -25,10 +25,9 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import Settings
 from choreo_agents.errors import DeviceLostError, EngineClosedError
-from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.cache import HostedEntries, KVCache
 from choreo_agents.kv.entry_files import DiskThread, EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
-from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.movements import Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore

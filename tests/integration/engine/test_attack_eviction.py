@@ -6,8 +6,8 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Decode, MessageHandle, Sampling
+from choreo_agents.kv.cache import HostedEntries
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import EventList, FirstToken
 
