@@ -141,7 +141,15 @@ def test_the_page_on_serving_many_callers_runs(capsys: pytest.CaptureFixture[str
     exec(compile(code, "serve-many-callers.md", "exec"), names)
     names["engine"].check()
     names["engine"].close()
-    assert len(names["four"]) == 4 and capsys.readouterr().out
+    assert capsys.readouterr().out
+
+
+def test_the_page_on_sampling_runs() -> None:
+    page = (ROOT / "docs" / "how-to" / "sampling.md").read_text()
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), "sampling.md", "exec"), names)
+    names["engine"].close()
+    assert len(names["four"]) == 4 and names["voted"] in names["vote"].choices
 
 
 def test_the_page_on_hosting_a_model_runs_and_shows_what_a_check_prints(
