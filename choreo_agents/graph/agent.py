@@ -185,14 +185,6 @@ class Agent(Runnable[Any, dict[str, Any]]):
         _require_one_system(agent)
         return agent
 
-    def with_prompt(self, text: str) -> Agent:
-        """A copy that is asked something else; raises `InvalidRequestError` if it has a prompt of a schema."""
-        if self.schema_prompt is not None:
-            raise InvalidRequestError(f"agent {self.name!r} has a prompt of a schema, which cannot be set")
-        agent = copy.copy(self)
-        agent.prompt = text
-        return agent
-
     def reader_rules(self) -> ReaderRules:
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
         if self._reader_rules is not None:

@@ -17,6 +17,7 @@ from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.langgraph_internals import stops_of
 from choreo_agents.graph.nesting import around
+from choreo_agents.graph.worker import Worker, asking
 
 
 class GraphCopy:
@@ -82,6 +83,9 @@ class GraphCopy:
             if (text := self._told.get(f"{name}.system")) is not None:
                 agent = agent.with_system(text)
             if (text := self._told.get(f"{name}.prompt")) is not None:
-                agent = agent.with_prompt(text)
+                if agent.schema_prompt is not None:
+                    raise InvalidRequestError(f"agent {agent.name!r} has a prompt of a schema, which cannot be set")
+                agent = copy.copy(agent)
+                agent.prompt = asking(agent.name, text) if isinstance(agent, Worker) else text
             self._used |= {f"{name}.system", f"{name}.prompt"}
         return agent

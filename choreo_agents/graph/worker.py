@@ -46,24 +46,10 @@ class Worker(Agent):
             raise InvalidRequestError(f"a worker says at least one message at a time, not {n!r}")
 
         super().__init__(name, prompt=prompt, **options)
-        self.prompt = self._asking(self.prompt)
+        self.prompt = asking(name, self.prompt)
         self.n = n
         self.writes_list = True
         self._speaker = speaker or name
-
-    def _asking(self, usual: Prompt | None) -> Prompt:
-        """What an instance is asked: what it is sent, or what is usual."""
-
-        async def asked(state: Any, config: RunnableConfig) -> str | None:
-            told = sent(state, INSTRUCTION)
-            return told if told is not None else await words_of(self.name, "prompt", usual, state, config)
-
-        return asked
-
-    def with_prompt(self, text: str) -> Agent:
-        changed = super().with_prompt(text)
-        changed.prompt = self._asking(text)
-        return changed
 
     def speaker(self, state: Any) -> str:
         return sent(state, SPEAKER) or self._speaker
@@ -106,3 +92,13 @@ class Worker(Agent):
         if shared is None and reencoded is None:
             return Send(target, {**state, **channels})
         return send(target, state, shared=shared or (), reencoded=reencoded or (), **channels)
+
+
+def asking(name: str, usual: Prompt | None) -> Prompt:
+    """What an instance of the worker of this name is asked: what it is sent, or what is usual."""
+
+    async def asked(state: Any, config: RunnableConfig) -> str | None:
+        told = sent(state, INSTRUCTION)
+        return told if told is not None else await words_of(name, "prompt", usual, state, config)
+
+    return asked

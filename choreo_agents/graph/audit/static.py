@@ -227,7 +227,7 @@ def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
     if told and on_violation != "warn":
         raise VisibilityError("; ".join(told))
     for each in told:
-        warnings.warn(each, VisibilityWarning, stacklevel=3)
+        warnings.warn(each, VisibilityWarning, stacklevel=4)
     return chart, report
 
 

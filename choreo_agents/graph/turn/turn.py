@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -335,7 +336,10 @@ async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: 
         "messages": lambda held: add_messages([*(held or [])], [*said["messages"]]),
     }
     before = {"handles": None, "messages": None, **state} if isinstance(state, Mapping) else state
-    found = await called(agent.update, [words, rewritten(before, added_to)], config)
+    after = rewritten(before, added_to)
+    # What a dataclass works out of its messages is worked out of these.
+    after = replace(after) if is_dataclass(after) else after
+    found = await called(agent.update, [words, after], config)
     command = found if isinstance(found, Command) else None
     written = found if command is None else command.update
     added = dict(written) if isinstance(written, Mapping) else {} if written is None else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -84,6 +86,30 @@ def test_what_was_said_becomes_an_update_of_any_channel(engine: Engine) -> None:
     ann, bob = (message.text for message in state["messages"][1:])
     assert state["plan"] == ann.upper() and state["words"] == [ann, bob]
     assert [entry["author"] for entry in state["handles"]] == [START, "ann", "bob"]
+
+
+def test_what_a_state_works_out_of_its_messages_counts_what_was_said(engine: Engine) -> None:
+    @dataclass
+    class Counted(Data):
+        count: int = field(init=False, default=0)
+
+        def __post_init__(self) -> None:
+            self.count = len(self.messages)
+
+    graph = ChoreoGraph(Counted)
+    graph.add_node(agent("ann", update=lambda said, state: {"plan": f"{state.count}"}))
+    assert graph.add_edge(START, "ann").compile(engine=engine).invoke(QUESTION)["plan"] == "2"
+
+
+def test_a_worker_that_nobody_holds_is_gone() -> None:
+    gc.disable()
+    try:
+        worker = Worker("w", prompt="Write.")
+        gone = weakref.ref(worker)
+        del worker
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("stock", [False, True])

@@ -271,8 +271,9 @@ def test_a_policy_may_reencode_what_would_leak(engine: Engine) -> None:
 
 def test_a_policy_may_only_warn(engine: Engine) -> None:
     graph = pair("shared", Policy(**KEEP_PLAN, on_violation="warn"))
-    with pytest.warns(VisibilityWarning, match=r"'ann.plan' from 'bob'.*Declare 'ann' to 'bob' 'reencoded'"):
+    with pytest.warns(VisibilityWarning, match=r"'ann.plan' from 'bob'.*Declare 'ann' to 'bob' 'reencoded'") as told:
         app = graph.compile(engine=engine)
+    assert {warning.filename for warning in told if warning.category is VisibilityWarning} == {__file__}
     with pytest.warns(VisibilityWarning, match="the policy keeps 'ann.plan' from 'bob', but the encoding"):
         state = app.invoke(QUESTION)
     [broken] = app.audit(state).violations
