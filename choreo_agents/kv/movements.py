@@ -10,10 +10,13 @@ class Movements:
     """What moved between the tiers so far."""
 
     evicted: int = 0
-    """Messages that left the pool."""
+    """Messages that left the pool, ..."""
     restored_from_host: int = 0
+    """... came back from the host, ..."""
     restored_from_disk: int = 0
+    """... came back from the disk, ..."""
     recomputed: int = 0
+    """... and were computed again from their lineage."""
     lost: int = 0
     """Messages that left the last tier, to be computed again when they are read."""
     adopted: int = 0

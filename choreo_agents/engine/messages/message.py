@@ -190,18 +190,16 @@ class Message:
     def unknown(self, is_known: Callable[[Message], bool]) -> Iterator[Message]:
         """It and what it was encoded from, parents first, as far as that is not known: whoever is given one knows it
         then. No recursion: a conversation may be long."""
-        waiting = [self]
+        waiting = [(self, iter(self.parents))]
         while waiting:
-            message = waiting[-1]
+            message, parents = waiting[-1]
             # One parent at a time: who attends to all that was said before has most of it in common with the next.
-            above = None
-            if not (known := is_known(message)):
-                above = next((parent for parent in message.parents if not is_known(parent)), None)
+            above = None if is_known(message) else next((each for each in parents if not is_known(each)), None)
             if above is not None:
-                waiting.append(above)
+                waiting.append((above, iter(above.parents)))
             else:
                 waiting.pop()
-                if not known:
+                if not is_known(message):
                     yield message
 
     def ancestors(self) -> Iterator[Message]:

@@ -338,7 +338,7 @@ async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: 
     before = {"handles": None, "messages": None, **state} if isinstance(state, Mapping) else state
     after = rewritten(before, added_to)
     # What a dataclass works out of its messages is worked out of these.
-    after = replace(after) if is_dataclass(after) else after
+    after = replace(cast(Any, after)) if is_dataclass(after) else after
     found = await called(agent.update, [words, after], config)
     command = found if isinstance(found, Command) else None
     written = found if command is None else command.update

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
@@ -23,14 +23,6 @@ MakeGuide = Callable[[frozenset[int]], TokenGuide]
 
 _CALLS = 64
 """Grammars of calls that are remembered, for each model: an agent makes its own at each turn."""
-
-
-class SpellsBytes(Protocol):
-    """A tokenizer whose tokens nobody can list: each says its own bytes."""
-
-    def bytes_of(self, token: int) -> bytes:
-        """What it writes; nothing for a special token."""
-        ...
 
 
 class Grammars:

@@ -115,7 +115,7 @@ def test_of_two_that_are_near_the_second_may_be_higher(monkeypatch: pytest.Monke
     row = tickets._told[0]
     other = next(word for word in range(40) if word != wanted)
     bits = logits[0].view(torch.int32)
-    tickets._rows = [[other, wanted, NEAR, int(bits[other]), int(bits[wanted]), row[5]]]
+    tickets._told = [[other, wanted, NEAR, int(bits[other]), int(bits[wanted]), row[5]]]
     assert tickets.tokens() == [wanted] and tickets.guessed() == [other]
 
 
