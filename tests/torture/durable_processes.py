@@ -40,9 +40,10 @@ class Process:
             with self.journal.open("rb") as file:
                 file.seek(self._read)
                 for line in file:
-                    if line.endswith(b"\n"):
-                        self._read += len(line)
-                        yield json.loads(line)
+                    if not line.endswith(b"\n"):
+                        return  # it may be written meanwhile: the rest of it would be read as a line
+                    self._read += len(line)
+                    yield json.loads(line)
 
     @property
     def jobs(self) -> Path:
