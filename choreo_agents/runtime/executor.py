@@ -13,10 +13,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.base import AttentionBackend
 from choreo_agents.attention.layout import Layout
 from choreo_agents.attention.packing import SentTables
-from choreo_agents.attention.step import StepAttention
+from choreo_agents.attention.step import AttentionBackend, StepAttention
 from choreo_agents.errors import CapacityError, DeviceLostError, told
 from choreo_agents.kv.copying import Arrival, LayeredCopy
 from choreo_agents.kv.pool import KVPool
@@ -453,7 +452,7 @@ class Forward:
         is_all = wanted == list(range(len(ahead.step.rows)))
         logits = ahead.logits if is_all else ahead.logits[wanted]
         if not rest:
-            if ahead.is_followed_by(step):
+            if step.layout is ahead.last.layout and step.further == ahead.last.further:  # it was made for this step
                 self._last = ahead.last._replace(is_ahead=False)
                 self._look_ahead(step, self._last)
             return logits
@@ -597,7 +596,3 @@ class _Ahead(NamedTuple):
             if row.first == was.first + 1 and row.tokens == (guesses[place],):
                 found[row.number] = place
         return found
-
-    def is_followed_by(self, step: Step) -> bool:
-        """Whether a step is the one that it was made for, but for what rows say."""
-        return step.layout is self.last.layout and step.further == self.last.further
