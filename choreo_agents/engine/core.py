@@ -36,8 +36,7 @@ from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
-from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.next_step import Watch
+from choreo_agents.runtime.loop import EngineLoop, Watch
 from choreo_agents.runtime.request import Encoding, Request
 from choreo_agents.runtime.scheduler import Limits
 from choreo_agents.runtime.under_way import Reclaimer

@@ -33,8 +33,7 @@ from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models.weightless import ServedModel, load_weightless, served_model
-from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.step import Binding
+from choreo_agents.runtime.request import Binding, Request
 from choreo_agents.runtime.under_way import Endings, failed
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Literal
 from choreo_agents.engine.messages.message import Message, thinker
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.runtime.decoding import FinishReason
+from choreo_agents.runtime.request import FinishReason
 
 Channel = Literal["encoding", "words"]
 """How a text can reach a message: through KV that attended to it, or through words decoded from it that were then

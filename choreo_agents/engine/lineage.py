@@ -21,7 +21,7 @@ from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import ChoreoError, HandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.runtime.decoding import FinishReason
+from choreo_agents.runtime.request import FinishReason
 from choreo_agents.sampling import Chosen
 
 T = TypeVar("T")

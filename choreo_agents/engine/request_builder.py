@@ -29,8 +29,7 @@ from choreo_agents.errors import AdapterError, ContextLengthError, InvalidReques
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey
 from choreo_agents.models import FramedText
-from choreo_agents.runtime.decoding import Decoding
-from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.request import Decoding, Request
 from choreo_agents.sampling import Chosen, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 Answer = Future[MessageHandle]

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from choreo_agents.attention.backends.base import AttentionBackend
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
-from choreo_agents.attention.step import StepAttention
+from choreo_agents.attention.step import AttentionBackend, StepAttention
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter

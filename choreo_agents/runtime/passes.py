@@ -20,11 +20,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.base import AttentionBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.layout import Layout
 from choreo_agents.attention.packing import SentTables
-from choreo_agents.attention.step import StepAttention
+from choreo_agents.attention.step import AttentionBackend, StepAttention
 from choreo_agents.errors import told
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter

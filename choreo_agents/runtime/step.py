@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What a request turns out to encode, settled when it is admitted."""
-
-    view: tuple[Piece, ...]
-    """Encoded tokens it attends to; their segments are pinned for it."""
-    prompt: tuple[int, ...]
-    """Tokens to encode before the first sample: not empty."""
-    position: int
-    """Of the prompt's first token."""
-    arrivals: tuple[Arrival, ...] = ()
-    """What of the view its first step brings into the pool."""
-
-    def reads(self, segments: Collection[Segment]) -> bool:
-        """Whether it reads any of these."""
-        return any(piece.segment in segments for piece in self.view)
 
 
 class Row(NamedTuple):

@@ -331,8 +331,8 @@ class Endings:
         self._counters.add(request.tenant, ended)
         self._counters.add(request.tenant, "tokens_reused", reused)
         self._ended.notify_all()
-        told = {"tokens_reused": reused, "tokens_beyond": beyond, **request.charges}
-        self._emit(RequestFinished(now, request.number, outcome, **told))
+        number, charges = request.number, request.charges
+        self._emit(RequestFinished(now, number, outcome, tokens_reused=reused, tokens_beyond=beyond, **charges))
 
 
 def _done(work: Callable[[], object]) -> None:

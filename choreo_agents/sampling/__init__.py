@@ -1,6 +1,5 @@
 """How the next token is chosen."""
 
-from choreo_agents.sampling.batch import BatchSampler
 from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.guiding.answers import AnswerGuide, AnswerPaths
 from choreo_agents.sampling.guiding.grammar import Grammar
@@ -8,7 +7,15 @@ from choreo_agents.sampling.guiding.guides import Allowed, FreeAnswer, Guide, Gu
 from choreo_agents.sampling.guiding.thoughts import BLANK_LINES, Phase, ThoughtsGuide
 from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.parameters import Sampling, checkpoint_sampling
-from choreo_agents.sampling.sampler import Chosen, Sampler, SamplerCall, TokenSampler, choose_tokens, nth_seed
+from choreo_agents.sampling.sampler import (
+    BatchSampler,
+    Chosen,
+    Sampler,
+    SamplerCall,
+    TokenSampler,
+    choose_tokens,
+    nth_seed,
+)
 
 __all__ = [
     "BLANK_LINES",

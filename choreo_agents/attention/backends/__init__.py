@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.backends.folded import FoldedBackend
 from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.triton.backend import TritonBackend
 from choreo_agents.attention.backends.varlen import VarlenBackend
 from choreo_agents.attention.heads import USUAL_HEADS, HeadShape
+from choreo_agents.attention.step import AttentionBackend, PreparedAttention
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.native.library import has_tiles, multiply_tiles
 

@@ -11,12 +11,12 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.base import AttentionBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.rope import PureRotation
+from choreo_agents.attention.step import AttentionBackend
 
 RUNS = (1, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025)
 """Slots of runs: around the sizes in which kernels cut them."""

@@ -16,8 +16,7 @@ from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.movements import RESTORED
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Encoding, Request
-from choreo_agents.runtime.step import Binding
+from choreo_agents.runtime.request import Binding, Encoding, Request
 
 
 class ChoreoMethod:

@@ -6,8 +6,7 @@ from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.request import Encoding, Request
-from choreo_agents.runtime.step import Binding
+from choreo_agents.runtime.request import Binding, Encoding, Request
 
 
 class TextMethod:

@@ -13,7 +13,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.runtime.decoding import FinishReason
+from choreo_agents.runtime.request import FinishReason
 from choreo_agents.sampling import Chosen
 
 _THOUGHTS = ".thoughts"

@@ -10,7 +10,7 @@ import torch
 
 from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.attempts import Attempts, is_out_of_memory
+from choreo_agents.runtime.executor import Attempts, is_out_of_memory
 from choreo_agents.runtime.step import Row, Step
 
 

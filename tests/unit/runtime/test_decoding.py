@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from choreo_agents.runtime.decoding import Decoding
+from choreo_agents.runtime.request import Decoding
 from choreo_agents.sampling import Sampling, TokenSampler
 
 EOS, USER = 2, 3

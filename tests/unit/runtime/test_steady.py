@@ -9,7 +9,7 @@ import pytest
 
 from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.next_step import Steady
+from choreo_agents.runtime.loop import Steady
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row
 

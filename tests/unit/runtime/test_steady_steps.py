@@ -14,8 +14,7 @@ from choreo_agents.engine import Decode, Prefill
 from choreo_agents.errors import EngineClosedError, RequestTimeoutError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models.loader import LoadedModel
-from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.next_step import NextStep, NextSteps
+from choreo_agents.runtime.loop import EngineLoop, NextStep, NextSteps
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Sampling
 

@@ -21,9 +21,8 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime import executor
-from choreo_agents.runtime.forward import Forward
-from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.next_step import NextSteps
+from choreo_agents.runtime.executor import Forward
+from choreo_agents.runtime.loop import EngineLoop, NextSteps
 from choreo_agents.runtime.step import StepMaker
 from choreo_agents.sampling import Sampling
 from choreo_bench.experiments.bench_step.report import (

@@ -37,7 +37,7 @@ from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.runtime import loop as loop_module
-from choreo_agents.runtime.attempts import Attempts
+from choreo_agents.runtime.executor import Attempts
 
 Logits = dict[int, list[torch.Tensor]]
 
