@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from choreo_agents.attention.backends import told
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
@@ -159,9 +159,8 @@ class Execution:
     An execution keeps no reference to the core: an engine that is dropped without `close` ends its threads.
     """
 
-    def cache(self, *parts: Any) -> KVCache:
-        """Make the cache of the parts that `KVCache` has."""
-        return KVCache(*parts)
+    cache: Callable[..., KVCache] = KVCache
+    """Makes the cache, of the parts that `KVCache` has."""
 
     def method(self, core: EngineCore) -> Method:
         """Make the method, which encodes requests and is asked for room."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from choreo_agents.engine.adapters import read_loaded
-from choreo_agents.engine.calls import Calls, Decode, Prefill
+from choreo_agents.engine.calls import Calls, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.keeping.kept import kept_of
 from choreo_agents.engine.messages.message import Message
@@ -120,16 +120,43 @@ class Tenant:
             started: When the calls were made, as `time.perf_counter` counts; None: now.
             on_token: Called with every sampled token, on the engine's thread; must not raise.
         """
+        answers, requests = list[Answer](), list[Request]()
+        began = time.perf_counter() if started is None else started
+
+        def answer(placed: PlacedCall) -> Answer:
+            """To a call that is known already or under way, or that has a new request in this batch."""
+            call = placed.read.call
+            if isinstance(call, Prefill):
+                known = _prefilled(self, placed, call)
+            else:  # the answer that the same decode was given before
+                known = None if placed.name is None or call.anew else self.core.table.memos.get(placed.name)
+                if known is not None and on_token is not None:
+                    for chosen in known.chosen or ():
+                        on_token(chosen)
+            if known is not None:
+                return self.answered(known, placed, scope)
+            request = None if placed.name is None else self.builder.running.get(placed.name)
+            if request is None or request.over:
+                request = self.builder.request(placed)
+                requests.append(request)
+                undo.callback(request.owner.abandon, request)
+            pending = request.owner
+            assert isinstance(pending, Pending)
+            if request in requests:
+                request.priority = max(request.priority, call.priority)
+            else:
+                self.core.loop.hurry(request, call.priority)
+            deadline = None if call.timeout_s is None else began + call.timeout_s
+            return pending.awaited(request, placed, scope, deadline, on_token)
+
         read = [each for call in calls for each in self.builder.read(call)]
         with self.core.lock:
             self.require_open()
             placed = [self.builder.place(each) for each in read]
-            started = time.perf_counter() if started is None else started
-            answers, requests = list[Answer](), list[Request]()
             # If it cannot be submitted whole, all of it is given back: nobody may join what will never run.
             with self.given_up_if_left(answers, scope), ExitStack() as undo:
                 for each in placed:
-                    answers.append(self._answer(each, scope, started, on_token, requests, undo))
+                    answers.append(answer(each))
                 self.core.loop.submit(requests)
                 undo.pop_all()
             return answers
@@ -167,51 +194,6 @@ class Tenant:
         given = not answer.cancelled() and answer.exception() is None
         if given and not self.closed and not (scope is not None and scope.closed):
             self.release(answer.result(), scope, spare_only=False)
-
-    def _answer(
-        self,
-        placed: PlacedCall,
-        scope: Scope | None,
-        started: float,
-        on_token: OnToken | None,
-        requests: list[Request],
-        undo: ExitStack,
-    ) -> Answer:
-        """To a call that is known already or under way, or that has a new request in its batch.
-
-        Args:
-            placed: The call.
-            scope: Which takes the lease.
-            started: When it was made, as `time.perf_counter` counts.
-            on_token: Told of every token.
-            requests: What has to be done for its batch.
-            undo: Gives back what they have taken.
-        """
-        call = placed.read.call
-        known = _prefilled(self, placed, call) if isinstance(call, Prefill) else self._decoded(placed, call, on_token)
-        if known is not None:
-            return self.answered(known, placed, scope)
-        request = None if placed.name is None else self.builder.running.get(placed.name)
-        if request is None or request.over:
-            request = self.builder.request(placed)
-            requests.append(request)
-            undo.callback(request.owner.abandon, request)
-        pending = request.owner
-        assert isinstance(pending, Pending)
-        if request in requests:
-            request.priority = max(request.priority, call.priority)
-        else:
-            self.core.loop.hurry(request, call.priority)
-        deadline = None if call.timeout_s is None else started + call.timeout_s
-        return pending.awaited(request, placed, scope, deadline, on_token)
-
-    def _decoded(self, placed: PlacedCall, call: Decode, on_token: OnToken | None) -> Message | None:
-        """The answer that the same decode was given before."""
-        known = None if placed.name is None or call.anew else self.core.table.memos.get(placed.name)
-        if known is not None and on_token is not None:
-            for chosen in known.chosen or ():
-                on_token(chosen)
-        return known
 
     def answered(
         self, message: Message, placed: PlacedCall, scope: Scope | None, segment: Segment | None = None
@@ -259,7 +241,7 @@ def _prefilled(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message | N
         lineage,
         call.author,
         call.role,
-        Usage(0, 0, None, 0.0),
+        Usage.found(0),
         label,
         placed.said.origin(label),
         header=len(lineage.tokens) if keeps else 0,

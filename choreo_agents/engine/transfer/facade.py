@@ -102,7 +102,7 @@ def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Mes
     table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
     assert isinstance(call, Prefill)
     known = table.get(handle.id)
-    usage = Usage(0, 0, None, 0.0) if known is None else known.usage
+    usage = Usage.found(0) if known is None else known.usage
     label = lineage.label(call.author, call.role)
     return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
 
