@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from choreo_agents.engine.adapters import BASE
 from choreo_agents.engine.calling import Caller, Plan, Terms
 from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
-from choreo_agents.engine.messages.message import Message
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Message, Scope
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel

@@ -22,9 +22,7 @@ from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.decoding.thoughts import PhaseTexts, thoughts_in
-from choreo_agents.engine.messages.message import Message, Thought, thinker
-from choreo_agents.engine.messages.scope import Scope, current, entered
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Message, Scope, Thought, Usage, thinker
 from choreo_agents.engine.request_builder import require_urgency
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import CutAnswerWarning, InvalidRequestError
@@ -118,12 +116,12 @@ class Caller:
 
     def scope(self) -> Scope | None:
         """The innermost one that is open here."""
-        return current(self.tenant.scopes)
+        return Scope.current(self.tenant.scopes)
 
     @contextmanager
     def scoped(self) -> Iterator[Scope]:
         """A block whose leases end with it."""
-        with entered(self.tenant.scopes) as scope:
+        with Scope(self.scope()).entered(self.tenant.scopes) as scope:
             try:
                 yield scope
             finally:

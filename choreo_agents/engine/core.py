@@ -19,9 +19,7 @@ from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
 from choreo_agents.engine.messages.holdings import Holdings
-from choreo_agents.engine.messages.message import Lineage
-from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Lineage, Naming, Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import Settings
 from choreo_agents.errors import DeviceLostError, EngineClosedError

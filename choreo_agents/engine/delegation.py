@@ -18,9 +18,7 @@ from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.core import Computing, EngineCore, Execution
 from choreo_agents.engine.keeping.kept import copied, kv_key
 from choreo_agents.engine.lineage import LineageExchange, LineageRow, ReadLog, row_of
-from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Lineage, Message, Naming, Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.request_builder import Pending, PlacedCall
 from choreo_agents.engine.settings import Settings

@@ -28,8 +28,7 @@ from choreo_agents.engine.core import EngineCore, Execution
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.holdings import Threads
-from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Scope, Usage
 from choreo_agents.engine.recording.recorder import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stock import EngineStats, check_engine, stats_of

@@ -13,10 +13,7 @@ from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.keeping.kept import kept_of
-from choreo_agents.engine.messages.message import Message
-from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Message, Naming, Scope, Usage
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import Answer, OnToken, Pending, PlacedCall, RequestBuilder
 from choreo_agents.engine.stock import EngineStats, LeasedMemory, MemoryMap, leased_memory, memory_map_of, stats_of

@@ -19,10 +19,8 @@ from choreo_agents.engine.keeping.kept import (
     lasting_store,
     wanted_until,
 )
-from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Lineage, Message, Scope, Usage
 from choreo_agents.engine.messages.table import require_handle
-from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.engine.stock import MemoryMap, memory_map_of, tier_of
 from choreo_agents.engine.tenant import Tenant
