@@ -1,10 +1,4 @@
-"""Calls, written once: what they wait for is yielded, and a sync and an async driver wait for it.
-
-Answers of models that think are encoded for their readers:
-
-decoded    header of thoughts | thoughts . . | close | answer . . | end       confidential, its speaker's
-encoded    header of an answer                       | answer . . | end       what the call returns
-"""
+"""Calls, written once: what they wait for is yielded, and a sync and an async driver wait for it."""
 
 from __future__ import annotations
 
@@ -17,12 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from concurrent.futures import Future
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken, Thinking
-from choreo_agents.engine.decoding.thoughts import PhaseTexts, thoughts_in
-from choreo_agents.engine.messages.message import Message, Scope, Thought, Usage, thinker
+from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
+from choreo_agents.engine.leading import PhaseTexts, answer_at, answer_of, thinks, thought_out
+from choreo_agents.engine.messages.message import Scope, Thought, Usage, thinker
 from choreo_agents.engine.request_builder import require_urgency
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import CutAnswerWarning, InvalidRequestError
@@ -192,7 +186,8 @@ class Caller:
         each = [call for call in calls for _ in range(_answers(call))]
         thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
         with views_kept(self.tenant, [handles[place] for place, _ in thought]):
-            asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
+            model, find = self.tenant.core.model, self.tenant.find
+            asked: Any = [answer_of(model, call, find(handles[place])) for place, call in thought]
             answers = self.tenant.submit(asked, scope, started)
             with self.tenant.given_up_if_left(answers, scope):
                 said: list[MessageHandle] = yield from _results(answers)
@@ -351,16 +346,6 @@ def _tokenized(model: LoadedModel, call: Prefill | Decode) -> Prefill | Decode:
     return replace(call, **tokens)
 
 
-def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
-    """Whether a call thinks before it answers."""
-    return isinstance(call, Decode) and call.thinking is not None
-
-
-def thought_out(call: Decode) -> Decode:
-    """The call that decodes thoughts and answer: nobody is given what it makes."""
-    return replace(call, author=None if call.author is None else thinker(call.author))
-
-
 @contextmanager
 def views_kept(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[None]:
     """Lease what messages have seen while the block lasts: answers are to see it as well.
@@ -382,32 +367,6 @@ def views_kept(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[No
                     core.table.release(message, None)
 
 
-def answer_of(tenant: Tenant, call: Decode, thought: MessageHandle) -> Prefill:
-    """The answer alone, encoded for its readers in the place that it was thought out in.
-
-    Args:
-        tenant: Whose messages they are.
-        call: Which has thinking.
-        thought: What was decoded for it.
-    """
-    assert call.thinking is not None
-    model, message = tenant.core.model, tenant.find(thought)
-    start = message.native_offset
-    spoken = message.tokens[message.header + _answer_at(model, call.thinking, message) :]
-    return Prefill(
-        [*model.encode(call.thinking.answer), *spoken],
-        [parent.handle for parent in message.parents],
-        [start + offset for offset in message.relative_offsets],
-        start,
-        author=call.author,
-        role="assistant",
-        confidential=call.confidential,
-        adapter=call.adapter,
-        priority=call.priority,
-        timeout_s=call.timeout_s,
-    )
-
-
 def join(
     tenant: Tenant, call: Decode, thought: MessageHandle, answer: MessageHandle, scope: Scope | None
 ) -> MessageHandle:
@@ -419,7 +378,7 @@ def join(
         message.finish_reason = source.finish_reason
         if message.chosen is None and source.chosen is not None:
             message.header = len(core.model.encode(call.thinking.answer))
-            message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
+            message.chosen = source.chosen[answer_at(core.model, call.thinking, source) :]
             message.usage = _both(source.usage, message.usage)
         core.table.keep(message, Thought(source, call.memo, scope), scope)
         if source is message:
@@ -429,11 +388,6 @@ def join(
                 message.authors -= {thinker(call.author)}
                 message.author = call.author
     return answer
-
-
-def _answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:
-    """Where among the sampled tokens of thoughts and answer the answer starts."""
-    return thoughts_in(model, thinking, [each.token for each in message.chosen or ()])
 
 
 def _both(thought: Usage, encoded: Usage) -> Usage:

@@ -16,9 +16,15 @@ from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.decoding.detokenizer import TextStop
-from choreo_agents.engine.decoding.leading import LedAnswer, ends_replay, led_answer
-from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
+from choreo_agents.engine.leading import (
+    LedAnswer,
+    TextStop,
+    ends_replay,
+    led_answer,
+    longest_thoughts,
+    thoughts_guide,
+    thoughts_in,
+)
 from choreo_agents.engine.messages.message import (
     Label,
     Lineage,
