@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from choreo_agents.engine.adapters import BASE
-from choreo_agents.engine.calling import Caller, Plan, Terms
+from choreo_agents.engine.calling import Plan, Tenant, Terms
 from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
 from choreo_agents.engine.messages.message import Message, Scope
 from choreo_agents.errors import HandleError, InvalidRequestError
@@ -45,12 +45,12 @@ class Branches:
     what came of it, and returns what it is for; its scope takes all leases. If it ends meanwhile, they end with it.
     """
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller, self._tenant = caller, caller.tenant
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
 
     async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """See `map`."""
-        return await self._caller.arun(self._plan(self._mapped, handles, adapter))
+        return await self._tenant.arun(self._plan(self._mapped, handles, adapter))
 
     def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """The same messages as a synthesizer's cache mapper shows them: copies, made once and found again.
@@ -65,7 +65,7 @@ class Branches:
             AdapterError: It has no mapper.
             HandleError: A handle is unknown, released, or another model's.
         """
-        return self._caller.run(self._plan(self._mapped, handles, adapter))
+        return self._tenant.run(self._plan(self._mapped, handles, adapter))
 
     def maps(self, adapter: str | None = None) -> bool:
         """Tell whether an adapter has a cache mapper, and the engine caches for it to map.
@@ -126,7 +126,7 @@ class Branches:
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """See `summaries`."""
-        return await self._caller.arun(self._plan(self._summed_up, branches, ask))
+        return await self._tenant.arun(self._plan(self._summed_up, branches, ask))
 
     def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """What each branch's speaker says when asked to be short, after all that it has seen and said.
@@ -134,11 +134,11 @@ class Branches:
         Returns:
             Leased handles.
         """
-        return self._caller.run(self._plan(self._summed_up, branches, ask))
+        return self._tenant.run(self._plan(self._summed_up, branches, ask))
 
     async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """See `merge`."""
-        return await self._caller.arun(*self._merging(self._merged, branches, prompt, **options))
+        return await self._tenant.arun(*self._merging(self._merged, branches, prompt, **options))
 
     def merge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """Say one message about several branches, from their caches (Parallel-Synthesis).
@@ -164,15 +164,15 @@ class Branches:
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's or tenant's.
         """
-        return self._caller.run(*self._merging(self._merged, branches, prompt, **options))
+        return self._tenant.run(*self._merging(self._merged, branches, prompt, **options))
 
     async def aview(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
         """See `view`."""
-        return await self._caller.arun(*self._merging(self._viewed, branches, prompt, **options))
+        return await self._tenant.arun(*self._merging(self._viewed, branches, prompt, **options))
 
     def view(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
         """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
-        return self._caller.run(*self._merging(self._viewed, branches, prompt, **options))
+        return self._tenant.run(*self._merging(self._viewed, branches, prompt, **options))
 
     def _merging(
         self,
