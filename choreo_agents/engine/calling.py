@@ -388,12 +388,6 @@ class Tenant:
         with core.lock:
             return core.adapters.add(loaded, name, self.name)
 
-    def adapters(self) -> tuple[str, ...]:
-        """The names that its calls can use."""
-        with self.core.lock:
-            self.require_tenancy()
-            return tuple(self.core.adapters.folders(self.name))
-
     def keeper(self, make: Callable[..., T], *args: Any) -> T:
         """What `make` makes, once: see `KVTransfer.keeper`."""
         with self.core.lock:

@@ -247,7 +247,9 @@ class Engine:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names that calls of this tenant can use: of the adapters that it has loaded, and of the engine's own."""
-        return self._tenant.adapters()
+        with self._core.lock:
+            self._tenant.require_tenancy()
+            return tuple(self._core.adapters.folders(self._tenant.name))
 
     def tenant(self, salt: str, *, calls_per_second: float | None = None) -> Engine:
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
