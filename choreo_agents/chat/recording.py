@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 
 from choreo_agents.chat.call import ChatCall
 from choreo_agents.engine import Engine
-from choreo_agents.engine.messages.placement import place
+from choreo_agents.engine.messages.message import place
 from choreo_agents.engine.recording.format import RunEnded, RunStarted
 from choreo_agents.engine.recording.recorder import Recorder, key_path
 

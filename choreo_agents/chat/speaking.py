@@ -15,7 +15,7 @@ from choreo_agents.chat.speech import Called, Speech, require_names
 from choreo_agents.chat.tools import Described
 from choreo_agents.chat.turns import thoughts_said
 from choreo_agents.engine import Engine, StreamedToken, Thinking
-from choreo_agents.engine.decoding.thoughts import PhaseTexts
+from choreo_agents.engine.leading import PhaseTexts
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, LoadedModel, tools_format
 from choreo_agents.models.chat.tools.literals import to_json

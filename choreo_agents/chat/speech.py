@@ -13,7 +13,7 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from choreo_agents.chat.guides import CallsOrAnswer
 from choreo_agents.chat.turns import short_id
-from choreo_agents.engine.decoding.detokenizer import Detokenizer
+from choreo_agents.engine.leading import Detokenizer
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import BrokenCall, CallPart, FramedText, LoadedModel, SaidWords, ToolCall, tools_format
 

@@ -12,16 +12,16 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from choreo_agents.engine.adapters import BASE
-from choreo_agents.engine.calling import Caller, Plan, Terms
+from choreo_agents.engine.calling import Plan, Tenant, Terms
 from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
-from choreo_agents.engine.messages.message import Message
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Message, Scope
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import Strategy, anchored, require_strategy
 
+T = TypeVar("T")
 SHORTER = "Say what you found, shorter."
 """What workers are asked for a summary."""
 
@@ -38,19 +38,161 @@ class MergedView:
     """Messages that were encoded for this view alone: to be released after its use."""
 
 
-class MergeSteps:
-    """Of one merge. Generators yield what has to be done, are sent what came of it, and return what they are for.
+class Branches:
+    """What an engine does with messages that stand beside each other: `engine.branches`.
 
-    Args:
-        engine: What of the engine is asked about adapters.
-        scope: Which takes all leases. If it ends meanwhile, they end with it.
+    Every sync call does what its async form does. Both follow a generator, which yields what has to be done, is sent
+    what came of it, and returns what it is for; its scope takes all leases. If it ends meanwhile, they end with it.
     """
 
-    def __init__(self, engine: Branches, scope: Scope | None) -> None:
-        self._engine, self._tenant, self._scope = engine, engine.tenant, scope
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
 
-    def merge(
+    async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
+        """See `map`."""
+        return await self._tenant.arun(self._plan(self._mapped, handles, adapter))
+
+    def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
+        """The same messages as a synthesizer's cache mapper shows them: copies, made once and found again.
+
+        They live as long as the messages that they are copies of.
+
+        Args:
+            handles: What to map.
+            adapter: Whose mapper; None: that of the engine's own adapter.
+
+        Raises:
+            AdapterError: It has no mapper.
+            HandleError: A handle is unknown, released, or another model's.
+        """
+        return self._tenant.run(self._plan(self._mapped, handles, adapter))
+
+    def maps(self, adapter: str | None = None) -> bool:
+        """Tell whether an adapter has a cache mapper, and the engine caches for it to map.
+
+        Raises:
+            AdapterError: There is no such adapter.
+        """
+        core = self._tenant.core
+        with core.lock:
+            self._tenant.require_tenancy()
+            return bool(core.adapters.find(adapter, self._tenant.name).mapper_key) and core.method.keeps_kv
+
+    def boundaries(
         self,
+        branches: Sequence[MessageHandle],
+        trunk: Sequence[MessageHandle],
+        offsets: Sequence[int],
+        anchors: Sequence[int],
+        adapter: str | None = None,
+    ) -> list[Prefill]:
+        """What an adapter's synthesizer reads behind each branch: the opening of a next turn, after trunk and branch.
+
+        The branch stands there where it left the trunk, or right behind all of it.
+
+        `merge` takes care of it. Whoever places branches by hand prefills it, and shows it where the branch ends.
+
+        Args:
+            branches: As they are shown, mapped or not.
+            trunk: What is shown before all of them, ...
+            offsets: ... and where.
+            anchors: Where each branch is shown.
+            adapter: The synthesizer's; None: the engine's own.
+
+        Returns:
+            One call for each branch; none if the adapter was not trained with boundaries, the method keeps no KV, or
+            the chat template opens turns with nothing.
+
+        Raises:
+            AdapterError: There is no such adapter.
+            HandleError: A branch is unknown, released, or another model's.
+        """
+        core = self._tenant.core
+        with core.lock:
+            if not (core.adapters.find(adapter, self._tenant.name).boundaries and core.method.keeps_kv):
+                return []
+            said = [self._tenant.find(branch).tokens for branch in branches]
+        openings = [core.model.opening(tokens) for tokens in said]
+        if not all(openings):
+            return []
+        ends = [at + handle.length for handle, at in zip(trunk, offsets, strict=True)]
+        calls: list[Prefill] = []
+        for opening, branch, anchor in zip(openings, branches, anchors, strict=True):
+            start = min(anchor, max(ends, default=0))
+            seen = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
+            handles, places = [handle for handle, _ in seen], [at for _, at in seen]
+            calls.append(Prefill(opening, [*handles, branch], [*places, start], start + branch.length, adapter=adapter))
+        return calls
+
+    async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
+        """See `summaries`."""
+        return await self._tenant.arun(self._plan(self._summed_up, branches, ask))
+
+    def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
+        """What each branch's speaker says when asked to be short, after all that it has seen and said.
+
+        Returns:
+            Leased handles.
+        """
+        return self._tenant.run(self._plan(self._summed_up, branches, ask))
+
+    async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
+        """See `merge`."""
+        return await self._tenant.arun(*self._merging(self._merged, branches, prompt, **options))
+
+    def merge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
+        """Say one message about several branches, from their caches (Parallel-Synthesis).
+
+        Args:
+            branches: What the workers said.
+            prompt: What the synthesizer is asked, a user's turn if it is text; empty: nothing.
+            trunk: What it sees besides, before the branches; None: what all branches have seen from the start on.
+            strategy: `parallel` (the default), `sequential`, `text` or `summary` (see `synthesis.placing`).
+            adapter: Encodes what is the synthesizer's own, and maps the branches if it has a mapper; None: the
+                engine's own.
+            author: The synthesizer's name, in the header of what it says.
+            header: What that starts with; None: the chat template's header with the author's name.
+            sampling: How tokens are chosen; `memo` and `confidential` as for `decode`.
+            priority: Of all calls that this takes; `timeout_s`: of all of them together.
+            summary: What workers are asked under `summary`.
+
+        Returns:
+            A leased handle of what the synthesizer said.
+
+        Raises:
+            InvalidRequestError: No branch, no such strategy, or it can never fit.
+            AdapterError: There is no such adapter.
+            HandleError: A branch is unknown, released, or another model's or tenant's.
+        """
+        return self._tenant.run(*self._merging(self._merged, branches, prompt, **options))
+
+    async def aview(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
+        """See `view`."""
+        return await self._tenant.arun(*self._merging(self._viewed, branches, prompt, **options))
+
+    def view(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
+        """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
+        return self._tenant.run(*self._merging(self._viewed, branches, prompt, **options))
+
+    def _merging(
+        self,
+        steps: Callable[..., Generator[Calls, list[MessageHandle], T]],
+        *args: Any,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> tuple[Plan[T], Terms]:
+        return self._plan(steps, *args, **options), Terms(priority, timeout_s)
+
+    def _plan(
+        self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **options: Any
+    ) -> Plan[T]:
+        return lambda scope: steps(scope, *args, **options)
+
+    def _merged(
+        self,
+        scope: Scope | None,
+        /,
         branches: Sequence[MessageHandle],
         prompt: Content,
         *,
@@ -65,8 +207,8 @@ class MergeSteps:
     ) -> Generator[Calls, list[MessageHandle], MessageHandle]:
         """To what was said. Arguments as for `Branches.merge`."""
         chat = self._tenant.core.model.chat
-        view = yield from self.view(
-            branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
+        view = yield from self._viewed(
+            scope, branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
         )
         try:
             start = chat.header(author, thinking=options.get("thinking") is not None) if header is None else header
@@ -83,11 +225,13 @@ class MergeSteps:
             )
             [merged] = yield [call]
         finally:
-            self._give_back(view.made)
+            self._give_back(view.made, scope)
         return merged
 
-    def view(
+    def _viewed(
         self,
+        scope: Scope | None,
+        /,
         branches: Sequence[MessageHandle],
         prompt: Content,
         *,
@@ -104,25 +248,25 @@ class MergeSteps:
             raise InvalidRequestError("there is no branch to merge: give a list of one at least")
         tenant, made = self._tenant, list[MessageHandle]()
         try:
-            shared = self.shared_trunk(branches) if trunk is None else listed(trunk, "trunk")
+            shared = self._shared_trunk(branches, scope) if trunk is None else listed(trunk, "trunk")
             made += shared if trunk is None else []
-            depths = self.depths(branches, shared)
+            depths = self._depths(branches, shared)
             if strategy == "summary":
-                branches = yield from self._summaries(branches, summary, made)
+                branches = yield from self._summaries(scope, branches, summary, made)
                 made += branches
             shown, merges = list(branches), tenant.core.model.chat.merges is not None
             if strategy == "text" and merges:
                 shared, shown = yield from self._told(branches, shared, adapter, made)
             elif strategy == "text":
                 shown = yield from self._again(branches, shared, adapter, made)
-            elif self._engine.maps(adapter):
-                shown = yield from self.mapped(branches, adapter)
+            elif self.maps(adapter):
+                shown = yield from self._mapped(scope, branches, adapter)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
             behind: list[Prefill] = []
             if strategy != "text":
-                behind = self._engine.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
+                behind = self.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
             if behind:
                 starts = yield behind
                 made += starts
@@ -135,11 +279,11 @@ class MergeSteps:
                 handles, offsets, end = [*handles, asked], [*offsets, end], end + asked.length
             return MergedView(handles, offsets, end, made)
         except BaseException:
-            self._give_back(made)
+            self._give_back(made, scope)
             raise
 
-    def mapped(
-        self, handles: Sequence[MessageHandle], adapter: str | None
+    def _mapped(
+        self, scope: Scope | None, handles: Sequence[MessageHandle], adapter: str | None
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
         """To copies by an adapter's cache mapper, which live as long as their sources."""
         sources = listed(handles, "handles")
@@ -149,18 +293,18 @@ class MergeSteps:
             for source, each in zip(sources, said, strict=True)
         ]
         copies = (yield calls) if calls else []
-        self.keep(sources, copies)
+        self._keep(sources, copies, scope)
         return copies
 
-    def summaries(
-        self, branches: Sequence[MessageHandle], ask: str
+    def _summed_up(
+        self, scope: Scope | None, branches: Sequence[MessageHandle], ask: str
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
         """To what each branch's speaker says when it is asked to be short."""
         made: list[MessageHandle] = []
         try:
-            return (yield from self._summaries(listed(branches, "branches"), ask, made))
+            return (yield from self._summaries(scope, listed(branches, "branches"), ask, made))
         finally:
-            self._give_back(made)
+            self._give_back(made, scope)
 
     def _again(
         self,
@@ -197,7 +341,7 @@ class MergeSteps:
         if seen and (asked := _unclosed(model, (last := self._tenant.find(seen[-1])).tokens)) is not None:
             opening = FramedText.frame(str(model.chat.merges))
             if len(asked) < len(last.tokens):
-                _, encoder = self.speaker(seen[-1])
+                _, encoder = self._speaker(seen[-1])
                 call = Prefill(asked, seen[:-1], author=last.author, role=last.role, source=seen[-1], adapter=encoder)
                 [seen[-1]] = yield [call]
                 made.append(seen[-1])
@@ -211,14 +355,14 @@ class MergeSteps:
         return seen, copies
 
     def _summaries(
-        self, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
+        self, scope: Scope | None, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
         """What each branch's worker says when it is asked to be short: after all that it has seen and said."""
         chat = self._tenant.core.model.chat
-        workers = [self.speaker(branch) for branch in branches]
+        workers = [self._speaker(branch) for branch in branches]
         views: list[tuple[list[MessageHandle], list[int | None], int]] = []
         for branch in branches:
-            seen, starts = zip(*self.view_of(branch), strict=True)
+            seen, starts = zip(*self._view_of(branch, scope), strict=True)
             made += seen[:-1]
             end = max(offset + handle.length for handle, offset in zip(seen, starts, strict=True))
             views.append(([*seen], [*starts], end))
@@ -244,20 +388,20 @@ class MergeSteps:
             ]
         )
 
-    def _give_back(self, handles: Sequence[MessageHandle]) -> None:
+    def _give_back(self, handles: Sequence[MessageHandle], scope: Scope | None) -> None:
         """Drop leases that were taken in a scope; if it has ended meanwhile, they ended with it."""
-        for handle in handles if self._scope is None or not self._scope.closed else ():
+        for handle in handles if scope is None or not scope.closed else ():
             with suppress(HandleError):
-                self._tenant.release(handle, self._scope, spare_only=False)
+                self._tenant.release(handle, scope, spare_only=False)
 
-    def shared_trunk(self, branches: Sequence[MessageHandle]) -> list[MessageHandle]:
+    def _shared_trunk(self, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
         """What all branches see from the start of their views on, each with a new lease: to be released."""
         with self._tenant.core.lock:
             views = [_original(self._tenant.find(branch)).parents for branch in branches]
             alike = takewhile(lambda each: len(set(map(id, each))) == 1, zip(*views, strict=False))
-            return self._leased([each[0] for each in alike])
+            return self._leased([each[0] for each in alike], scope)
 
-    def depths(self, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
+    def _depths(self, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
         """How many trunk messages each branch had seen when it was encoded; of one that saw none of them, all.
 
         Raises:
@@ -272,16 +416,16 @@ class MergeSteps:
                 found.append(max(deepest, default=len(trunk)))
             return found
 
-    def view_of(self, branch: MessageHandle) -> list[tuple[MessageHandle, int]]:
+    def _view_of(self, branch: MessageHandle, scope: Scope | None) -> list[tuple[MessageHandle, int]]:
         """What a branch attended to and itself last, with offsets; all but itself with a new lease: to be released."""
         with self._tenant.core.lock:
             said = _original(self._tenant.find(branch))
-            seen = self._leased(said.parents)
+            seen = self._leased(said.parents, scope)
             start = said.native_offset
             offsets = [start + offset for offset in said.relative_offsets]
             return [*zip(seen, offsets, strict=True), (branch, start)]
 
-    def keep(self, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle]) -> None:
+    def _keep(self, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None) -> None:
         """Let copies live as long as their sources: the leases that their maker has are the sources' from now on.
 
         If the maker's scope has ended meanwhile, its leases have, too: those of others are left to them.
@@ -290,27 +434,27 @@ class MergeSteps:
             HandleError: A source was released meanwhile; nothing is kept.
         """
         with self._tenant.core.lock:
-            if self._scope is not None and self._scope.closed:
+            if scope is not None and scope.closed:
                 return
             table, made = self._tenant.core.table, [self._tenant.find(copy) for copy in copies]
             try:
                 found = [self._tenant.find(source) for source in sources]
             except HandleError:
                 for copy in made:
-                    table.release(copy, self._scope)
+                    table.release(copy, scope)
                 raise
             for source, copy in zip(found, made, strict=True):
-                table.keep(source, copy, self._scope)
+                table.keep(source, copy, scope)
 
-    def speaker(self, branch: MessageHandle) -> tuple[Message, str]:
+    def _speaker(self, branch: MessageHandle) -> tuple[Message, str]:
         """What a branch was as its speaker said it, and what a call names the adapter by that encoded it."""
         with self._tenant.core.lock:
             said = _original(self._tenant.find(branch))
             return said, self._tenant.core.adapters.name_of(said.lineage.adapter, self._tenant.name) or BASE
 
-    def _leased(self, messages: Sequence[Message]) -> list[MessageHandle]:
-        for message in messages if self._scope is None or not self._scope.closed else ():
-            self._tenant.core.table.lease(message, self._scope)
+    def _leased(self, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
+        for message in messages if scope is None or not scope.closed else ():
+            self._tenant.core.table.lease(message, scope)
         return [message.handle for message in messages]
 
 
@@ -346,157 +490,3 @@ def listed(handles: Any, what: str) -> list[MessageHandle]:
     if isinstance(handles, MessageHandle | str) or not isinstance(handles, Iterable):
         raise InvalidRequestError(f"{what} must be a list of handles, not {handles!r}")
     return list(handles)
-
-
-T = TypeVar("T")
-
-
-class Branches:
-    """What an engine does with messages that stand beside each other: `engine.branches`.
-
-    Every sync call does what its async form does.
-    """
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller, self.tenant = caller, caller.tenant
-
-    async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
-        """See `map`."""
-        return await self._caller.arun(self._plan(MergeSteps.mapped, handles, adapter))
-
-    def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
-        """The same messages as a synthesizer's cache mapper shows them: copies, made once and found again.
-
-        They live as long as the messages that they are copies of.
-
-        Args:
-            handles: What to map.
-            adapter: Whose mapper; None: that of the engine's own adapter.
-
-        Raises:
-            AdapterError: It has no mapper.
-            HandleError: A handle is unknown, released, or another model's.
-        """
-        return self._caller.run(self._plan(MergeSteps.mapped, handles, adapter))
-
-    def maps(self, adapter: str | None = None) -> bool:
-        """Tell whether an adapter has a cache mapper, and the engine caches for it to map.
-
-        Raises:
-            AdapterError: There is no such adapter.
-        """
-        core = self.tenant.core
-        with core.lock:
-            self.tenant.require_tenancy()
-            return bool(core.adapters.find(adapter, self.tenant.name).mapper_key) and core.method.keeps_kv
-
-    def boundaries(
-        self,
-        branches: Sequence[MessageHandle],
-        trunk: Sequence[MessageHandle],
-        offsets: Sequence[int],
-        anchors: Sequence[int],
-        adapter: str | None = None,
-    ) -> list[Prefill]:
-        """What an adapter's synthesizer reads behind each branch: the opening of a next turn, after trunk and branch.
-
-        The branch stands there where it left the trunk, or right behind all of it.
-
-        `merge` takes care of it. Whoever places branches by hand prefills it, and shows it where the branch ends.
-
-        Args:
-            branches: As they are shown, mapped or not.
-            trunk: What is shown before all of them, ...
-            offsets: ... and where.
-            anchors: Where each branch is shown.
-            adapter: The synthesizer's; None: the engine's own.
-
-        Returns:
-            One call for each branch; none if the adapter was not trained with boundaries, the method keeps no KV, or
-            the chat template opens turns with nothing.
-
-        Raises:
-            AdapterError: There is no such adapter.
-            HandleError: A branch is unknown, released, or another model's.
-        """
-        core = self.tenant.core
-        with core.lock:
-            if not (core.adapters.find(adapter, self.tenant.name).boundaries and core.method.keeps_kv):
-                return []
-            said = [self.tenant.find(branch).tokens for branch in branches]
-        openings = [core.model.opening(tokens) for tokens in said]
-        if not all(openings):
-            return []
-        ends = [at + handle.length for handle, at in zip(trunk, offsets, strict=True)]
-        calls: list[Prefill] = []
-        for opening, branch, anchor in zip(openings, branches, anchors, strict=True):
-            start = min(anchor, max(ends, default=0))
-            seen = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
-            handles, places = [handle for handle, _ in seen], [at for _, at in seen]
-            calls.append(Prefill(opening, [*handles, branch], [*places, start], start + branch.length, adapter=adapter))
-        return calls
-
-    async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
-        """See `summaries`."""
-        return await self._caller.arun(self._plan(MergeSteps.summaries, branches, ask))
-
-    def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
-        """What each branch's speaker says when asked to be short, after all that it has seen and said.
-
-        Returns:
-            Leased handles.
-        """
-        return self._caller.run(self._plan(MergeSteps.summaries, branches, ask))
-
-    async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
-        """See `merge`."""
-        return await self._caller.arun(*self._merging(MergeSteps.merge, branches, prompt, **options))
-
-    def merge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
-        """Say one message about several branches, from their caches (Parallel-Synthesis).
-
-        Args:
-            branches: What the workers said.
-            prompt: What the synthesizer is asked, a user's turn if it is text; empty: nothing.
-            trunk: What it sees besides, before the branches; None: what all branches have seen from the start on.
-            strategy: `parallel` (the default), `sequential`, `text` or `summary` (see `synthesis.placing`).
-            adapter: Encodes what is the synthesizer's own, and maps the branches if it has a mapper; None: the
-                engine's own.
-            author: The synthesizer's name, in the header of what it says.
-            header: What that starts with; None: the chat template's header with the author's name.
-            sampling: How tokens are chosen; `memo` and `confidential` as for `decode`.
-            priority: Of all calls that this takes; `timeout_s`: of all of them together.
-            summary: What workers are asked under `summary`.
-
-        Returns:
-            A leased handle of what the synthesizer said.
-
-        Raises:
-            InvalidRequestError: No branch, no such strategy, or it can never fit.
-            AdapterError: There is no such adapter.
-            HandleError: A branch is unknown, released, or another model's or tenant's.
-        """
-        return self._caller.run(*self._merging(MergeSteps.merge, branches, prompt, **options))
-
-    async def aview(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
-        """See `view`."""
-        return await self._caller.arun(*self._merging(MergeSteps.view, branches, prompt, **options))
-
-    def view(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
-        """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
-        return self._caller.run(*self._merging(MergeSteps.view, branches, prompt, **options))
-
-    def _merging(
-        self,
-        steps: Callable[..., Generator[Calls, list[MessageHandle], T]],
-        *args: Any,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        **options: Any,
-    ) -> tuple[Plan[T], Terms]:
-        return self._plan(steps, *args, **options), Terms(priority, timeout_s)
-
-    def _plan(
-        self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **options: Any
-    ) -> Plan[T]:
-        return lambda scope: steps(MergeSteps(self, scope), *args, **options)

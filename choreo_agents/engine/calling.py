@@ -1,9 +1,6 @@
-"""Calls, written once: what they wait for is yielded, and a sync and an async driver wait for it.
+"""A tenant and its calls, written once: what they wait for is yielded, and a sync and an async driver wait for it.
 
-Answers of models that think are encoded for their readers:
-
-decoded    header of thoughts | thoughts . . | close | answer . . | end       confidential, its speaker's
-encoded    header of an answer                       | answer . . | end       what the call returns
+Each call is answered by what is known or under way, or has a request made.
 """
 
 from __future__ import annotations
@@ -15,21 +12,25 @@ import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, closing, contextmanager, suppress
+from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken, Thinking
-from choreo_agents.engine.decoding.thoughts import PhaseTexts, thoughts_in
-from choreo_agents.engine.messages.message import Message, Thought, thinker
-from choreo_agents.engine.messages.scope import Scope, current, entered
-from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.request_builder import require_urgency
-from choreo_agents.engine.tenant import Tenant
-from choreo_agents.errors import CutAnswerWarning, InvalidRequestError
+from choreo_agents.engine.adapters import read_loaded
+from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.kept import kept_of
+from choreo_agents.engine.leading import PhaseTexts, answer_at, answer_of, thinks, thought_out
+from choreo_agents.engine.messages.message import Message, Naming, Scope, Thought, Usage, thinker
+from choreo_agents.engine.rate_limit import RateLimiter
+from choreo_agents.engine.request_builder import Answer, OnToken, Pending, PlacedCall, RequestBuilder, require_urgency
+from choreo_agents.errors import CutAnswerWarning, EngineClosedError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.segment import Segment
 from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
@@ -110,24 +111,28 @@ class Terms:
         return [replace(call, priority=self.priority, timeout_s=left) for call in calls]
 
 
-class Caller:
-    """Makes a tenant's calls: for threads, which wait, and for event loops, where others run meanwhile."""
+class Tenant:
+    """The calls of one tenant: no other's message is found here, nor found again as one of its own.
 
-    def __init__(self, tenant: Tenant) -> None:
-        self.tenant = tenant
+    Every public method may be called from any thread.
+    """
 
-    def scope(self) -> Scope | None:
-        """The innermost one that is open here."""
-        return current(self.tenant.scopes)
-
-    @contextmanager
-    def scoped(self) -> Iterator[Scope]:
-        """A block whose leases end with it."""
-        with entered(self.tenant.scopes) as scope:
-            try:
-                yield scope
-            finally:
-                self.tenant.core.close_scope(scope)
+    def __init__(self, core: EngineCore, salt: str) -> None:
+        self.core = core
+        self.naming = Naming(salt, core.model.adapter.fingerprint, core.secret)
+        self.name = self.naming.tenant
+        """Does not tell the salt."""
+        self.builder = RequestBuilder(core, self.naming)
+        self.scopes = object()
+        """Names its scopes in every context, and is nobody else's when it is gone."""
+        self.limiter = RateLimiter()
+        """Keeps the rate at which its calls start."""
+        self.closing = self.closed = False
+        """Whether the tenancy is being ended, and whether it has ended."""
+        self.kept = kept_of(core, self.naming, self.builder.find)
+        """Has what outlives the engine; None: nothing does."""
+        self._keepers: dict[Callable[..., object], Any] = {}
+        """What keeps messages for it, by what made it."""
 
     def run(self, plan: Plan[T], terms: Terms | None = None) -> T:
         """Make a plan's calls, and return what it is for."""
@@ -163,54 +168,23 @@ class Caller:
         started = yield from self._let_in(calls)
         calls = yield from self._tokenized(calls)
         asked: Any = [thought_out(call) if thinks(call) else call for call in calls]
-        answers = self.tenant.submit(asked, scope, started)
-        with self.tenant.given_up_if_left(answers, scope):
+        answers = self.submit(asked, scope, started)
+        with self.given_up_if_left(answers, scope):
             handles: list[MessageHandle] = yield from _results(answers)
             if any(map(thinks, calls)):
                 handles = yield from self._answered(calls, handles, scope, started)
         self._warn_of_cuts(calls, handles)
         return handles
 
-    def _warn_of_cuts(self, calls: Calls, handles: Sequence[MessageHandle]) -> None:
-        """Say where answers were cut at a length that nobody has said: each place in a program is told once."""
-        each = [call for call in calls for _ in range(_answers(call))]
-        for call, handle in zip(each, handles, strict=True):
-            usual = isinstance(call, Decode) and not call.sampling.is_bounded and call.played is None
-            if usual and self.tenant.find(handle).finish_reason == "length":
-                warnings.warn(
-                    "an answer was cut, since nobody has said how long it may be: set max_tokens, where 2,048 are the "
-                    "default, or less where the context or KV memory ends",
-                    CutAnswerWarning,
-                    stacklevel=2,
-                )
-
-    def _answered(
-        self, calls: Calls, handles: list[MessageHandle], scope: Scope | None, started: float
-    ) -> Generator[Until, None, list[MessageHandle]]:
-        """What was said, in the place of what was thought and said; all others as they are.
-
-        The calls go on: their time has run since they were started.
-        """
-        each = [call for call in calls for _ in range(_answers(call))]
-        thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
-        with views_kept(self.tenant, [handles[place] for place, _ in thought]):
-            asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
-            answers = self.tenant.submit(asked, scope, started)
-            with self.tenant.given_up_if_left(answers, scope):
-                said: list[MessageHandle] = yield from _results(answers)
-        for (place, call), answer in zip(thought, said, strict=True):
-            handles[place] = join(self.tenant, call, handles[place], answer, scope)
-        return handles
-
     def _streamed(self, call: Decode, scope: Scope | None) -> Steps[Item]:
         started = yield from self._let_in([call])
         [call] = yield from self._tokenized([call])
-        arrived, model = _Arrived(), self.tenant.core.model
+        arrived, model = _Arrived(), self.core.model
         asked = thought_out(call) if thinks(call) else call
-        [answer] = self.tenant.submit([asked], scope, started, arrived.put)
+        [answer] = self.submit([asked], scope, started, arrived.put)
         answer.add_done_callback(lambda _: arrived.put(_END))
         texts = PhaseTexts(model, call.thinking)
-        with self.tenant.given_up_if_left([answer], scope):
+        with self.given_up_if_left([answer], scope):
             while (chosen := (yield from _results([arrived.next()]))[0]) is not _END:
                 phase, text = texts.add(chosen.token)
                 yield StreamedToken(chosen.token, text, chosen, phase)
@@ -220,6 +194,18 @@ class Caller:
         self._warn_of_cuts([call], handles)
         yield handles[0]
 
+    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, None, float]:
+        """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
+        made = time.perf_counter()
+        self.core.lock.require_own()
+        if self.limiter.period:
+            self.require_open()
+            for call in calls:
+                require_urgency(call)
+            patience = min((call.timeout_s for call in calls if call.timeout_s is not None), default=None)
+            yield from _results([self.limiter.enter(sum(map(_answers, calls)), patience)])
+        return made
+
     def _tokenized(self, calls: Calls) -> Generator[Until, None, Any]:
         """The same calls, with tokens in the place of long texts.
 
@@ -227,7 +213,7 @@ class Caller:
         """
         if not any(map(_is_long, calls)):
             return calls
-        model, made = self.tenant.core.model, Future[list[Any]]()
+        model, made = self.core.model, Future[list[Any]]()
 
         def run() -> None:
             if made.set_running_or_notify_cancel():
@@ -240,17 +226,242 @@ class Caller:
         threading.Thread(target=run, name="choreo-tokenizing", daemon=True).start()
         return (yield from _results([made]))[0]
 
-    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, None, float]:
-        """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
-        made = time.perf_counter()
-        self.tenant.core.lock.require_own()
-        if self.tenant.limiter.period:
-            self.tenant.require_open()
-            for call in calls:
-                require_urgency(call)
-            patience = min((call.timeout_s for call in calls if call.timeout_s is not None), default=None)
-            yield from _results([self.tenant.limiter.enter(sum(map(_answers, calls)), patience)])
-        return made
+    def submit(
+        self,
+        calls: Calls,
+        scope: Scope | None,
+        started: float | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[Answer]:
+        """Check all calls, then start them as one batch; nothing is done if one of them is wrong.
+
+        Args:
+            calls: What to encode, or to decode: with as many answers to each as its sampling asks for.
+            scope: Which takes the leases.
+            started: When the calls were made, as `time.perf_counter` counts; None: now.
+            on_token: Called with every sampled token, on the engine's thread; must not raise.
+        """
+        answers, requests = list[Answer](), list[Request]()
+
+        def answer(placed: PlacedCall) -> Answer:
+            """To a call that is known already or under way, or that has a new request in this batch."""
+            call = placed.read.call
+            if isinstance(call, Prefill):
+                known = _prefilled(self, placed, call)
+            else:  # the answer that the same decode was given before
+                known = None if placed.name is None or call.anew else self.core.table.memos.get(placed.name)
+                if known is not None and on_token is not None:
+                    for chosen in known.chosen or ():
+                        on_token(chosen)
+            if known is not None:
+                return self.answered(known, placed, scope)
+            request = None if placed.name is None else self.builder.running.get(placed.name)
+            if request is None or request.over:
+                request = self.builder.request(placed)
+                requests.append(request)
+                undo.callback(request.owner.abandon, request)
+            pending = request.owner
+            assert isinstance(pending, Pending)
+            if request in requests:
+                request.priority = max(request.priority, call.priority)
+            else:
+                self.core.loop.hurry(request, call.priority)
+            deadline = None if call.timeout_s is None else began + call.timeout_s
+            return pending.awaited(request, placed, scope, deadline, on_token)
+
+        read = [each for call in calls for each in self.builder.read(call)]
+        with self.core.lock:
+            self.require_open()
+            placed = [self.builder.place(each) for each in read]
+            began = time.perf_counter() if started is None else started
+            # If it cannot be submitted whole, all of it is given back: nobody may join what will never run.
+            with self.given_up_if_left(answers, scope), ExitStack() as undo:
+                for each in placed:
+                    answers.append(answer(each))
+                self.core.loop.submit(requests)
+                undo.pop_all()
+            return answers
+
+    def answered(
+        self, message: Message, placed: PlacedCall, scope: Scope | None, segment: Segment | None = None
+    ) -> Answer:
+        """A call's answer that is there, with a lease; all or nothing.
+
+        Args:
+            message: New or known.
+            placed: The call.
+            scope: Which takes the lease.
+            segment: The message's KV, if it was encoded elsewhere; its pin is taken over in any case.
+        """
+        table = self.core.table
+        with table.entering(message, segment) as entered:
+            placed.said.put_on(entered)
+            if scope is None or not scope.closed:
+                table.lease(entered, scope)
+        answer: Answer = Future()
+        answer.set_result(message.handle)
+        return answer
+
+    @contextmanager
+    def given_up_if_left(self, answers: Sequence[Answer], scope: Scope | None) -> Iterator[None]:
+        """Cancel answers, or return the leases that came with them, if the block is left by an error."""
+        try:
+            yield
+        except BaseException:
+            for answer in answers:
+                if not answer.cancel():
+                    answer.add_done_callback(lambda done: self._return_lease(done, scope))
+            raise
+
+    def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
+        given = not answer.cancelled() and answer.exception() is None
+        if given and not self.closed and not (scope is not None and scope.closed):
+            self.release(answer.result(), scope, spare_only=False)
+
+    def _answered(
+        self, calls: Calls, handles: list[MessageHandle], scope: Scope | None, started: float
+    ) -> Generator[Until, None, list[MessageHandle]]:
+        """What was said, in the place of what was thought and said; all others as they are.
+
+        The calls go on: their time has run since they were started.
+        """
+        each = [call for call in calls for _ in range(_answers(call))]
+        thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
+        with views_kept(self, [handles[place] for place, _ in thought]):
+            model, find = self.core.model, self.find
+            asked: Any = [answer_of(model, call, find(handles[place])) for place, call in thought]
+            answers = self.submit(asked, scope, started)
+            with self.given_up_if_left(answers, scope):
+                said: list[MessageHandle] = yield from _results(answers)
+        for (place, call), answer in zip(thought, said, strict=True):
+            handles[place] = join(self, call, handles[place], answer, scope)
+        return handles
+
+    def _warn_of_cuts(self, calls: Calls, handles: Sequence[MessageHandle]) -> None:
+        """Say where answers were cut at a length that nobody has said: each place in a program is told once."""
+        each = [call for call in calls for _ in range(_answers(call))]
+        for call, handle in zip(each, handles, strict=True):
+            usual = isinstance(call, Decode) and not call.sampling.is_bounded and call.played is None
+            if usual and self.find(handle).finish_reason == "length":
+                warnings.warn(
+                    "an answer was cut, since nobody has said how long it may be: set max_tokens, where 2,048 are the "
+                    "default, or less where the context or KV memory ends",
+                    CutAnswerWarning,
+                    stacklevel=2,
+                )
+
+    def scope(self) -> Scope | None:
+        """The innermost one that is open here."""
+        return Scope.current(self.scopes)
+
+    @contextmanager
+    def scoped(self) -> Iterator[Scope]:
+        """A block whose leases end with it."""
+        with Scope(self.scope()).entered(self.scopes) as scope:
+            try:
+                yield scope
+            finally:
+                self.core.close_scope(scope)
+
+    def find(self, handle: MessageHandle) -> Message:
+        """The message of a leased handle; raises a `HandleError` otherwise."""
+        with self.core.lock:
+            self.require_tenancy()
+            return self.builder.find(handle)
+
+    def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
+        """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
+        with self.core.lock:
+            message = self.find(handle)
+            if not spare_only or message.leases_within(scope) > 1:
+                self.core.table.release(message, scope)
+
+    def load_adapter(self, folder: str | Path, name: str | None) -> str:
+        """See `Engine.load_adapter`."""
+        core = self.core
+        self.require_tenancy()
+        loaded = read_loaded(core.model.adapter, folder)
+        with core.lock:
+            self.require_tenancy()  # the file took its time
+            name = core.adapters.require_free(loaded, name, self.name)
+        core.execution.load_adapter(core, loaded.folder, name, self.naming)
+        with core.lock:
+            return core.adapters.add(loaded, name, self.name)
+
+    def keeper(self, make: Callable[..., T], *args: Any) -> T:
+        """What `make` makes, once: see `KVTransfer.keeper`."""
+        with self.core.lock:
+            self.require_tenancy()
+            if make not in self._keepers:
+                self._keepers[make] = make(*args)
+            return cast(T, self._keepers[make])
+
+    def require_open(self) -> None:
+        """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
+        self.require_tenancy()
+        self.core.loop.require_open()
+
+    def require_tenancy(self) -> None:
+        """Raise `EngineClosedError` once the tenancy has ended."""
+        if self.closed:
+            raise EngineClosedError("this tenancy was closed: begin another with tenant()")
+
+    def stop(self) -> None:
+        """Let none of its calls start, and write what is to be kept."""
+        self.limiter.close()
+        if self.kept is not None:
+            self.kept.close()
+
+    def close(self) -> None:
+        """End the tenancy: write what is to be kept, fail unfinished calls, drop leases and all that only it holds."""
+        core = self.core
+        self.stop()
+        with core.lock:
+            if self.closed:
+                return
+            self.closed = True
+            loop = core.loop
+        loop.drop_tenant(self.name)
+        with core.lock:
+            self._keepers.clear()
+            core.kept.pop(self.name, None)
+            parts: Any = (core.table, core.holdings, core.method, core.adapters, core.counters, core.movements)
+            for part in parts:
+                part.drop_tenant(self.name)
+
+
+def _prefilled(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message | None:
+    """The message that a prefill finds, or that need not be encoded now; None: a request has to make it."""
+    core, lineage = tenant.core, placed.lineage
+    assert placed.name is not None
+    known = core.table.get(placed.name)
+    if known is not None and (call.lazy or known.promise is None):
+        if core.method.keeps_kv and not call.lazy:
+            core.counters.add(tenant.name, "tokens_reused", lineage.prompt_tokens())
+        return known
+    waits = not lineage.mapper and placed.name not in tenant.builder.running
+    has_file = waits and known is None and tenant.kept is not None and tenant.kept.knows(placed.name)
+    if core.method.keeps_kv and not (waits and (call.lazy or has_file)):
+        return None
+    if has_file and not call.lazy:
+        core.counters.add(tenant.name, "tokens_reused", lineage.prompt_tokens())
+    if lineage.mapper:
+        return lineage.parents[0]
+    # It stays text, has a file, or whoever reads it first has it encoded.
+    keeps = core.method.keeps_kv
+    label = lineage.label(call.author, call.role, placed.said.source) if keeps else ""
+    return Message(
+        tenant.naming.handle(lineage),
+        lineage,
+        call.author,
+        call.role,
+        Usage.found(0),
+        label,
+        placed.said.origin(label),
+        header=len(lineage.tokens) if keeps else 0,
+        promise=core.next_number() if keeps and not has_file else None,
+        again=call.again,
+    )
 
 
 class _Arrived:
@@ -353,16 +564,6 @@ def _tokenized(model: LoadedModel, call: Prefill | Decode) -> Prefill | Decode:
     return replace(call, **tokens)
 
 
-def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
-    """Whether a call thinks before it answers."""
-    return isinstance(call, Decode) and call.thinking is not None
-
-
-def thought_out(call: Decode) -> Decode:
-    """The call that decodes thoughts and answer: nobody is given what it makes."""
-    return replace(call, author=None if call.author is None else thinker(call.author))
-
-
 @contextmanager
 def views_kept(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[None]:
     """Lease what messages have seen while the block lasts: answers are to see it as well.
@@ -384,32 +585,6 @@ def views_kept(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[No
                     core.table.release(message, None)
 
 
-def answer_of(tenant: Tenant, call: Decode, thought: MessageHandle) -> Prefill:
-    """The answer alone, encoded for its readers in the place that it was thought out in.
-
-    Args:
-        tenant: Whose messages they are.
-        call: Which has thinking.
-        thought: What was decoded for it.
-    """
-    assert call.thinking is not None
-    model, message = tenant.core.model, tenant.find(thought)
-    start = message.native_offset
-    spoken = message.tokens[message.header + _answer_at(model, call.thinking, message) :]
-    return Prefill(
-        [*model.encode(call.thinking.answer), *spoken],
-        [parent.handle for parent in message.parents],
-        [start + offset for offset in message.relative_offsets],
-        start,
-        author=call.author,
-        role="assistant",
-        confidential=call.confidential,
-        adapter=call.adapter,
-        priority=call.priority,
-        timeout_s=call.timeout_s,
-    )
-
-
 def join(
     tenant: Tenant, call: Decode, thought: MessageHandle, answer: MessageHandle, scope: Scope | None
 ) -> MessageHandle:
@@ -421,7 +596,7 @@ def join(
         message.finish_reason = source.finish_reason
         if message.chosen is None and source.chosen is not None:
             message.header = len(core.model.encode(call.thinking.answer))
-            message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
+            message.chosen = source.chosen[answer_at(core.model, call.thinking, source) :]
             message.usage = _both(source.usage, message.usage)
         core.table.keep(message, Thought(source, call.memo, scope), scope)
         if source is message:
@@ -431,11 +606,6 @@ def join(
                 message.authors -= {thinker(call.author)}
                 message.author = call.author
     return answer
-
-
-def _answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:
-    """Where among the sampled tokens of thoughts and answer the answer starts."""
-    return thoughts_in(model, thinking, [each.token for each in message.chosen or ()])
 
 
 def _both(thought: Usage, encoded: Usage) -> Usage:

@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from choreo_agents.attention.backends import told
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
 from choreo_agents.engine.messages.holdings import Holdings
-from choreo_agents.engine.messages.message import Lineage
-from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Lineage, Naming, Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import Settings
 from choreo_agents.errors import DeviceLostError, EngineClosedError
@@ -158,9 +156,8 @@ class Execution:
     An execution keeps no reference to the core: an engine that is dropped without `close` ends its threads.
     """
 
-    def cache(self, *parts: Any) -> KVCache:
-        """Make the cache of the parts that `KVCache` has."""
-        return KVCache(*parts)
+    cache: Callable[..., KVCache] = KVCache
+    """Makes the cache, of the parts that `KVCache` has."""
 
     def method(self, core: EngineCore) -> Method:
         """Make the method, which encodes requests and is asked for room."""

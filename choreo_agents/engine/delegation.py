@@ -15,17 +15,16 @@ they change from version to version, so its engines and this package are of one 
 """
 
 from choreo_agents.engine.adapters import read_loaded
+from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.core import Computing, EngineCore, Execution
-from choreo_agents.engine.keeping.kept import copied, kv_key
+from choreo_agents.engine.engine import EngineOwner
+from choreo_agents.engine.kept import copied, kv_key
 from choreo_agents.engine.lineage import LineageExchange, LineageRow, ReadLog, row_of
-from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Lineage, Message, Naming, Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.request_builder import Pending, PlacedCall
 from choreo_agents.engine.settings import Settings
-from choreo_agents.engine.tenant import EngineOwner, Tenant
-from choreo_agents.engine.transfer.facade import filled
+from choreo_agents.engine.transfer import filled
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Segment

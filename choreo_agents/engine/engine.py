@@ -13,7 +13,7 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.attention.backends import AttentionBackend, BackendName
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.branches import Branches
-from choreo_agents.engine.calling import Caller, called, require_one
+from choreo_agents.engine.calling import Tenant, called, require_one
 from choreo_agents.engine.calls import (
     Content,
     Decode,
@@ -28,14 +28,20 @@ from choreo_agents.engine.core import EngineCore, Execution
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.holdings import Threads
-from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Scope, Usage
 from choreo_agents.engine.recording.recorder import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
-from choreo_agents.engine.stock import EngineStats, check_engine, stats_of
-from choreo_agents.engine.tenant import EngineOwner
-from choreo_agents.engine.transfer.facade import KVTransfer
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.engine.stock import (
+    EngineStats,
+    LeasedMemory,
+    MemoryMap,
+    check_engine,
+    leased_memory,
+    memory_map_of,
+    stats_of,
+)
+from choreo_agents.engine.transfer import KVTransfer
+from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, load_model
 from choreo_agents.runtime.lock import compute_after_fork
@@ -54,12 +60,11 @@ class Engine:
         self, owner: EngineOwner, salt: str, calls_per_second: float | None = None, *, is_owners: bool = False
     ) -> None:
         self._core, self._tenant = owner.core, owner.open(salt, calls_per_second)
-        self._owner, self._caller = owner, Caller(self._tenant)
-        self.owner = owner if is_owners else None
+        self._owner, self.owner = owner, owner if is_owners else None
         """What concerns all tenants; None for an engine that `tenant` has made."""
-        self.branches = Branches(self._caller)
+        self.branches = Branches(self._tenant)
         """Maps and merges what parallel calls have said."""
-        self.kv = KVTransfer(self._caller)
+        self.kv = KVTransfer(self._tenant)
         """Keys and values themselves: to read, take in, pin, and move about."""
         self.inspect = Inspection(self._tenant)
         self.threads = Threads(self._core.holdings, self._tenant.name, self._tenant.scopes)
@@ -144,7 +149,7 @@ class Engine:
             HandleError: A parent is unknown, released, or another model's.
             CapacityError: Pinned messages leave no room now. RequestTimeoutError: It took longer than `timeout_s`.
         """
-        return self._caller.run(called(Prefill, content, args, options))
+        return self._tenant.run(called(Prefill, content, args, options))
 
     @overload
     async def aprefill(
@@ -156,7 +161,7 @@ class Engine:
 
     async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._caller.arun(called(Prefill, content, args, options))
+        return await self._tenant.arun(called(Prefill, content, args, options))
 
     @overload
     def decode(
@@ -175,7 +180,7 @@ class Engine:
             A leased handle; `text` and `tokens` give what was generated. A batch gives as many for each call as its
             sampling's `n`, one after the other. Raises what `prefill` raises.
         """
-        return self._caller.run(called(Decode, header, args, options))
+        return self._tenant.run(called(Decode, header, args, options))
 
     @overload
     async def adecode(
@@ -187,18 +192,18 @@ class Engine:
 
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._caller.arun(called(Decode, header, args, options))
+        return await self._tenant.arun(called(Decode, header, args, options))
 
     def stream(self, header: Content, *args: Any, **options: Any) -> Generator[StreamedToken | MessageHandle]:
         """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
 
         Leaving the loop early cancels the decode.
         """
-        return self._caller.stream(require_one(Decode(header, *args, **options)))
+        return self._tenant.stream(require_one(Decode(header, *args, **options)))
 
     def astream(self, header: Content, *args: Any, **options: Any) -> AsyncGenerator[StreamedToken | MessageHandle]:
         """The async form of `stream`."""
-        return self._caller.astream(require_one(Decode(header, *args, **options)))
+        return self._tenant.astream(require_one(Decode(header, *args, **options)))
 
     def text(self, handle: MessageHandle, *, special: bool = True) -> str:
         """A message's text, with or without special tokens."""
@@ -218,14 +223,14 @@ class Engine:
 
     def release(self, handle: MessageHandle, *, spare_only: bool = False) -> None:
         """Drop one lease; with `spare_only`, unless it is the last, after which KV is freed and the handle refused."""
-        self._tenant.release(handle, self._caller.scope(), spare_only=spare_only)
+        self._tenant.release(handle, self._tenant.scope(), spare_only=spare_only)
 
     def scope(self) -> AbstractContextManager[Scope]:
         """Drop, at the end of the block, every lease that was taken inside and not yet released.
 
         The block gets what `kv.park` takes.
         """
-        return self._caller.scoped()
+        return self._tenant.scoped()
 
     def load_adapter(self, folder: str | Path, name: str | None = None) -> str:
         """Load an adapter, a cache mapper or both, for this tenant's calls that name it; others keep what they have.
@@ -242,7 +247,9 @@ class Engine:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names that calls of this tenant can use: of the adapters that it has loaded, and of the engine's own."""
-        return self._tenant.adapters()
+        with self._core.lock:
+            self._tenant.require_tenancy()
+            return tuple(self._core.adapters.folders(self._tenant.name))
 
     def tenant(self, salt: str, *, calls_per_second: float | None = None) -> Engine:
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
@@ -302,6 +309,95 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class EngineOwner:
+    """All tenants' engine: `engine.owner`, of the engine that `Engine.load` returns. May be used from any thread.
+
+    Args:
+        core: Serves them.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._open: dict[str, Tenant] = {}
+        """By salt."""
+        self._closed = core.lock.condition()
+
+    def open(self, salt: str, calls_per_second: float | None = None) -> Tenant:
+        """Return the tenant with this salt; for `calls_per_second` see `Engine.tenant`.
+
+        One that is being closed comes again when that is over, and finds nothing of before.
+
+        Raises:
+            InvalidRequestError: The rate is not above 0.
+            EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
+        """
+        if not isinstance(salt, str):
+            raise InvalidRequestError(f"a salt must be a text, not {salt!r}")
+        # Folders are made and looked into without the lock.
+        made = None if salt in self._open else Tenant(self.core, salt)
+        with self.core.lock:
+            while (tenant := self._open.get(salt)) is not None and tenant.closing:
+                if self.core.loop.is_here:
+                    raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
+                self._closed.wait()
+            tenant = tenant or made or Tenant(self.core, salt)
+            if calls_per_second is not None:
+                tenant.limiter.set_rate(calls_per_second)
+            if tenant.kept is not None and tenant.kept.store is not None:
+                self.core.kept[tenant.name] = tenant.kept.store
+            self._open[salt] = tenant
+            return tenant
+
+    def close_tenant(self, tenant: Tenant) -> None:
+        """End a tenancy: see `Engine.close`."""
+        with self.core.lock:
+            if tenant.closing:
+                if not self.core.loop.is_here:
+                    self._closed.wait_for(lambda: tenant not in self._open.values())
+                return
+            tenant.closing = True
+        try:
+            tenant.close()  # waits for the engine's thread, which may be opening another
+        finally:
+            with self.core.lock:
+                self._open = {salt: each for salt, each in self._open.items() if each is not tenant}
+                self._closed.notify_all()
+
+    def tenants(self) -> Mapping[str, LeasedMemory]:
+        """What every open tenant leases: by a name that does not tell its salt, and that folders of its files have."""
+        with self.core.lock:
+            self.core.cache.files.arrive_all()
+            held = leased_memory(self.core.table.messages(), lambda message: message.tenant, self.core.cache)
+            return {each.name: held.get(each.name, LeasedMemory()) for each in self._open.values()}
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now and has done so far, for all tenants together."""
+        return stats_of(self.core)
+
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which authors keep it there, those of all tenants together."""
+        return memory_map_of(self.core)
+
+    def restart(self) -> None:
+        """Start again with empty memory; unfinished calls fail with `EngineClosedError`.
+
+        Also after a failure that has ended its thread. Handles stay good: what is read again is computed again.
+
+        Raises:
+            EngineClosedError: The engine was closed, and stays so.
+        """
+        self.core.restart()
+
+    def close(self) -> None:
+        """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with
+        `EngineClosedError`."""
+        if self.core.lock.is_the_parents:
+            return
+        for tenant in [*self._open.values()]:
+            tenant.stop()
+        self.core.close()
 
 
 def _loaded(

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.messages.message import Message, thinker
-from choreo_agents.engine.tenant import Tenant
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.request import FinishReason
 

@@ -13,12 +13,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from choreo_agents.engine.keeping.kept import kv_key
-from choreo_agents.engine.messages.message import Lineage, Message, Thought
-from choreo_agents.engine.messages.placement import Placement
-from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.engine.tenant import Tenant
+from choreo_agents.engine.calling import Tenant
+from choreo_agents.engine.kept import kv_key
+from choreo_agents.engine.messages.message import Lineage, Message, Placement, Scope, Thought, Usage
 from choreo_agents.errors import ChoreoError, HandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.request import FinishReason

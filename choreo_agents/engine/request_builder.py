@@ -16,15 +16,27 @@ from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.decoding.detokenizer import TextStop
-from choreo_agents.engine.decoding.leading import LedAnswer, ends_replay, led_answer
-from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
-from choreo_agents.engine.messages.message import Label, Lineage, Message, who_thinks
-from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.placement import Placement, place
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.leading import (
+    LedAnswer,
+    TextStop,
+    ends_replay,
+    led_answer,
+    longest_thoughts,
+    thoughts_guide,
+    thoughts_in,
+)
+from choreo_agents.engine.messages.message import (
+    Label,
+    Lineage,
+    Message,
+    Naming,
+    Placement,
+    Scope,
+    Usage,
+    place,
+    who_thinks,
+)
 from choreo_agents.engine.messages.table import require_handle
-from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey

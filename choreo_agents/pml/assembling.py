@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from choreo_agents.engine import Decode, Engine
-from choreo_agents.engine.transfer.facade import Leases
+from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel

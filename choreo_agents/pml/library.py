@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine, Prefill, StreamedToken
-from choreo_agents.engine.keeping.kept import KeptKV
-from choreo_agents.engine.transfer.facade import Leases
+from choreo_agents.engine.kept import KeptKV
+from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import CapacityError, ChoreoError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import TierName
 from choreo_agents.kv.handle import MessageHandle

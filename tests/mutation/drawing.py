@@ -33,7 +33,6 @@ ROOMS = {
     "seals": (
         "graph/provenance.py",
         "graph/signer.py",
-        "engine/messages/naming.py",
         "engine/messages/seals.py",
         "kv/handle.py",
         "kv/store/files.py",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.byte_model import ByteModel
 
-from choreo_agents.engine.decoding.leading import answer_guide, answer_paths
+from choreo_agents.engine.leading import answer_guide, answer_paths
 from choreo_agents.runtime.request import Decoding
 from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler
 

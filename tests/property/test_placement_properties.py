@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.engine.messages.placement import place
+from choreo_agents.engine.messages.message import place
 
 
 @given(

@@ -12,10 +12,8 @@ import torch
 
 from choreo_agents import Engine
 from choreo_agents.engine.messages.from_cache import FromCache
-from choreo_agents.engine.messages.message import Label
-from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.message import Label, Naming, Usage
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import Pending
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.pool import KVPool

@@ -10,7 +10,7 @@ from langgraph.store.base import BaseStore, Op, PutOp
 from langgraph.store.memory import InMemoryStore
 
 from choreo_agents.engine.lineage import DescribedMessage, LineageRow, Note
-from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.message import Naming
 from choreo_agents.graph.durable.thread_log import ThreadLog
 
 SALT = "s"

@@ -8,9 +8,8 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.message import Lineage, Message, Usage
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from choreo_agents.engine.messages.scope import Scope, current, inside
+from choreo_agents.engine.messages.message import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.errors import ThreadBusyError
 from choreo_agents.kv.handle import MessageHandle
@@ -218,14 +218,14 @@ class Threads:
         """The same, whose calls lease what they make for the thread. Raises what `used` raises."""
         with self.used(name) as held:
             with self._all.lock:
-                scope = self._all.scope(held, current(self._scopes))
-            with inside(self._scopes, scope):
+                scope = self._all.scope(held, Scope.current(self._scopes))
+            with scope.entered(self._scopes):
                 yield scope
 
     def hold(self, handles: Iterable[MessageHandle], scope: Scope | None = None) -> None:
         """Have a thread lease those of these messages that are still there, if it does not; or the caller's scope, if
         one is open."""
-        table, scope = self._all.table, scope or current(self._scopes)
+        table, scope = self._all.table, scope or Scope.current(self._scopes)
         if scope is None:
             return
         with self._all.lock:

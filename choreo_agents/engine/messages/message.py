@@ -1,19 +1,24 @@
-"""Messages: from what their KV is computed, and who keeps them."""
+"""Messages: from what their KV is computed and where it stands, who keeps them, what they are called and cost."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.messages.placement import Placement
-from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.seals import Seals
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.runtime.request import FinishReason
+from choreo_agents.kv.handle import MessageHandle, message_id
+from choreo_agents.kv.store import KVKey
+from choreo_agents.runtime.request import FinishReason, Request
 from choreo_agents.sampling import Chosen
 
 _THOUGHTS = ".thoughts"
@@ -57,6 +62,52 @@ class Lineage:
     def text(self) -> tuple[int, ...]:
         """The tokens of the parents and its own, one after the other."""
         return tuple(token for parent in self.parents for token in parent.tokens) + self.tokens
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Positions of the parents' first tokens and of the new message's."""
+
+    offsets: tuple[int, ...]
+    new_offset: int
+
+    def relative(self) -> tuple[int, ...]:
+        """The parents' offsets as seen from the new message."""
+        return tuple(offset - self.new_offset for offset in self.offsets)
+
+    def end(self, lengths: Sequence[int], new_length: int) -> int:
+        """The first position that nothing reaches."""
+        ends = [offset + length for offset, length in zip(self.offsets, lengths, strict=True)]
+        return max([*ends, self.new_offset + new_length])
+
+
+def place(lengths: Sequence[int], offsets: Sequence[int | None] | None, new_offset: int | None) -> Placement:
+    """Fill in omitted offsets: each follows the end of the parent before it, the first is 0.
+
+    Args:
+        lengths: Tokens of each parent.
+        offsets: One entry a parent, None where omitted; or None for all.
+        new_offset: Of the new message; None puts it after the last parent.
+
+    Raises:
+        InvalidRequestError: A wrong number of offsets, or a negative one.
+    """
+    if offsets is not None and len(offsets) != len(lengths):
+        raise InvalidRequestError(f"there are {len(lengths)} parents but {len(offsets)} offsets: give one for each")
+    placed: list[int] = []
+    following = 0
+    for i, length in enumerate(lengths):
+        offset = None if offsets is None else offsets[i]
+        placed.append(require_position(f"offsets[{i}]", following if offset is None else offset))
+        following = placed[-1] + length
+    return Placement(tuple(placed), require_position("new_offset", following if new_offset is None else new_offset))
+
+
+def require_position(name: str, offset: int) -> int:
+    """A position that a caller has named; raises `InvalidRequestError` unless it is one."""
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise InvalidRequestError(f"{name} must be a position of 0 or more, not {offset!r}")
+    return offset
 
 
 @dataclass(eq=False)
@@ -263,3 +314,173 @@ def thinker(author: str) -> str:
 def who_thinks(author: str) -> str:
     """Who it is that thinks what has this author."""
     return author.removesuffix(_THOUGHTS)
+
+
+class Naming:
+    """Of one tenant.
+
+    Args:
+        salt: The tenant's secret; without one, its names are this engine's alone.
+        model: Fingerprint of the model.
+        secret: The engine's.
+    """
+
+    def __init__(self, salt: str, model: str, secret: bytes) -> None:
+        # What is made of the salt alone anybody can make who guesses that there is none.
+        self.salt = salt or secret.hex()
+        """Under which another engine gives the same names: for whoever serves the tenant elsewhere, and nobody else."""
+        self._key = hmac.digest(b"choreo", self.salt.encode(), "sha256")
+        self._lasting_key = hmac.digest(b"choreo", salt.encode(), "sha256")
+        self._lasting: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
+        self._model = model
+        self.salted = bool(salt)
+        """Whether other processes give the same names."""
+        self.tenant = hashlib.sha256(self._key).hexdigest()[:16]
+        """Names the tenant; does not tell the salt."""
+        self.seal = hmac.digest(self._key, b"files", "sha256")
+        """Signs the tenant's files."""
+        self.seals = Seals(self._key, salted=self.salted)
+        """Of what is said."""
+
+    def encoder(self, adapter: str = "", mapper: str = "") -> str:
+        """Fingerprint of what makes KV: the model, with an adapter or a mapper if it has one."""
+        return self._model + (f"+{adapter}" if adapter else "") + (f"~{mapper}" if mapper else "")
+
+    def handle(self, lineage: Lineage) -> MessageHandle:
+        """Of the message that a lineage makes."""
+        named = self._named(self._key, lineage, [parent.handle.id for parent in lineage.parents])
+        encoder = self.encoder(lineage.adapter, lineage.mapper)
+        return MessageHandle(id=named, model=encoder, length=len(lineage.tokens))
+
+    def lasting(self, lineage: Lineage) -> str:
+        """What tells a lineage from others in each run of a program alike, also without a salt: seeds come of it.
+
+        Nothing is found by it.
+        """
+        if self.salted:
+            return self.handle(lineage).id
+        for parent in lineage.parents:
+            for message in parent.unknown(self._lasting.__contains__):
+                self._lasting[message] = self._lastingly(message.lineage)
+        return self._lastingly(lineage)
+
+    def _lastingly(self, lineage: Lineage) -> str:
+        return self._named(self._lasting_key, lineage, [self._lasting[parent] for parent in lineage.parents])
+
+    def _named(self, key: bytes, lineage: Lineage, parents: Sequence[str]) -> str:
+        encoder, placement = self.encoder(lineage.adapter, lineage.mapper), lineage.placement
+        return message_id(key, encoder, lineage.tokens, parents, placement.relative())
+
+    def key(
+        self, tokens: tuple[int, ...], parents: Sequence[MessageHandle], offsets: Sequence[int], at: int, adapter: str
+    ) -> KVKey:
+        """What names the KV of tokens at a position after parents, whether or not there are such.
+
+        Args:
+            tokens: Its own.
+            parents: What it attends to.
+            offsets: Where each of them appears.
+            at: The position of its first token.
+            adapter: Fingerprint of the adapter that encodes it; empty: the model alone.
+        """
+        encoder, ids = self.encoder(adapter), [parent.id for parent in parents]
+        relative = [offset - at for offset in offsets]
+        named = message_id(self._key, encoder, tokens, ids, relative)
+        return KVKey(named, encoder, tokens, tuple(zip(ids, relative, strict=True)), at)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Every token that the engine encodes is charged to one call.
+
+    A lazy prefill costs nothing: what it promised is charged to the call that reads it first; of several that do so
+    in one step, to the one submitted first.
+    """
+
+    tokens_encoded: int
+    """Tokens encoded for it for the first time, its own turn included."""
+    tokens_reused: int
+    """Tokens that its view holds and that it found encoded."""
+    ttft_s: float | None
+    """Seconds from the decode's submission to its first token; None for a prefill, and where nothing was sampled. Under
+    choreo its parents were encoded before, by calls of their own, unless these were lazy."""
+    duration_s: float
+    tokens_recomputed: int = 0
+    """Tokens encoded again for it since memory had lost them."""
+    tokens_beyond: int = 0
+    """Of those encoded and recomputed, in messages that its view does not hold: what its parents had attended to, and
+    what came too late to join it."""
+    tokens_mapped: int = 0
+    """Of a mapped copy: its own tokens, which nothing encodes."""
+    tokens_of_other_models: int = 0
+    """Of those encoded: in messages whose words another model had said, of which it has no encoding to hand on."""
+    queued_s: float | None = None
+    """Seconds from its submission until a step could hold it; None where no step did."""
+
+    @classmethod
+    def of(cls, request: Request) -> Usage:
+        """What a request that ends now has cost."""
+        ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
+        return cls(
+            tokens_reused=request.reused,
+            ttft_s=ttft,
+            duration_s=time.perf_counter() - request.submitted_s,
+            tokens_beyond=request.beyond,
+            queued_s=None if request.begun_s is None else request.begun_s - request.submitted_s,
+            **request.charges,
+        )
+
+    @classmethod
+    def found(cls, tokens: int) -> Usage:
+        """What a call has cost whose message was there already."""
+        return cls(0, tokens, None, 0.0)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What its view held and its own turn, once each: encoded, reused or recomputed.
+
+        The text methods do not encode the last token that a decode samples, and do not count it.
+        """
+        made = self.tokens_encoded + self.tokens_recomputed + self.tokens_mapped - self.tokens_beyond
+        return made + self.tokens_reused
+
+
+@dataclass(eq=False)
+class Scope:
+    """A `with engine.scope():` block, whose leases end together. Each message counts those that were taken in it.
+
+    Threads and tasks started inside inherit it where they copy the context, as asyncio and LangGraph do.
+    """
+
+    outer: Scope | None
+    closed: bool = False
+    is_threads: bool = False
+    """Whether it is a thread's (see `Holdings`), which has a lease of its own of all that it reads."""
+
+    @staticmethod
+    def current(whose: object) -> Scope | None:
+        """The innermost open scope of a tenant in this context; a task may outlive the one it started in."""
+        scope = _innermost.get({}).get(whose)
+        return None if scope is None else next((open_ for open_ in scope.chain() if not open_.closed), None)
+
+    @contextmanager
+    def entered(self, whose: object) -> Iterator[Scope]:
+        """A block in which it is a tenant's innermost one."""
+        token = _innermost.set({**_innermost.get({}), whose: self})
+        try:
+            yield self
+        finally:
+            # Left in another context, as fixtures that are generators may be: the block's own has ended with it.
+            with suppress(ValueError):
+                _innermost.reset(token)
+
+    def chain(self) -> Iterator[Scope]:
+        """This scope and those around it, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.outer
+
+
+_innermost: ContextVar[dict[object, Scope]] = ContextVar("choreo_scopes")
+"""The innermost open scope by whose it is, in this context; replaced, never changed."""

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from choreo_agents.engine.messages.message import Message, Thought
-from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Message, Scope, Thought, Usage
 from choreo_agents.errors import (
     ForeignHandleError,
     HandleError,

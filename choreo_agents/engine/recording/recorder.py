@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.seals import Seals, code
 from choreo_agents.engine.recording.format import (
@@ -32,7 +33,6 @@ from choreo_agents.engine.recording.format import (
     RecordingHeader,
 )
 from choreo_agents.engine.stock import stats_of
-from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.runtime.request import Request

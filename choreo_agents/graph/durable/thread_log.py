@@ -26,7 +26,7 @@ from langgraph.store.base import BaseStore, Op, PutOp, SearchItem, SearchOp
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.lineage import DamagedRowError, DescribedMessage, LineageRow, Note, ReadLog
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Scope
 from choreo_agents.errors import HandleError, StoreError
 from choreo_agents.graph.durable.finding import lineage_store_of
 from choreo_agents.graph.sync_bridge import stands_still, to_its_end

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.transfer.facade import Leases
+from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import ContextLengthError
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView

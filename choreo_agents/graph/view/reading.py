@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 
 from choreo_agents.chat import Described, own_turns, tools_called, turn_said
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.transfer.facade import Leases
+from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import ContextLengthError, ForeignHandleError, HandleError
 from choreo_agents.graph.answers import NO_REFERENCE, UNPROVEN, encoding_of
 from choreo_agents.graph.signer import digest_of, handle_of, is_confidential, opening_of, persona_of, writer_of

@@ -16,7 +16,7 @@ from choreo_ray.remote import Releasing, SentAnswer, SentCall
 from ray.exceptions import ActorUnavailableError, TaskCancelledError
 
 from choreo_agents import Decode
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Usage
 from choreo_agents.errors import EngineFailedError, EngineLostError
 from choreo_agents.sampling import Chosen
 

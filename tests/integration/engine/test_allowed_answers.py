@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from choreo_agents import Decode, Engine, Sampling, StreamedToken
-from choreo_agents.engine.decoding.leading import answer_paths
+from choreo_agents.engine.leading import answer_paths
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel, load_model
 

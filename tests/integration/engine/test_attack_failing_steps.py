@@ -146,7 +146,7 @@ def test_attack_a_watch_that_raises_stops_nobody_else(make_engine: MakeEngine) -
 
     async def all_at_once() -> list[Any]:
         made = [asyncio.create_task(engine.adecode(c.header, c.parents, sampling=c.sampling)) for c in calls(root)]
-        bad = asyncio.create_task(engine._caller.arun(_one(Decode([8], [root], sampling=WARM, watch=raising))))
+        bad = asyncio.create_task(engine._tenant.arun(_one(Decode([8], [root], sampling=WARM, watch=raising))))
         return await asyncio.gather(bad, *made, return_exceptions=True)
 
     error, *came = asyncio.run(all_at_once())

@@ -19,8 +19,8 @@ from support.adapters import save_adapter, save_mapper
 from support.tuning import full_disk
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling
-from choreo_agents.engine.keeping import kept as kept_module
-from choreo_agents.engine.keeping.kept import WantedKV
+from choreo_agents.engine import kept as kept_module
+from choreo_agents.engine.kept import WantedKV
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.tiers import HostKV

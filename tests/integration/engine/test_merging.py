@@ -17,7 +17,7 @@ from support.merges import give_back, heard, require_nothing_left, team, view_of
 from support.stepping import until
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling, StreamedToken
-from choreo_agents.engine.branches import MergedView, MergeSteps
+from choreo_agents.engine.branches import Branches, MergedView
 from choreo_agents.engine.request_builder import RequestBuilder
 from choreo_agents.errors import (
     ContextLengthError,
@@ -149,13 +149,13 @@ def test_a_source_that_goes_while_it_is_mapped_leaves_no_copy(
 ) -> None:
     engine = make_engine(adapter=mapper)
     branches = [engine.prefill(words(i, 20)) for i in range(3)]
-    keep = MergeSteps.keep
+    keep = Branches._keep
 
     def releasing(*args: Any) -> None:
         engine.release(branches[1])
         keep(*args)
 
-    monkeypatch.setattr(MergeSteps, "keep", releasing)
+    monkeypatch.setattr(Branches, "_keep", releasing)
     with pytest.raises(ReleasedHandleError):
         engine.branches.map(branches)
     monkeypatch.undo()

@@ -72,7 +72,7 @@ def test_a_decode_stops_where_a_text_is_complete(embedded: LoadedModel, make_eng
 
 @pytest.mark.parametrize("split", [1, 2, 3])
 def test_a_text_to_stop_at_may_span_tokens_and_bytes(embedded: LoadedModel, split: int) -> None:
-    from choreo_agents.engine.decoding.detokenizer import TextStop
+    from choreo_agents.engine.leading import TextStop
 
     tokens = embedded.encode("Zoë says: stöp here, now")
     text = embedded.decode(tokens, special=False)

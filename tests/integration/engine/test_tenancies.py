@@ -15,7 +15,7 @@ from support.adapters import save_adapter
 from support.stepping import until
 
 from choreo_agents import Decode, Engine, Prefill, Sampling
-from choreo_agents.engine.tenant import EngineOwner
+from choreo_agents.engine.engine import EngineOwner
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import RequestFinished

@@ -13,8 +13,8 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, FramedText, Memory, Prefill, Sampling, StreamedToken, Thinking
 from choreo_agents.engine import calling
-from choreo_agents.engine.calling import answer_of
-from choreo_agents.engine.tenant import Tenant
+from choreo_agents.engine.leading import answer_of
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
@@ -137,7 +137,7 @@ def test_what_an_answer_was_asked_for_with_is_its_own(engine: Engine) -> None:
     [lineage] = engine.inspect.audit([answer]).messages
     assert lineage.confidential and lineage.authors == {"ann"}
     [thought] = engine.inspect.thoughts(answer)
-    again = answer_of(engine._tenant, replace(made, adapter="mine"), thought)
+    again = answer_of(engine.model, replace(made, adapter="mine"), engine._tenant.find(thought))
     assert (again.priority, again.timeout_s, again.adapter) == (3, 60.0, "mine")
 
 
@@ -257,10 +257,10 @@ def test_thoughts_are_confidential_from_the_first_on(engine: Engine, monkeypatch
     """When they are decoded, and the answer is not yet encoded for its readers."""
     seen: list[bool] = []
 
-    def watched(tenant: Tenant, made: Decode, thought: MessageHandle) -> Prefill:
-        [lineage] = engine.inspect.audit([thought]).messages
+    def watched(model: LoadedModel, made: Decode, thought: Message) -> Prefill:
+        [lineage] = engine.inspect.audit([thought.handle]).messages
         seen.append(lineage.confidential)
-        return answer_of(tenant, made, thought)
+        return answer_of(model, made, thought)
 
     monkeypatch.setattr(calling, "answer_of", watched)
     view = asked(engine)

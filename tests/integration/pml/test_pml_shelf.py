@@ -17,7 +17,7 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Engine
-from choreo_agents.engine.keeping.kept import WantedKV
+from choreo_agents.engine.kept import WantedKV
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.pml.compiler import SchemaPiece

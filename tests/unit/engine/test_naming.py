@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.placement import Placement
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Lineage, Message, Naming, Placement, Usage
 
 
 class Counting(WeakKeyDictionary[Message, str]):

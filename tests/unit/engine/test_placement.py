@@ -2,7 +2,7 @@
 
 import pytest
 
-from choreo_agents.engine.messages.placement import Placement, place
+from choreo_agents.engine.messages.message import Placement, place
 from choreo_agents.errors import InvalidRequestError
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from choreo_agents.engine.messages.placement import place
+from choreo_agents.engine.messages.message import place
 from choreo_agents.kv.handle import MessageHandle, message_id
 
 P, Q = "0" * 32, "f" * 32

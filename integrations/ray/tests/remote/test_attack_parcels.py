@@ -23,7 +23,7 @@ from remote_support.parcels import (
 from support.tiny import save_tiny_llama
 
 from choreo_agents.engine.lineage import ReadLog
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Scope
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import LoadedModel, load_model
 

@@ -15,10 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote_support.loopback import Routing
 
-from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.placement import Placement
-from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Lineage, Message, Placement, Scope, Usage
 from choreo_agents.kv.handle import MessageHandle
 
 NAMES = ("a", "b", "c")

@@ -32,9 +32,9 @@ from remote_support.parcels import (
 from support.adapters import save_adapter, save_mapper
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.keeping.kept import kv_key
+from choreo_agents.engine.kept import kv_key
 from choreo_agents.engine.lineage import ReadLog
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Scope
 from choreo_agents.kv.store.format import opened, parsed
 from choreo_agents.models import LoadedModel, load_model
 

@@ -31,7 +31,7 @@ from remote_support.parcels import (
 )
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
-from choreo_agents.engine.keeping import kept as kept_module
+from choreo_agents.engine import kept as kept_module
 from choreo_agents.errors import EngineClosedError, EngineFailedError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment

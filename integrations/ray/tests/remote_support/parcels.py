@@ -13,7 +13,7 @@ from choreo_ray.remote.parcels import Parcel, packed, unpacked
 
 from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.engine.lineage import LineageRow, ReadLog, row_of
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Scope
 from choreo_agents.kv.store.format import in_bytes, opened, parsed, sealed
 from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.tiers import HostKV

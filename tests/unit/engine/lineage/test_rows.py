@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.engine.lineage import DamagedRowError, LineageRow, Note
-from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.messages.message import Usage
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Chosen
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from choreo_agents.engine.calling import Caller
+from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.calls import Prefill
-from choreo_agents.engine.keeping.kept import (
+from choreo_agents.engine.kept import (
     WITHOUT_SALT,
     KeptKV,
     awaited,
@@ -19,13 +19,10 @@ from choreo_agents.engine.keeping.kept import (
     lasting_store,
     wanted_until,
 )
-from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.message import Lineage, Message, Scope, Usage
 from choreo_agents.engine.messages.table import require_handle
-from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.engine.stock import MemoryMap, memory_map_of, tier_of
-from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import CapacityError, ContextLengthError, EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import CacheEntry, TierName
 from choreo_agents.kv.handle import MessageHandle
@@ -102,7 +99,7 @@ def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Mes
     table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
     assert isinstance(call, Prefill)
     known = table.get(handle.id)
-    usage = Usage(0, 0, None, 0.0) if known is None else known.usage
+    usage = Usage.found(0) if known is None else known.usage
     label = lineage.label(call.author, call.role)
     return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
 
@@ -159,9 +156,8 @@ class KVTransfer:
     Unless it says otherwise, every method raises `HandleError` if a handle is unknown, released, or another model's.
     """
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-        self._tenant = caller.tenant
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
 
     def key(self, of: MessageHandle | Prefill) -> KVKey:
         """What names a message's KV, as a store writes it beside the KV.
@@ -226,7 +222,7 @@ class KVTransfer:
         """
         if not isinstance(call, Prefill):
             raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
-        tenant, core, scope = self._tenant, self._tenant.core, self._caller.scope()
+        tenant, core, scope = self._tenant, self._tenant.core, self._tenant.scope()
         [read] = tenant.builder.read(call)
         with core.lock:
             tenant.require_open()
@@ -258,7 +254,7 @@ class KVTransfer:
             handles: What to lease.
             scoped: Whether the end of the scope drops them, too; else they last until they are released.
         """
-        scope, tenant = self._caller.scope() if scoped else None, self._tenant
+        scope, tenant = self._tenant.scope() if scoped else None, self._tenant
         with tenant.core.lock:
             found = [tenant.find(handle) for handle in handles]
             for message in found if scope is None or not scope.closed else ():

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.messages.message import Message
-from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.message import Message, Naming
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle

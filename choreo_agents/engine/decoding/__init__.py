@@ -1,1 +1,0 @@
-"""What a decode may sample, and what its tokens say."""

@@ -1,1 +1,0 @@
-"""KV that outlives its engine: who has it written, and from what it is read then."""

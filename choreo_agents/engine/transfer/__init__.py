@@ -1,1 +1,0 @@
-"""KV out of the engine and into it: `engine.kv`."""
