@@ -19,9 +19,9 @@ from choreo_agents.sampling import (
     Draw,
     Sampling,
     TokenSampler,
-    batch,
     contest,
     likeliest,
+    sampler,
     sieve,
     workspace,
 )
@@ -141,9 +141,9 @@ def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
         assert drawn(rows) == usual
     with changed(rows_of_a_step, LOW=math.inf):
         assert drawn(rows) == usual
-    with changed(batch, _FEW=0):
+    with changed(sampler, _FEW=0):
         assert drawn(rows) == usual
-    with changed(batch, _ROOM_FOR_TIES=0):
+    with changed(sampler, _ROOM_FOR_TIES=0):
         assert drawn(rows) == usual
 
 
