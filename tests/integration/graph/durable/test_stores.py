@@ -202,22 +202,22 @@ class Dying(sqlite3.Connection):
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is killed while it makes one leaves none that nobody can open; whoever comes second takes the first."""
-    from choreo_agents.graph.durable import beside
+    from choreo_agents.graph.durable import finding
 
     path, connect = tmp_path / "states.lineage", sqlite3.connect
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(sqlite3, "connect", partial(connect, factory=Dying))
-        beside.opened(path)
+        finding.opened(path)
     assert not [*tmp_path.iterdir()]
     first: list[BaseStore] = []
 
     def slowly(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
-        first.append(beside._store(path))
+        first.append(finding._store(path))
         return connect(*args, **options)
 
     monkeypatch.setattr(sqlite3, "connect", slowly)
-    second = beside._store(path)
+    second = finding._store(path)
     first[0].put(("choreo", "rows"), "a", {"v": 1})
     found = second.get(("choreo", "rows"), "a")
     assert found is not None and found.value == {"v": 1} and [*tmp_path.iterdir()] == [path]
