@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # each under its own name: so a type checker takes it for public
+    from choreo_agents.engine import Constraint as Constraint
     from choreo_agents.engine import Decode as Decode
     from choreo_agents.engine import Engine as Engine
     from choreo_agents.engine import EngineStats as EngineStats
-    from choreo_agents.engine import Guided as Guided
     from choreo_agents.engine import Memory as Memory
     from choreo_agents.engine import Prefill as Prefill
     from choreo_agents.engine import Scheduling as Scheduling
@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # each under its own name: so a type checker takes it for pub
     from choreo_agents.graph import ChoreoState as ChoreoState
     from choreo_agents.graph import Command as Command
     from choreo_agents.graph import HandleEntry as HandleEntry
-    from choreo_agents.graph import Keep as Keep
+    from choreo_agents.graph import HistoryLimit as HistoryLimit
     from choreo_agents.graph import Policy as Policy
-    from choreo_agents.graph import Rule as Rule
     from choreo_agents.graph import RunOptions as RunOptions
     from choreo_agents.graph import Send as Send
     from choreo_agents.graph import Synthesizer as Synthesizer
     from choreo_agents.graph import VisibilityMode as VisibilityMode
+    from choreo_agents.graph import VisibilityRule as VisibilityRule
     from choreo_agents.graph import Worker as Worker
     from choreo_agents.graph import send as send
     from choreo_agents.graph.comparing import acompare as acompare
@@ -39,14 +39,14 @@ if TYPE_CHECKING:  # each under its own name: so a type checker takes it for pub
     from choreo_agents.graph.replaying import fork as fork
     from choreo_agents.graph.replaying import replay as replay
     from choreo_agents.kv.handle import MessageHandle as MessageHandle
-    from choreo_agents.models import FramedText as FramedText
+    from choreo_agents.models import PromptText as PromptText
     from choreo_agents.pml import Prompt as Prompt
     from choreo_agents.pml import PromptView as PromptView
     from choreo_agents.pml import Schema as Schema
     from choreo_agents.pml import SchemaLibrary as SchemaLibrary
     from choreo_agents.sampling import Grammar as Grammar
     from choreo_agents.sampling import Sampling as Sampling
-    from choreo_agents.sampling import TokenGuide as TokenGuide
+    from choreo_agents.sampling import TokenConstraint as TokenConstraint
 
 __version__ = "0.1.0"
 
@@ -55,7 +55,7 @@ _ROOMS = {
         "Decode",
         "Engine",
         "EngineStats",
-        "Guided",
+        "Constraint",
         "Memory",
         "Prefill",
         "Scheduling",
@@ -75,14 +75,24 @@ _ROOMS = {
             "Command",
             "HandleEntry",
         ),
-        *("Keep", "Policy", "Rule", "RunOptions", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
+        *(
+            "HistoryLimit",
+            "Policy",
+            "VisibilityRule",
+            "RunOptions",
+            "Send",
+            "Synthesizer",
+            "VisibilityMode",
+            "Worker",
+            "send",
+        ),
     ),
     "graph.comparing": ("acompare", "compare"),
     "graph.replaying": ("afork", "areplay", "fork", "replay"),
     "kv.handle": ("MessageHandle",),
-    "models.framed": ("FramedText",),
+    "models.prompt_text": ("PromptText",),
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),
-    "sampling": ("Grammar", "Sampling", "TokenGuide"),
+    "sampling": ("Grammar", "Sampling", "TokenConstraint"),
 }
 _SUBPACKAGES = ("engine", "errors", "graph", "kv", "models", "pml", "sampling", "synthesis", "tracing", "workflows")
 """What can be had as an attribute without an import of its own."""

@@ -7,7 +7,7 @@
     │   ├── EngineMismatchError               an engine that cannot work with the others: other model, version, ...
     │   ├── GrammarError                      a schema, regular expression or grammar that nothing can be led by
     │   └── UnknownArgumentError (TypeError)  an argument that there is not; names the nearest that there is
-    ├── GuideError (ValueError)               what was said came to no end that its guide allows; carries the words
+    ├── ConstraintError (ValueError)          the text does not satisfy the constraint; carries the text
     ├── HandleError (LookupError)
     │   ├── UnknownHandleError                never made by this engine, or under another salt
     │   ├── ReleasedHandleError               its last lease was dropped
@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from langchain_core import exceptions as langchain
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says of itself; of one that cannot say it, what it is."""
     try:
         return repr(error)
@@ -85,17 +85,17 @@ class EngineMismatchError(InvalidRequestError):
     """Engines that are to work together and cannot: they have other models, dtypes or versions of this package."""
 
 
-class GuideError(ChoreoError, ValueError):
-    """What was said is not what its guide, or the type of an agent's output, asks for; `said` has all its words.
+class ConstraintError(ChoreoError, ValueError):
+    """What was said is not what its constraint, or the type of an agent's output, asks for; `said` has all its words.
 
-    The same call says the same again: it takes more tokens, another guide or another seed.
+    The same call says the same again: it takes more tokens, another constraint or another seed.
     """
 
     def __init__(self, message: str, said: str = "") -> None:
         self.said = said
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[GuideError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[ConstraintError], tuple[str, str]]:
         return type(self), (str(self), self.said)
 
 

@@ -50,7 +50,7 @@ class RequestFinished(Event):
     tokens_encoded: int
     tokens_reused: int
     tokens_recomputed: int = 0
-    tokens_beyond: int = 0
+    tokens_outside_view: int = 0
     """Of those encoded and recomputed, in messages that its view does not hold."""
     tokens_mapped: int = 0
     tokens_of_other_models: int = 0
@@ -89,7 +89,7 @@ class FileSkipped(Event):
 
 
 @dataclass(frozen=True)
-class FileUnwritten(Event):
+class CacheWriteFailed(Event):
     """Files of KV cannot be written to a folder, and why; told once until one can be."""
 
     path: str
@@ -98,7 +98,7 @@ class FileUnwritten(Event):
 
 
 @dataclass(frozen=True)
-class CallPlaced(Event):
+class RequestRouted(Event):
     """A call was given to one of several engines, and how that comes to what the call reads and it lacks.
 
     What it has takes nothing. Bytes and tokens are what was expected when it was placed.
@@ -128,14 +128,14 @@ class KVCopied(Event):
 
 
 @dataclass(frozen=True)
-class EngineCame(Event):
+class EngineUp(Event):
     """An engine elsewhere can be sent calls: at first, or again."""
 
     engine: str
 
 
 @dataclass(frozen=True)
-class EngineWent(Event):
+class EngineDown(Event):
     """An engine elsewhere is gone, and with it the KV that it had; calls under way there are run by others."""
 
     engine: str
@@ -182,7 +182,7 @@ class EventList:
 _Counts = TypeVar("_Counts")
 
 
-class Ledger(Generic[_Counts]):
+class PerTenantCounters(Generic[_Counts]):
     """Counts of what all tenants did, for whom the engine belongs to, and of what each did itself, for that.
 
     Args:

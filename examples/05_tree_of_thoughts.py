@@ -34,7 +34,9 @@ def best(state):
 
 
 thinker = Worker("thinker", sampling=WARM)
-voter = Worker("voter", speaker=VOTER, lead=VOTE, choices=lambda state: [*results(state).values()], sampling=WARM)
+voter = Worker(
+    "voter", speaker=VOTER, answer_prefix=VOTE, choices=lambda state: [*results(state).values()], sampling=WARM
+)
 graph = ChoreoGraph(system="Work it out in steps.")
 graph.add_node(thinker).add_node(voter).add_node("checker", Agent(CHECKER, prompt="Check it."))
 # Both wait for all branches. They write no messages, so who comes after "stand" sees who came before it.

@@ -10,7 +10,7 @@ from choreo_agents import Engine, Synthesizer
 
 ASKED = {"Alice": "Report on Ann.", "Bruno": "Report on Bob.", "Clara": "Report on Cleo."}
 FACT = r"(Ann|Bob|Cleo) has [2-9] (red|blue|green) (kites|boats|drums)\."
-REPORT, WHOLE = {"regex": f"( {FACT}){{70}}"}, {"regex": f" {FACT}"}  # about 500 tokens, and a sentence
+REPORT, ALL = {"regex": f"( {FACT}){{70}}"}, {"regex": f" {FACT}"}  # about 500 tokens, and a sentence
 MERGE = "What do they have?"
 
 
@@ -24,9 +24,9 @@ def program(engine, swap):
     for name, asked in ASKED.items():
         graph.add_node(name, node(chat.bind(response_format=REPORT), asked)).add_edge(START, name)
     if swap:
-        graph.add_node("David", Synthesizer("David", engine=engine, merges=list(ASKED), prompt=MERGE, output=WHOLE))
+        graph.add_node("David", Synthesizer("David", engine=engine, merges=[*ASKED], prompt=MERGE, response_format=ALL))
     else:
-        graph.add_node("David", node(chat.bind(response_format=WHOLE), MERGE))
+        graph.add_node("David", node(chat.bind(response_format=ALL), MERGE))
     return graph.add_edge(list(ASKED), "David").add_edge("David", END).compile()
 
 

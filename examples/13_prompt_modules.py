@@ -15,7 +15,7 @@ sampling = Sampling(max_tokens=16)
 graph.add_node("scout", Agent("scout", prompt=schema.prompt("<bags/><plan/>"), sampling=sampling))
 graph.add_node("guide", Agent("guide", prompt=schema.prompt("<bags/>"), sampling=sampling))
 graph.add_edge(START, "scout", visibility="reencoded").add_edge("scout", "guide")
-graph.share(START, "guide", "reencoded")  # both read the question in the light of their notes
+graph.set_visibility(START, "guide", "reencoded")  # both read the question in the light of their notes
 
 for finding in graph.audit().findings:
     print(f"{finding.context} can reach {finding.reader} by {finding.channel}: {finding.walk()}")

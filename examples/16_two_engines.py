@@ -7,7 +7,7 @@ import ray  # pip install choreo-ray
 from choreo_ray import ClusterError, RayEngine
 
 from choreo_agents import Engine, Sampling
-from choreo_agents.tracing import CallPlaced, EngineWent, EventList, KVCopied
+from choreo_agents.tracing import EngineDown, EventList, KVCopied, RequestRouted
 from choreo_agents.workflows import debate
 
 NOTES = {
@@ -33,7 +33,7 @@ def words(engine, after_round=lambda number: None):
 def kill_one(number):
     """The process of the engine with most of it ends, with the KV that it has; Ray starts it again."""
     if number == 1:
-        [(name, _)] = Counter(e.engine for e in events.events if isinstance(e, CallPlaced)).most_common(1)
+        [(name, _)] = Counter(e.engine for e in events.events if isinstance(e, RequestRouted)).most_common(1)
         ray.kill(ray.get_actor(name, "choreo"), no_restart=False)
 
 
@@ -49,8 +49,8 @@ with suppress(ClusterError):  # one that was started for them has ended with the
 
 for name, texts in together.items():
     print(f"{name}: {' / '.join(texts)}")
-placed = Counter(event.engine for event in events.events if isinstance(event, CallPlaced))
+placed = Counter(event.engine for event in events.events if isinstance(event, RequestRouted))
 copied = sum(event.bytes for event in events.events if isinstance(event, KVCopied))
-print(f"calls at each engine: {dict(placed)}; lost: {[e.engine for e in events.events if isinstance(e, EngineWent)]}")
+print(f"calls at each engine: {dict(placed)}; lost: {[e.engine for e in events.events if isinstance(e, EngineDown)]}")
 print(f"{stats.tokens_encoded} tokens encoded, {stats.tokens_recomputed} computed again, {copied} bytes copied")
 print(f"the same words as with one engine: {together == alone}")

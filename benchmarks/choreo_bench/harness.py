@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from choreo_agents.models import LoadedModel
-    from choreo_agents.training.tuning import Held, Passage
+    from choreo_agents.training.tuning import EvalScore, TrainingProgress
     from choreo_agents.workflows.many import PlayProgress
     from choreo_bench.language import Split
 
@@ -238,7 +238,7 @@ class Display:
         """Name an item that cannot be taught."""
         self._say(f"{split} item {escape(repr(item))} is left out:[/] {escape(reason)}")
 
-    def training(self, passage: Passage) -> None:
+    def training(self, passage: TrainingProgress) -> None:
         """Count epochs, and say how fast this process is."""
         share = passage.batch / passage.batches if passage.batches else 0.0
         rate = passage.tokens / passage.seconds / 1e3 if passage.seconds else 0.0
@@ -246,7 +246,7 @@ class Display:
         said = f"loss {passage.loss:.3f}, {rate:.1f} k tokens/s{score}"
         self.playing("training", passage.epoch + share, passage.epochs, said)
 
-    def judged(self, epoch: int, held: Held) -> None:
+    def judged(self, epoch: int, held: EvalScore) -> None:
         """Print a held-out score."""
         loss = "" if held.loss is None else f", loss {held.loss:.3f}"
         self._say(f"{_when(epoch)}:[/] held out {held.score:.3f}{loss}")

@@ -14,16 +14,16 @@ from choreo_agents.chat.asking import (
     thinking_before,
 )
 from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
-from choreo_agents.chat.guides import CompiledGuides, required_call
+from choreo_agents.chat.constraints import CompiledConstraints, required_call
+from choreo_agents.chat.output_stream import OutputStream
 from choreo_agents.chat.recording import RecordedChats, remove_recording
-from choreo_agents.chat.speaking import Speaking
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
 from choreo_agents.chat.turns import (
     THOUGHT_BLOCKS,
     calls_made,
-    thoughts_said,
+    message_turn,
+    thoughts_of,
     tools_called,
-    turn_said,
 )
 from choreo_agents.models import context_of
 
@@ -31,11 +31,11 @@ __all__ = [
     "THOUGHT_BLOCKS",
     "ChatCall",
     "ChatRequest",
-    "CompiledGuides",
+    "CompiledConstraints",
     "Described",
+    "OutputStream",
     "RecordedChats",
     "Reuse",
-    "Speaking",
     "Tool",
     "ToolChoice",
     "answer_format",
@@ -46,6 +46,7 @@ __all__ = [
     "context_of",
     "count_tokens",
     "described_tools",
+    "message_turn",
     "own_turns",
     "remove_recording",
     "required_call",
@@ -53,7 +54,6 @@ __all__ = [
     "schema_of_type",
     "streamed",
     "thinking_before",
-    "thoughts_said",
+    "thoughts_of",
     "tools_called",
-    "turn_said",
 ]

@@ -13,7 +13,7 @@ from choreo_agents.chat.tools import Described
 from choreo_agents.engine import Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText, tools_format
+from choreo_agents.models import ChatFormat, PromptText, tools_format
 from choreo_agents.sampling import Grammar, Sampling
 
 _DATA = ("const", "default", "enum", "example", "examples")
@@ -45,7 +45,8 @@ def answer_format(asked: Any) -> Grammar | None:
 
     Args:
         asked: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": ...}`, where
-            the schema stands by itself or, as OpenAI has it, as `schema` beside a name; or a description of a guide.
+            the schema stands by itself or, as OpenAI has it, as `schema` beside a name; or a description of a
+            constraint.
 
     Raises:
         InvalidRequestError: It is none of these.
@@ -67,12 +68,12 @@ def answer_format(asked: Any) -> Grammar | None:
     if isinstance(asked, Mapping) and kind is None and len(asked) == 1:
         return Grammar.model_validate(asked)
     raise InvalidRequestError(
-        'response_format must be {"type": "json_object"}, {"type": "json_schema", "json_schema": {...}} or a guide, '
-        f'such as {{"regex": "yes|no"}}, not {asked!r}'
+        'response_format must be {"type": "json_object"}, {"type": "json_schema", "json_schema": {...}} or a '
+        f'constraint, such as {{"regex": "yes|no"}}, not {asked!r}'
     )
 
 
-def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bool) -> FramedText:
+def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bool) -> PromptText:
     """What the decode of an answer starts with.
 
     Args:
@@ -84,7 +85,7 @@ def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bo
     if thinks:
         return chat.header(None, thinking=True)
     if calls:
-        return FramedText.frame(_calling(chat)) if _calling(chat) else chat.header(None)
+        return PromptText.special(_calling(chat)) if _calling(chat) else chat.header(None)
     return chat.header(name)
 
 
@@ -97,7 +98,7 @@ def thinking_before(chat: ChatFormat, name: str | None, budget: int, *, calls: b
     if not calls:
         return Thinking.of(chat, name, budget)
     # Where a header says whether a call follows, or an answer, it is the model's to write.
-    usual, opening = Thinking.of(chat, None, budget), FramedText.frame(_calling(chat))
+    usual, opening = Thinking.of(chat, None, budget), PromptText.special(_calling(chat))
     if not opening or chat.thoughts is None:
         return usual
     end = chat.thoughts.close.partition(opening.text)[0].strip()
@@ -132,8 +133,8 @@ class ChatRequest:
     counts_thoughts: bool = False
     """If true, the sampling's `max_tokens` bounds thoughts and answer together."""
     may_be_cut: bool = False
-    """If true, an answer that its sampling's `guide` or a required tool leads, and that `max_tokens` cuts, is told with
-    the finish reason `"length"`; else it is a `GuideError`."""
+    """If true, an answer that its sampling's `constraint` or a required tool leads, and that `max_tokens` cuts, is told
+    with the finish reason `"length"`; else it is a `ConstraintError`."""
     reuse: Reuse = "prefix"
     inherits: tuple[str, ...] = ()
     """Names of messages of the same thread that are not in this call, and that what is reused may have attended to:

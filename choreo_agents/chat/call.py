@@ -16,13 +16,13 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 
 from choreo_agents.chat.asking import ChatRequest, answer_header, thinking_before
 from choreo_agents.chat.encodings import Encodings, view_anywhere
+from choreo_agents.chat.output_stream import OutputStream, answer_tokens, before_stop, logprobs_of
 from choreo_agents.chat.prompt import ChatSpan, Piece, PromptCutter, spans_of, whole_prompt
-from choreo_agents.chat.speaking import Speaking, before_stop, logprobs_of, said_tokens
-from choreo_agents.chat.turns import turn_said
-from choreo_agents.engine import Decode, Engine, Prefill, StreamedToken, UnkeptRun
+from choreo_agents.chat.turns import message_turn
+from choreo_agents.engine import Decode, Engine, EphemeralRun, Prefill, StreamedToken
 from choreo_agents.errors import ContextLengthError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
+from choreo_agents.models import PromptText
 
 Asked = Generator[list[Prefill], list[MessageHandle], Decode]
 """Yields what is to be encoded, is sent what came of it, and returns what is to be decoded."""
@@ -48,11 +48,11 @@ class ChatCall:
         engine: Engine,
         messages: Sequence[BaseMessage],
         request: ChatRequest,
-        thread: str | UnkeptRun | None = None,
+        thread: str | EphemeralRun | None = None,
         sign: Callable[[AIMessage, MessageHandle, bool], AIMessage] | None = None,
     ) -> None:
         self.engine, self.request, self._messages, self._sign = engine, request, messages, sign
-        self.thread = UnkeptRun() if thread is None else thread
+        self.thread = EphemeralRun() if thread is None else thread
         chat, tools = engine.chat, request.tools
         self._thinks = request.thinks(chat)
         self._header = answer_header(chat, None, thinks=self._thinks, calls=bool(tools))
@@ -76,7 +76,7 @@ class ChatCall:
     @property
     def is_led(self) -> bool:
         """Whether a grammar has to be compiled for it."""
-        return bool(self.request.required) or self.request.sampling.guide is not None
+        return bool(self.request.required) or self.request.sampling.constraint is not None
 
     def prompt(self) -> list[int]:
         """All tokens that are read before the answer, where it has no parents.
@@ -99,7 +99,7 @@ class ChatCall:
         if request.reuse == "anywhere":
             has_thread = isinstance(self.thread, str)
             # Without a thread nobody is known to whom a foreign message may be shown.
-            made = noted.setdefault(__name__, Encodings()) if has_thread else engine.kv.keeper(Encodings)
+            made = noted.setdefault(__name__, Encodings()) if has_thread else engine.kv.get_or_create(Encodings)
             self._encodings, inherits = made, request.inherits if has_thread else ()
             view = yield from view_anywhere(engine, self._spans(), request, made, inherits)
             return self._decode(engine.model.encode(self._header), view)
@@ -115,7 +115,7 @@ class ChatCall:
 
     def _told(self) -> list[Piece | MessageHandle]:
         """All that is read, in pieces; the answer's header comes last."""
-        model, cutter, text = self.engine.model, PromptCutter(self.engine.model), FramedText()
+        model, cutter, text = self.engine.model, PromptCutter(self.engine.model), PromptText()
         header, told = model.encode(self._header), list[Piece | MessageHandle]()
         if not self.request.parents:
             prompt, most = self.prompt(), model.adapter.max_positions
@@ -129,7 +129,7 @@ class ChatCall:
             text += span.text
             if span.handle is not None:
                 told += [*cutter.pieces(model.encode(text)), span.handle]
-                text = FramedText()
+                text = PromptText()
         return [*told, *cutter.cut(model.encode(text + self._header), header)]
 
     def _spans(self) -> list[ChatSpan]:
@@ -146,7 +146,7 @@ class ChatCall:
             thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls)
             thinking = replace(thinking, counts=self._counts)
         self._read = read - len(header)
-        self._speaking = Speaking(
+        self._speaking = OutputStream(
             engine,
             header,
             thinking,
@@ -167,7 +167,7 @@ class ChatCall:
             adapter=request.adapter,
             priority=request.priority,
             timeout_s=request.timeout_s,
-            memo=self._memo,
+            idempotency_key=self._memo,
             **self._speaking.asked,
         )
         return self.decode
@@ -187,15 +187,17 @@ class ChatCall:
         engine, request = self.engine, self.request
         whole = self._speaking.said(handle)
         spoken = whole._replace(words=before_stop(whole.words, request.sampling.stop).strip())
-        thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
+        thought = (
+            next(iter(engine.inspect.thoughts(handle, idempotency_key=self._memo)), None) if self._thinks else None
+        )
         metadata: dict[str, Any] = {}
         if request.sampling.logprobs is not None:
-            metadata["logprobs"] = logprobs_of(engine.model, said_tokens(engine, handle))
+            metadata["logprobs"] = logprobs_of(engine.model, answer_tokens(engine, handle))
         most = request.sampling.max_tokens if self._counts else None
         message = self._speaking.reply(handle, spoken, thought, read=self._read, most=most, metadata=metadata)
         is_whole = whole == spoken  # else what it stopped at stands in its encoding
         if self._encodings is not None and is_whole:
-            said = request.adapter, turn_said(message, engine.chat).text
+            said = request.adapter, message_turn(message, engine.chat).text
             self._encodings.note(handle, said, f"{request.agent}.assistant")
         return message if self._sign is None else self._sign(message, handle, is_whole)
 

@@ -15,18 +15,18 @@ from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.inspect import Descent
 from choreo_agents.errors import HandleError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
+from choreo_agents.models import PromptText
 
 _MOST = 1 << 14
 """Messages remembered."""
 _FEW = 64
 """With so many nobody looks which of them are gone."""
-Said = tuple[str | None, FramedText]
+Said = tuple[str | None, PromptText]
 """What a message says, its frame told apart from its words, and the adapter that encodes it."""
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownEncoding:
     """An encoding, and what the thread knows of it."""
 
     handle: MessageHandle
@@ -43,7 +43,7 @@ class Encodings:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._known: OrderedDict[str, KnownEncoding] = OrderedDict()
         self._saying: dict[Said, set[str]] = {}
         self._due = _FEW
         """With how many it is looked at next which are gone."""
@@ -52,19 +52,19 @@ class Encodings:
     def note(self, handle: MessageHandle, said: Said, name: str) -> None:
         """Remember what a message says, and as which it was encoded."""
         with self._lock:
-            nothing = Known(handle, frozenset(), frozenset())
+            nothing = KnownEncoding(handle, frozenset(), frozenset())
             known = self._known.pop(handle.id, nothing)
-            self._known[handle.id] = Known(handle, known.said | {said}, known.names | {name})
+            self._known[handle.id] = KnownEncoding(handle, known.said | {said}, known.names | {name})
             self._saying.setdefault(said, set()).add(handle.id)
             if len(self._known) > _MOST:
                 self._drop(next(iter(self._known)))
 
-    def saying(self, said: Said) -> list[Known]:
+    def saying(self, said: Said) -> list[KnownEncoding]:
         """All encodings of these words, by their ids."""
         with self._lock:
             return [self._known[name] for name in sorted(self._saying.get(said, ()))]
 
-    def get(self, name: str) -> Known | None:
+    def get(self, name: str) -> KnownEncoding | None:
         """What is known of a message, by its id."""
         with self._lock:
             return self._known.get(name)

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, SystemMessage
 
 from choreo_agents.chat.tools import own_turns
-from choreo_agents.chat.turns import role_of, template_turns, tools_called, turn_said, words_in
+from choreo_agents.chat.turns import message_turn, role_of, template_turns, tools_called, words_in
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText, LoadedModel, Said, tools_format
+from choreo_agents.models import ChatFormat, LoadedModel, PromptText, TurnText, tools_format
 
 
 class ChatSpan(NamedTuple):
     """A part of a conversation."""
 
-    text: FramedText
+    text: PromptText
     role: str
     """Of who says it; empty: it is what stands around turns, and nobody's."""
     handle: MessageHandle | None = None
@@ -50,20 +50,20 @@ def spans_of(
     """
     laid, rest = _Laying(chat), list(messages)
     first = rest.pop(0) if rest and isinstance(rest[0], SystemMessage) else None
-    laid.add(FramedText.frame(chat.bos), "")
+    laid.add(PromptText.special(chat.bos), "")
     if first is None and not tools:
-        laid.add(FramedText.frame(chat.default_system), "")
+        laid.add(PromptText.special(chat.default_system), "")
     for said in own_turns(None if first is None else words_in(first), tuple(tools), chat, later=False):
         laid.say(said, "system")
     for parent in parents:
         if isinstance(parent, BaseMessage):
-            laid.say(turn_said(parent, chat), role_of(parent))
+            laid.say(message_turn(parent, chat), role_of(parent))
         else:
             laid.close()
-            laid.spans.append(ChatSpan(FramedText(), "assistant", parent))
+            laid.spans.append(ChatSpan(PromptText(), "assistant", parent))
     called = tools_called(messages)
     for message in rest:
-        laid.say(turn_said(message, chat, called=called), role_of(message))
+        laid.say(message_turn(message, chat, called=called), role_of(message))
     laid.close()
     return laid.spans
 
@@ -76,11 +76,11 @@ class _Laying:
         self._chat = chat
         self._is_open = self._has_part = False
 
-    def add(self, text: FramedText, role: str) -> None:
+    def add(self, text: PromptText, role: str) -> None:
         """Append a span, if it says anything."""
         self.spans += [ChatSpan(text, role)] if text else []
 
-    def say(self, said: Said, role: str) -> None:
+    def say(self, said: TurnText, role: str) -> None:
         """Append a turn, or a part of one."""
         if said.kind == "turn":
             self.close()
@@ -99,7 +99,7 @@ class _Laying:
         self._is_open = self._has_part = False
 
     def _around(self, text: str) -> None:
-        self.add(FramedText.frame(text), "")
+        self.add(PromptText.special(text), "")
 
 
 _MARK = "\u241f"
@@ -113,7 +113,7 @@ def whole_prompt(
     model: LoadedModel,
     messages: Sequence[BaseMessage],
     tools: Sequence[Mapping[str, Any]],
-    header: FramedText,
+    header: PromptText,
     *,
     thinks: bool,
     effort: str | None = None,
@@ -141,7 +141,7 @@ def whole_prompt(
         )
     if text is None:
         spans = spans_of(messages, tools, model.chat)
-        text = FramedText.joined([*(span.text for span in spans), header])
+        text = PromptText.joined([*(span.text for span in spans), header])
     return model.encode(text)
 
 
@@ -154,13 +154,13 @@ class PromptCutter:
 
     def __init__(self, model: LoadedModel) -> None:
         chat, how = model.chat, tools_format(model.chat)
-        own: list[str | FramedText] = [
+        own: list[str | PromptText] = [
             chat.start("assistant"),
             chat.header(None),
             chat.header(None, thinking=True),
             how.opening,
         ]
-        self._bos = tuple(model.encode(FramedText.frame(chat.bos)))
+        self._bos = tuple(model.encode(PromptText.special(chat.bos)))
         self._system = _by_first(model, [chat.start("system")])
         result = "" if how.result is None else how.result.before.partition(_MARK)[0]
         self._own = _by_first(model, own)
@@ -193,9 +193,9 @@ def _begins(starts: Mapping[int, Sequence[Piece]], tokens: Piece, at: int) -> bo
     return any(tokens[at : at + len(start)] == start for start in starts.get(tokens[at], ()))
 
 
-def _by_first(model: LoadedModel, frames: Sequence[str | FramedText]) -> Mapping[int, Sequence[Piece]]:
+def _by_first(model: LoadedModel, frames: Sequence[str | PromptText]) -> Mapping[int, Sequence[Piece]]:
     """Frames as tokens, by the first of them."""
-    texts = (FramedText.frame(frame) if isinstance(frame, str) else frame for frame in frames)
+    texts = (PromptText.special(frame) if isinstance(frame, str) else frame for frame in frames)
     found: dict[int, list[Piece]] = {}
     for start in dict.fromkeys(tuple(model.encode(text)) for text in texts if text.text.strip()):
         found.setdefault(start[0], []).append(start)

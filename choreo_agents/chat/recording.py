@@ -59,8 +59,12 @@ class RecordedChats:
         assert decode is not None and handle is not None and message is not None, "it is said"
         engine, run = call.engine, self._run_of(call.thread if isinstance(call.thread, str) else None)
         number = self._calls[run] = self._calls.get(run, -1) + 1
-        placed = place([parent.length for parent in decode.parents], decode.offsets, decode.new_offset)
-        thought = engine.inspect.thoughts(handle, memo=decode.memo)[:1] if decode.thinking is not None else ()
+        placed = place([parent.length for parent in decode.parents], decode.offsets, decode.position)
+        thought = (
+            engine.inspect.thoughts(handle, idempotency_key=decode.idempotency_key)[:1]
+            if decode.thinking is not None
+            else ()
+        )
         tokens = engine.tokens(handle)[call.opened :]
         recorder.call(
             engine.record,
@@ -76,7 +80,7 @@ class RecordedChats:
             call=0,
             step=number,
             offsets=placed.offsets,
-            end=placed.new_offset,
+            end=placed.position,
             header=call.opened,
             tokens=None,
             count=message.usage_metadata["output_tokens"] if message.usage_metadata else len(tokens),

@@ -9,7 +9,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import ChatFormat, Said, instructions, tools_told
+from choreo_agents.models import ChatFormat, TurnText, instructions, tools_prompt
 
 Tool = BaseTool | Callable[..., Any] | type | Mapping[str, Any]
 """As `bind_tools` takes it: a tool, a function with a docstring, a pydantic model or TypedDict, or a description as
@@ -93,7 +93,7 @@ def _described(agent: str, tool: Tool) -> Mapping[str, Any]:
     return found
 
 
-def own_turns(system: str | None, tools: Described, chat: ChatFormat, *, later: bool) -> list[Said]:
+def own_turns(system: str | None, tools: Described, chat: ChatFormat, *, later: bool) -> list[TurnText]:
     """The turns that tell an agent what it is told alone.
 
     Args:
@@ -103,5 +103,5 @@ def own_turns(system: str | None, tools: Described, chat: ChatFormat, *, later: 
         later: Whether anything stands before.
     """
     if tools:
-        return tools_told(tools, system, chat, later=later)
+        return tools_prompt(tools, system, chat, later=later)
     return [] if system is None else [instructions(system, chat, later=later)]

@@ -16,12 +16,12 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, Functio
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import (
     ChatFormat,
-    FramedText,
-    Said,
+    PromptText,
     ToolCall,
+    TurnText,
     instructions,
     question,
-    result_said,
+    tool_result_turn,
     tools_format,
 )
 
@@ -78,7 +78,7 @@ def tools_called(messages: Iterable[BaseMessage]) -> dict[str, str]:
     return {call.id: call.name for message in messages for call in calls_made(message)}
 
 
-def result_turn(message: ToolMessage, words: str, called: Mapping[str, str], chat: ChatFormat) -> Said:
+def result_turn(message: ToolMessage, words: str, called: Mapping[str, str], chat: ChatFormat) -> TurnText:
     """What a tool has returned.
 
     Args:
@@ -88,7 +88,7 @@ def result_turn(message: ToolMessage, words: str, called: Mapping[str, str], cha
         chat: The model's.
     """
     tool = message.name or called.get(message.tool_call_id) or "tool"
-    return result_said(words, tool, short_id(message.tool_call_id), chat)
+    return tool_result_turn(words, tool, short_id(message.tool_call_id), chat)
 
 
 _WORDS = {"reasoning": "reasoning", "thinking": "thinking", "reasoning_content": "reasoning_content"}
@@ -117,7 +117,7 @@ def words_in(message: BaseMessage) -> str:
     return str(message.text)
 
 
-def thoughts_said(message: BaseMessage) -> str:
+def thoughts_of(message: BaseMessage) -> str:
     """What a message says that its model has thought."""
     blocks = message.content if isinstance(message.content, list) else ()
     thought = (block for block in blocks if isinstance(block, dict) and block.get("type") in _WORDS)
@@ -142,7 +142,7 @@ def _template_turn(message: BaseMessage, called: Mapping[str, str]) -> dict[str,
         turn["name"] = message.name
     if isinstance(message, AIMessage):
         turn["content"] = _said_by_model(message, turn["content"])
-        if thoughts := thoughts_said(message):
+        if thoughts := thoughts_of(message):
             turn["reasoning_content"] = thoughts
         if calls := calls_in(message):
             turn["tool_calls"] = [
@@ -173,7 +173,7 @@ def _said_by_model(message: AIMessage, words: str) -> str:
     return words
 
 
-def turn_said(
+def message_turn(
     message: BaseMessage,
     chat: ChatFormat,
     *,
@@ -181,7 +181,7 @@ def turn_said(
     told: bool = False,
     called: Mapping[str, str] | None = None,
     opening: Mapping[str, Any] | None = None,
-) -> Said:
+) -> TurnText:
     """A chat message as a turn of its own: whatever it says, only its frame has control tokens.
 
     What was thought before it is left out.
@@ -207,7 +207,7 @@ def turn_said(
     return _answer(message, words, chat, opening or {}, is_part=told and chat.merges is not None)
 
 
-def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[str, Any], *, is_part: bool) -> Said:
+def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[str, Any], *, is_part: bool) -> TurnText:
     """What a model has said: its turn, or a part of a user's."""
     header, name = opening.get("header"), opening.get("speaker") or message.name
     words = _said_by_model(message, words)
@@ -215,12 +215,12 @@ def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[s
         words = f"{header} {words}".strip() if header else words
         if is_part:
             written = tools_format(chat).grammar.write(calls).text.strip()
-            return Said(chat.part(f"{words}\n{written}".strip(), name), "part")
-        return Said(tools_format(chat).turn(words, calls))
+            return TurnText(chat.part(f"{words}\n{written}".strip(), name), "part")
+        return TurnText(tools_format(chat).turn(words, calls))
     if header is None or (is_part and not header):
-        return Said(chat.part(words, name), "part") if is_part else Said(chat.turn("assistant", words, name))
-    start = FramedText.frame(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")
+        return TurnText(chat.part(words, name), "part") if is_part else TurnText(chat.turn("assistant", words, name))
+    start = PromptText.special(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")
     if is_part:
-        return Said(start + chat.part(words), "part")
-    said = start + FramedText.words(words)
-    return Said(chat.assistant.opening(None) + said + FramedText.frame(chat.turn_end))
+        return TurnText(start + chat.part(words), "part")
+    said = start + PromptText.plain(words)
+    return TurnText(chat.assistant.opening(None) + said + PromptText.special(chat.turn_end))

@@ -27,7 +27,7 @@ _TOKENS = ("tokens_reused", "tokens_encoded")
 
 
 @dataclass
-class Spoken:
+class TranscriptRow:
     """A message, as far as it has come."""
 
     node: str
@@ -46,9 +46,9 @@ class Spoken:
 class Level:
     """A level of a tree."""
 
-    candidates: list[tuple[str, Spoken]]
+    candidates: list[tuple[str, TranscriptRow]]
     """Each with its name."""
-    voters: list[Spoken]
+    voters: list[TranscriptRow]
     votes: Counter[str]
     """How many voted for what, once they have."""
     elected: list[int]
@@ -64,7 +64,7 @@ class PlayDisplay:
     def __init__(self, console: Console, setting: Setting) -> None:
         self.setting, self.setup, self.item = setting, setting.setup, setting.item
         self.options: Any = self.setup.options
-        self._spoken: dict[str, Spoken] = {}
+        self._spoken: dict[str, TranscriptRow] = {}
         self._live = Live(self.shown(), console=console, refresh_per_second=20)
 
     def __enter__(self) -> None:
@@ -78,7 +78,7 @@ class PlayDisplay:
 
     def add(self, node: str, message_id: str, text: str, place: Place) -> None:
         """Append a piece of text to a node's message."""
-        self._spoken.setdefault(message_id, Spoken(node, place)).words += text
+        self._spoken.setdefault(message_id, TranscriptRow(node, place)).words += text
         self._live.update(self.shown())
 
     def told(self, cost: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ class PlayDisplay:
             each.tokens = {name: cost[name] for name in _TOKENS}
         self._live.update(self.shown())
 
-    def of(self, *nodes: str) -> list[Spoken]:
+    def of(self, *nodes: str) -> list[TranscriptRow]:
         """Return the messages of these nodes, or of all, in the order of their places."""
         said = (each for each in self._spoken.values() if not nodes or each.node in nodes)
         return sorted(said, key=lambda each: (each.place, each.node))
@@ -119,13 +119,13 @@ class PlayDisplay:
             table.add_row(each.node, self.words(each))
         return table
 
-    def words(self, said: Spoken, *, cost: bool = True) -> Text:
+    def words(self, said: TranscriptRow, *, cost: bool = True) -> Text:
         """A message and what it cost, green if it states the answer."""
         right = self.score(said)
         style = "" if right is None else "green" if right else "yellow" if said.tokens else ""
         return Text.assemble((said.words.strip(), style), (f"\n{said.cost}" if cost and said.cost else "", "dim"))
 
-    def score(self, said: Spoken) -> float | None:
+    def score(self, said: TranscriptRow) -> float | None:
         """1 if a message states the right answer, None if nobody can say."""
         known = getattr(self.item, "answer", None) is not None and "answer" in self.setup.prompts.texts
         return self.item.score(read_answer(said.words, self.setup.prompts("answer"))) if known else None
@@ -134,7 +134,7 @@ class PlayDisplay:
         """All that was said, as JSON."""
         return [self.who(each) | {"words": each.words, "score": self.score(each), **each.tokens} for each in self.of()]
 
-    def who(self, said: Spoken) -> dict[str, Any]:
+    def who(self, said: TranscriptRow) -> dict[str, Any]:
         """Return the speaker of a message, as JSON."""
         return {"node": said.node}
 
@@ -179,7 +179,7 @@ class DebateDisplay(PlayDisplay):
             table.add_row(str(at + 1), *(self.words(each[at]) if at < len(each) else waits for each in said))
         return table
 
-    def who(self, said: Spoken) -> dict[str, Any]:
+    def who(self, said: TranscriptRow) -> dict[str, Any]:
         return {"round": 1 + self.of(said.node).index(said), "agent": said.node}
 
     def facts(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class TreeDisplay(PlayDisplay):
             tree.add(self._leaf(f"{last}, who reads {best}'s thought", said))
         return Group("", tree, "")
 
-    def _leaf(self, name: str, said: Spoken, style: str = "bold", more: str = "") -> Text:
+    def _leaf(self, name: str, said: TranscriptRow, style: str = "bold", more: str = "") -> Text:
         words = self.words(said, cost=False)
         return Text.assemble((name, style), (more, "bold"), (f"  {said.cost}", "dim"), "\n", words)
 
@@ -234,8 +234,12 @@ class TreeDisplay(PlayDisplay):
             candidates = [(next(names), said) for said in thinkers]
             cast = [said.words for said in voters if said.tokens]
             ballots = [ballot_of(prompts)(name, said.words.strip()) for name, said in candidates]
-            elected = elect(cast, ballots, lead=prompts("lead"), seats=size.keep) if len(cast) == size.voters else []
-            votes = Counter(words.rpartition(prompts("lead"))[2].strip() for words in cast)
+            elected = (
+                elect(cast, ballots, answer_prefix=prompts("answer_prefix"), seats=size.keep)
+                if len(cast) == size.voters
+                else []
+            )
+            votes = Counter(words.rpartition(prompts("answer_prefix"))[2].strip() for words in cast)
             found.append(Level(candidates, voters, votes, elected))
         return found
 

@@ -17,7 +17,7 @@ from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, titled
 
 if TYPE_CHECKING:
-    from choreo_agents.engine.stock import MemoryMap
+    from choreo_agents.engine.introspection import MemoryMap
     from choreo_agents.kv.entry import TierName
 
 _WHERE: Mapping[TierName, str] = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
@@ -51,7 +51,7 @@ def memory(
     with importing(console):
         from choreo_agents.engine import Memory
         from choreo_agents.workflows.debating import setting_of
-        from choreo_agents.workflows.playing import hold
+        from choreo_agents.workflows.playing import run_method
 
     with errors_as_lines(console):
         loaded = load(console, model, loading)
@@ -59,7 +59,7 @@ def memory(
         kept = Memory(kv_budget_bytes=pool_tokens * token, host_bytes=host_tokens * token, disk=disk)
         setting = setting_of(loaded, seed, agents=agents, rounds=rounds, reports=0, memory=kept)
         with console.status("holding the debate ..."):
-            memory_map = hold(setting, "choreo").memory
+            memory_map = run_method(setting, "choreo").memory
         if as_json:
             typer.echo(json.dumps(memory_map.as_object(), indent=2))
             return

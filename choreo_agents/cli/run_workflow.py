@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from choreo_agents.engine import Engine
     from choreo_agents.training.journal import Journal
     from choreo_agents.workflows.many import PlayProgress
-    from choreo_agents.workflows.playing import Held, Setting
+    from choreo_agents.workflows.playing import MethodRun, Setting
 
 RepeatsOption = Annotated[
     int | None,
@@ -183,7 +183,7 @@ def show(
 ) -> None:
     """Play one item before the user's eyes; then what it costs under all methods, and what to try next."""
     from choreo_agents.inspection import run_page
-    from choreo_agents.workflows.playing import compared, hold
+    from choreo_agents.workflows.playing import compared, run_method
 
     case = setting.setup.case
     display = DISPLAYS.get(case.name, PlayDisplay)(console, setting)
@@ -191,7 +191,7 @@ def show(
     with tempfile.TemporaryDirectory() as folder:
         record = None if html is None else Path(folder) / html.with_suffix(".jsonl").name
         with display:
-            held = hold(setting, variant, record=record, on_token=display.add, on_decode=display.told)
+            held = run_method(setting, variant, record=record, on_token=display.add, on_decode=display.told)
         if html is not None and record is not None:
             run_page(record).write(html)
             console.print(f"The run, message by message: {escape(str(html))}")
@@ -219,7 +219,7 @@ def show(
         console.print(f"Try next: choreo run {case.name.replace('_', '-')} {more}")
 
 
-def verdict(setting: Setting, held: Held, method: str) -> Text:
+def verdict(setting: Setting, held: MethodRun, method: str) -> Text:
     """The final answer, and what it is worth."""
     result, right = held.result, getattr(setting.item, "answer", None)
     parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items() if not name.startswith("first"))

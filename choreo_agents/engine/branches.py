@@ -12,12 +12,12 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from choreo_agents.engine.adapters import BASE
-from choreo_agents.engine.calling import Plan, Tenant, Terms
+from choreo_agents.engine.calling import CallLimits, Plan, Tenant
 from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
 from choreo_agents.engine.messages.message import Message, Scope
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText, LoadedModel
+from choreo_agents.models import ChatFormat, LoadedModel, PromptText
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import Strategy, anchored, require_strategy
 
@@ -152,7 +152,7 @@ class Branches:
                 engine's own.
             author: The synthesizer's name, in the header of what it says.
             header: What that starts with; None: the chat template's header with the author's name.
-            sampling: How tokens are chosen; `memo` and `confidential` as for `decode`.
+            sampling: How tokens are chosen; `idempotency_key` and `confidential` as for `decode`.
             priority: Of all calls that this takes; `timeout_s`: of all of them together.
             summary: What workers are asked under `summary`.
 
@@ -181,8 +181,8 @@ class Branches:
         priority: int = 0,
         timeout_s: float | None = None,
         **options: Any,
-    ) -> tuple[Plan[T], Terms]:
-        return self._plan(steps, *args, **options), Terms(priority, timeout_s)
+    ) -> tuple[Plan[T], CallLimits]:
+        return self._plan(steps, *args, **options), CallLimits(priority, timeout_s)
 
     def _plan(
         self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **options: Any
@@ -219,7 +219,7 @@ class Branches:
                 view.end,
                 sampling or Sampling(),
                 author=author,
-                closing=chat.turn_end,
+                turn_suffix=chat.turn_end,
                 adapter=adapter,
                 **options,
             )
@@ -337,9 +337,9 @@ class Branches:
             The trunk, whose last message is encoded again if its turn goes on, and the branches' words.
         """
         model, seen = self._tenant.core.model, list(trunk)
-        opening, copies = FramedText.frame(model.chat.user.plain), list[MessageHandle]()
+        opening, copies = PromptText.special(model.chat.user.plain), list[MessageHandle]()
         if seen and (asked := _unclosed(model, (last := self._tenant.find(seen[-1])).tokens)) is not None:
-            opening = FramedText.frame(str(model.chat.merges))
+            opening = PromptText.special(str(model.chat.merges))
             if len(asked) < len(last.tokens):
                 _, encoder = self._speaker(seen[-1])
                 call = Prefill(asked, seen[:-1], author=last.author, role=last.role, source=seen[-1], adapter=encoder)
@@ -351,7 +351,7 @@ class Branches:
             call = Prefill(words, [*seen, *copies], author=said.author, role="user", source=branch, adapter=adapter)
             copies += yield [call]
             made.append(copies[-1])
-            opening = FramedText.frame(str(model.chat.merges))
+            opening = PromptText.special(str(model.chat.merges))
         return seen, copies
 
     def _summaries(
@@ -379,7 +379,7 @@ class Branches:
                     # The likeliest words: a node that runs again has the same summaries.
                     Sampling(temperature=0.0, max_tokens=branch.length),
                     author=said.author,
-                    closing=chat.turn_end,
+                    turn_suffix=chat.turn_end,
                     adapter=encoder,
                 )
                 for branch, question, (seen, offsets, end), (said, encoder) in zip(
@@ -392,7 +392,7 @@ class Branches:
         """Drop leases that were taken in a scope; if it has ended meanwhile, they ended with it."""
         for handle in handles if scope is None or not scope.closed else ():
             with suppress(HandleError):
-                self._tenant.release(handle, scope, spare_only=False)
+                self._tenant.release(handle, scope, keep_last=False)
 
     def _shared_trunk(self, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
         """What all branches see from the start of their views on, each with a new lease: to be released."""
@@ -468,7 +468,7 @@ def _original(message: Message) -> Message:
 def _asked(chat: ChatFormat, prompt: Content, *, goes_on: bool) -> Iterator[Content]:
     """What is to be encoded of what a synthesizer is asked; `goes_on`: in a user's turn, which is open."""
     if goes_on and isinstance(prompt, str) and prompt:
-        yield FramedText.frame(str(chat.merges)) + chat.part(prompt) + FramedText.frame(chat.user.after)
+        yield PromptText.special(str(chat.merges)) + chat.part(prompt) + PromptText.special(chat.user.after)
         return
     if goes_on and chat.user.after:
         yield chat.user.after

@@ -20,16 +20,16 @@ from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
+from choreo_agents.engine.constraints import PhaseTexts, answer_at, answer_of, thinks, with_thinking
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.kept import kept_of
-from choreo_agents.engine.leading import PhaseTexts, answer_at, answer_of, thinks, thought_out
-from choreo_agents.engine.messages.message import Message, Naming, Scope, Thought, Usage, thinker
+from choreo_agents.engine.messages.message import Message, MessageIds, Scope, Thought, Usage, thinker
+from choreo_agents.engine.persistent_kv import persistent_kv_of
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import Answer, OnToken, Pending, PlacedCall, RequestBuilder, require_urgency
 from choreo_agents.errors import CutAnswerWarning, EngineClosedError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import LoadedModel, PromptText
 from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Sampling
 
@@ -62,7 +62,7 @@ async def _give_turn() -> None:
 
 
 @dataclass(frozen=True)
-class Until:
+class Await:
     """What has to be waited for."""
 
     futures: Sequence[Future[Any]]
@@ -84,18 +84,18 @@ class Until:
                 await asyncio.wrap_future(future)
 
 
-Steps = Generator[Until | T]
+Steps = Generator[Await | T]
 """Yields what has to be waited for, and in between what a caller gets."""
 
 
-def _results(futures: Sequence[Future[Any]]) -> Generator[Until, None, list[Any]]:
+def _results(futures: Sequence[Future[Any]]) -> Generator[Await, None, list[Any]]:
     """What futures give, once that was waited for; raises what they do."""
-    yield Until(futures)
+    yield Await(futures)
     return [future.result() for future in futures]
 
 
 @dataclass(frozen=True)
-class Terms:
+class CallLimits:
     """What all calls of one plan have in common."""
 
     priority: int = 0
@@ -119,27 +119,27 @@ class Tenant:
 
     def __init__(self, core: EngineCore, salt: str) -> None:
         self.core = core
-        self.naming = Naming(salt, core.model.adapter.fingerprint, core.secret)
-        self.name = self.naming.tenant
+        self.message_ids = MessageIds(salt, core.model.adapter.fingerprint, core.secret)
+        self.name = self.message_ids.tenant
         """Does not tell the salt."""
-        self.builder = RequestBuilder(core, self.naming)
+        self.builder = RequestBuilder(core, self.message_ids)
         self.scopes = object()
         """Names its scopes in every context, and is nobody else's when it is gone."""
         self.limiter = RateLimiter()
         """Keeps the rate at which its calls start."""
         self.closing = self.closed = False
         """Whether the tenancy is being ended, and whether it has ended."""
-        self.kept = kept_of(core, self.naming, self.builder.find)
+        self.persistent_kv = persistent_kv_of(core, self.message_ids, self.builder.find)
         """Has what outlives the engine; None: nothing does."""
         self._keepers: dict[Callable[..., object], Any] = {}
         """What keeps messages for it, by what made it."""
 
-    def run(self, plan: Plan[T], terms: Terms | None = None) -> T:
+    def run(self, plan: Plan[T], terms: CallLimits | None = None) -> T:
         """Make a plan's calls, and return what it is for."""
         with closing(_waiting(self._planned(plan, terms, self.scope()))) as found:
             return next(found)
 
-    async def arun(self, plan: Plan[T], terms: Terms | None = None) -> T:
+    async def arun(self, plan: Plan[T], terms: CallLimits | None = None) -> T:
         """The same. Cancelling the awaiting task stops the requests and frees their memory."""
         async with aclosing(_awaiting(self._planned(plan, terms, self.scope()))) as found:
             return await anext(found)
@@ -152,7 +152,7 @@ class Tenant:
         """The same."""
         return _awaiting(self._streamed(call, self.scope()))
 
-    def _planned(self, plan: Plan[T], terms: Terms | None, scope: Scope | None) -> Steps[T]:
+    def _planned(self, plan: Plan[T], terms: CallLimits | None, scope: Scope | None) -> Steps[T]:
         with closing(plan(scope)) as batches:
             try:
                 calls = next(batches)
@@ -163,11 +163,11 @@ class Tenant:
                 found: T = done.value
         yield found
 
-    def _made(self, calls: Calls, scope: Scope | None) -> Generator[Until, None, list[MessageHandle]]:
+    def _made(self, calls: Calls, scope: Scope | None) -> Generator[Await, None, list[MessageHandle]]:
         """What comes of a batch."""
         started = yield from self._let_in(calls)
         calls = yield from self._tokenized(calls)
-        asked: Any = [thought_out(call) if thinks(call) else call for call in calls]
+        asked: Any = [with_thinking(call) if thinks(call) else call for call in calls]
         answers = self.submit(asked, scope, started)
         with self.given_up_if_left(answers, scope):
             handles: list[MessageHandle] = yield from _results(answers)
@@ -180,7 +180,7 @@ class Tenant:
         started = yield from self._let_in([call])
         [call] = yield from self._tokenized([call])
         arrived, model = _Arrived(), self.core.model
-        asked = thought_out(call) if thinks(call) else call
+        asked = with_thinking(call) if thinks(call) else call
         [answer] = self.submit([asked], scope, started, arrived.put)
         answer.add_done_callback(lambda _: arrived.put(_END))
         texts = PhaseTexts(model, call.thinking)
@@ -194,7 +194,7 @@ class Tenant:
         self._warn_of_cuts([call], handles)
         yield handles[0]
 
-    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, None, float]:
+    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Await, None, float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
         self.core.lock.require_own()
@@ -206,7 +206,7 @@ class Tenant:
             yield from _results([self.limiter.enter(sum(map(_answers, calls)), patience)])
         return made
 
-    def _tokenized(self, calls: Calls) -> Generator[Until, None, Any]:
+    def _tokenized(self, calls: Calls) -> Generator[Await, None, Any]:
         """The same calls, with tokens in the place of long texts.
 
         What cannot be tokenized stays as it is: whoever makes the request of it says what is wrong.
@@ -249,7 +249,7 @@ class Tenant:
             if isinstance(call, Prefill):
                 known = _prefilled(self, placed, call)
             else:  # the answer that the same decode was given before
-                known = None if placed.name is None or call.anew else self.core.table.memos.get(placed.name)
+                known = None if placed.name is None or call.regenerate else self.core.table.memos.get(placed.name)
                 if known is not None and on_token is not None:
                     for chosen in known.chosen or ():
                         on_token(chosen)
@@ -265,7 +265,7 @@ class Tenant:
             if request in requests:
                 request.priority = max(request.priority, call.priority)
             else:
-                self.core.loop.hurry(request, call.priority)
+                self.core.loop.raise_priority(request, call.priority)
             deadline = None if call.timeout_s is None else began + call.timeout_s
             return pending.awaited(request, placed, scope, deadline, on_token)
 
@@ -316,18 +316,18 @@ class Tenant:
     def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
         given = not answer.cancelled() and answer.exception() is None
         if given and not self.closed and not (scope is not None and scope.closed):
-            self.release(answer.result(), scope, spare_only=False)
+            self.release(answer.result(), scope, keep_last=False)
 
     def _answered(
         self, calls: Calls, handles: list[MessageHandle], scope: Scope | None, started: float
-    ) -> Generator[Until, None, list[MessageHandle]]:
+    ) -> Generator[Await, None, list[MessageHandle]]:
         """What was said, in the place of what was thought and said; all others as they are.
 
         The calls go on: their time has run since they were started.
         """
         each = [call for call in calls for _ in range(_answers(call))]
         thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
-        with views_kept(self, [handles[place] for place, _ in thought]):
+        with leased_views(self, [handles[place] for place, _ in thought]):
             model, find = self.core.model, self.find
             asked: Any = [answer_of(model, call, find(handles[place])) for place, call in thought]
             answers = self.submit(asked, scope, started)
@@ -369,11 +369,11 @@ class Tenant:
             self.require_tenancy()
             return self.builder.find(handle)
 
-    def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
-        """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
+    def release(self, handle: MessageHandle, scope: Scope | None, *, keep_last: bool) -> None:
+        """Drop one lease; with `keep_last`, unless it is the last that does not end with another's scope."""
         with self.core.lock:
             message = self.find(handle)
-            if not spare_only or message.leases_within(scope) > 1:
+            if not keep_last or message.leases_within(scope) > 1:
                 self.core.table.release(message, scope)
 
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
@@ -384,12 +384,12 @@ class Tenant:
         with core.lock:
             self.require_tenancy()  # the file took its time
             name = core.adapters.require_free(loaded, name, self.name)
-        core.execution.load_adapter(core, loaded.folder, name, self.naming)
+        core.execution.load_adapter(core, loaded.folder, name, self.message_ids)
         with core.lock:
             return core.adapters.add(loaded, name, self.name)
 
     def keeper(self, make: Callable[..., T], *args: Any) -> T:
-        """What `make` makes, once: see `KVTransfer.keeper`."""
+        """What `make` makes, once: see `KVTransfer.get_or_create`."""
         with self.core.lock:
             self.require_tenancy()
             if make not in self._keepers:
@@ -409,8 +409,8 @@ class Tenant:
     def stop(self) -> None:
         """Let none of its calls start, and write what is to be kept."""
         self.limiter.close()
-        if self.kept is not None:
-            self.kept.close()
+        if self.persistent_kv is not None:
+            self.persistent_kv.close()
 
     def close(self) -> None:
         """End the tenancy: write what is to be kept, fail unfinished calls, drop leases and all that only it holds."""
@@ -425,7 +425,7 @@ class Tenant:
         with core.lock:
             self._keepers.clear()
             core.kept.pop(self.name, None)
-            parts: Any = (core.table, core.holdings, core.method, core.adapters, core.counters, core.movements)
+            parts: Any = (core.table, core.thread_leases, core.method, core.adapters, core.counters, core.tier_counters)
             for part in parts:
                 part.drop_tenant(self.name)
 
@@ -440,7 +440,7 @@ def _prefilled(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message | N
             core.counters.add(tenant.name, "tokens_reused", lineage.prompt_tokens())
         return known
     waits = not lineage.mapper and placed.name not in tenant.builder.running
-    has_file = waits and known is None and tenant.kept is not None and tenant.kept.knows(placed.name)
+    has_file = waits and known is None and tenant.persistent_kv is not None and tenant.persistent_kv.knows(placed.name)
     if core.method.keeps_kv and not (waits and (call.lazy or has_file)):
         return None
     if has_file and not call.lazy:
@@ -451,16 +451,16 @@ def _prefilled(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message | N
     keeps = core.method.keeps_kv
     label = lineage.label(call.author, call.role, placed.said.source) if keeps else ""
     return Message(
-        tenant.naming.handle(lineage),
+        tenant.message_ids.handle(lineage),
         lineage,
         call.author,
         call.role,
-        Usage.found(0),
+        Usage.of_existing(0),
         label,
         placed.said.origin(label),
         header=len(lineage.tokens) if keeps else 0,
         promise=core.next_number() if keeps and not has_file else None,
-        again=call.again,
+        again=call.recomputed,
     )
 
 
@@ -496,7 +496,7 @@ def _waiting(steps: Steps[T]) -> Generator[T]:
     """What steps give, on a thread that waits for what they wait for."""
     with closing(steps):
         for step in steps:
-            if isinstance(step, Until):
+            if isinstance(step, Await):
                 step.wait()
             else:
                 yield step
@@ -506,7 +506,7 @@ async def _awaiting(steps: Steps[T]) -> AsyncGenerator[T]:
     """The same on an event loop."""
     with closing(steps):
         for step in steps:
-            if isinstance(step, Until):
+            if isinstance(step, Await):
                 await step.awaited()
             else:
                 yield step
@@ -551,12 +551,12 @@ def _name(call: Prefill | Decode) -> str:
 
 def _is_long(call: Prefill | Decode) -> bool:
     text = getattr(call, _name(call))
-    return isinstance(text, str | FramedText) and len(text) >= LONG
+    return isinstance(text, str | PromptText) and len(text) >= LONG
 
 
 def _tokenized(model: LoadedModel, call: Prefill | Decode) -> Prefill | Decode:
     text = getattr(call, _name(call))
-    framed = FramedText.words(text) if call.words and isinstance(text, str) else text
+    framed = PromptText.plain(text) if call.escape_special_tokens and isinstance(text, str) else text
     try:
         tokens: dict[str, Any] = {_name(call): tuple(model.encode(framed))}
     except (InvalidRequestError, TypeError, UnicodeError):
@@ -565,7 +565,7 @@ def _tokenized(model: LoadedModel, call: Prefill | Decode) -> Prefill | Decode:
 
 
 @contextmanager
-def views_kept(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[None]:
+def leased_views(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[None]:
     """Lease what messages have seen while the block lasts: answers are to see it as well.
 
     Whoever made the calls may have released it, or a late parent's branch, while they were under way.
@@ -598,7 +598,7 @@ def join(
             message.header = len(core.model.encode(call.thinking.answer))
             message.chosen = source.chosen[answer_at(core.model, call.thinking, source) :]
             message.usage = _both(source.usage, message.usage)
-        core.table.keep(message, Thought(source, call.memo, scope), scope)
+        core.table.keep(message, Thought(source, call.idempotency_key, scope), scope)
         if source is message:
             # Nothing was thought: it is one message, which is nobody's thoughts.
             message.is_thought = False
@@ -610,5 +610,5 @@ def join(
 
 def _both(thought: Usage, encoded: Usage) -> Usage:
     """What thinking and answering have cost, and encoding the answer for its readers."""
-    both = ("tokens_encoded", "duration_s", "tokens_recomputed", "tokens_beyond", "tokens_of_other_models")
+    both = ("tokens_encoded", "duration_s", "tokens_recomputed", "tokens_outside_view", "tokens_of_other_models")
     return replace(thought, **{name: getattr(thought, name) + getattr(encoded, name) for name in both})

@@ -11,14 +11,15 @@ from torch import Tensor
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText, LoadedModel
-from choreo_agents.sampling import Chosen, Phase, Sampling, TokenGuide
+from choreo_agents.models import ChatFormat, LoadedModel, PromptText
+from choreo_agents.sampling import Phase, SampledToken, Sampling, TokenConstraint
 
-Content = str | FramedText | Sequence[int]
+Content = str | PromptText | Sequence[int]
 """Text, tokenized without adding anything, or token ids.
 
 A `str` is taken for a frame: control tokens count wherever they stand in it. It is for who writes all of it. What
-somebody else has written comes as the words of a `FramedText`, as `engine.chat.turn` has them, or with `words=True`."""
+somebody else has written comes as the words of a `PromptText`, as `engine.chat.turn` has them, or with
+`escape_special_tokens=True`."""
 Handles = Sequence[MessageHandle]
 Places = Sequence[int | None] | int | None
 """Offsets, or a new offset, as the fields of `Prefill`."""
@@ -38,11 +39,11 @@ class Thinking:
 
     end: str
     """What tells that thoughts are over, control tokens included: `</think>`."""
-    answer: str | FramedText
+    answer: str | PromptText
     """The header of the answer, as readers see it."""
     before: str = ""
     """What stands between thoughts and `end`, where the model is made to close them."""
-    after: FramedText = field(default_factory=FramedText)
+    after: PromptText = field(default_factory=PromptText)
     """What stands between `end` and the answer."""
     budget: int = 4096
     """Tokens of thoughts at most; 0: none."""
@@ -50,11 +51,11 @@ class Thinking:
     """If true, `max_tokens` bounds thoughts and answer together: thoughts that use it up leave no answer."""
 
     def __post_init__(self) -> None:
-        texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, FramedText)
-        if not texts or not isinstance(self.answer, str | FramedText) or not self.end.strip():
+        texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, PromptText)
+        if not texts or not isinstance(self.answer, str | PromptText) or not self.end.strip():
             raise InvalidRequestError(
-                "end and before must be texts, of which end says something, answer a text or a FramedText, and after a "
-                f"FramedText: not {self!r}"
+                "end and before must be texts, of which end says something, answer a text or a PromptText, and after a "
+                f"PromptText: not {self!r}"
             )
         if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 0:
             raise InvalidRequestError(f"the budget of thoughts must be a number of tokens, not {self.budget!r}")
@@ -75,27 +76,27 @@ class Thinking:
         if thoughts is None:
             raise InvalidRequestError("the model's chat template knows of no thoughts: decode without thinking")
         before, _, after = thoughts.close.partition(thoughts.end)
-        lead = FramedText.frame(after)
+        lead = PromptText.special(after)
         if name is not None:
-            lead += FramedText.words(name) + FramedText.frame(":")
+            lead += PromptText.plain(name) + PromptText.special(":")
         opening = chat.assistant.opening(name).rstrip(" ")
         return cls(thoughts.end, opening, before, lead, cls.budget if budget is None else budget)
 
 
 @refuses_unknown()
 @dataclass(frozen=True)
-class Guided:
-    """A guide of your own to what a decode may say."""
+class Constraint:
+    """A constraint of your own to what a decode may say."""
 
     key: str
     """Names what it allows: two that allow the same may have one key, any others must not. Calls are remembered by it,
     in this process and the next."""
-    make: Callable[[LoadedModel, frozenset[int]], TokenGuide]
-    """Makes a new guide to one answer, of the model and the tokens that end a message. Called under the engine's lock,
-    once for each answer that is really decoded, or replayed and as long as `max_tokens`: it must be quick."""
+    make: Callable[[LoadedModel, frozenset[int]], TokenConstraint]
+    """Makes a new constraint to one answer, of the model and the tokens that end a message. Called under the engine's
+    lock, once for each answer that is really decoded, or replayed and as long as `max_tokens`: it must be quick."""
     may_be_cut: bool = False
     """If true, an answer that `max_tokens` cuts where it may not end is one with the finish reason `"length"`, and no
-    `GuideError`. The key says so."""
+    `ConstraintError`. The key says so."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class PlayedCall:
     """What tells it from all others of its run: its author, its superstep, its branch and which call it is."""
     tokens: tuple[int, ...] | None = None
     """Tokens that it has sampled before: each is taken in its place, whatever is drawn. All else is as it was then:
-    guides are followed, and what ended it ends it. None: it samples."""
+    constraints are followed, and what ended it ends it. None: it samples."""
     at_once: bool = False
     """Whether these, or those that its sampling forces, are encoded as a prompt is: no step samples any, and nobody is
     told their log-probabilities."""
@@ -116,13 +117,13 @@ class CallOptions(TypedDict, total=False):
     """Fields of `Prefill` and of `Decode`, by name."""
 
     offsets: Sequence[int | None] | None
-    new_offset: int | None
+    position: int | None
     author: str | None
     confidential: bool
     adapter: str | None
     priority: int
     timeout_s: float | None
-    words: bool
+    escape_special_tokens: bool
 
 
 class PrefillOptions(CallOptions, total=False):
@@ -137,13 +138,13 @@ class DecodeOptions(CallOptions, total=False):
     """Fields of `Decode`, by name."""
 
     sampling: Sampling
-    closing: Content | None
-    ends: Sequence[int]
+    turn_suffix: Content | None
+    extra_stop_token_ids: Sequence[int]
     in_parts: bool
-    memo: str | None
-    anew: bool
+    idempotency_key: str | None
+    regenerate: bool
     thinking: Thinking | None
-    guide: Guided | None
+    constraint: Constraint | None
     played: PlayedCall | None
 
 
@@ -152,14 +153,14 @@ class DecodeOptions(CallOptions, total=False):
 class Prefill:
     """Encode given tokens as a message (Prompt Choreography, section 2.3).
 
-    Offsets are positions: `offsets[i]` is where parent i appears, `new_offset` where the new message starts. Omitted
+    Offsets are positions: `offsets[i]` is where parent i appears, `position` where the new message starts. Omitted
     ones follow the parent before; a list may hold None for single ones.
     """
 
     content: Content
     parents: Sequence[MessageHandle] = ()
     offsets: Sequence[int | None] | None = None
-    new_offset: int | None = None
+    position: int | None = None
     author: str | None = None
     """Who says it: for traces and audits."""
     role: str | None = None
@@ -174,13 +175,13 @@ class Prefill:
     and if there is no room for it, its reader fails. Ignored for mapped copies."""
     maps: bool = False
     """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Branches.map`)."""
-    again: bool = False
+    recomputed: bool = False
     """Whether these words were encoded before, and are lost: what they cost is counted as recomputed."""
     priority: int = 0
     """Calls with a higher one come first; within one, first come first served."""
     timeout_s: float | None = None
     """Seconds from the call on after which it fails with `RequestTimeoutError`; None: never."""
-    words: bool = False
+    escape_special_tokens: bool = False
     """Whether a `str` is somebody's words, in which nothing is a control token, and no frame."""
 
 
@@ -195,26 +196,26 @@ class Decode:
     header: Content
     parents: Sequence[MessageHandle] = ()
     offsets: Sequence[int | None] | None = None
-    new_offset: int | None = None
+    position: int | None = None
     sampling: Sampling = Sampling()
     author: str | None = None
     confidential: bool = False
     """As for `Prefill`."""
-    closing: Content | None = None
+    turn_suffix: Content | None = None
     """Tokens that the message must end with, such as the end of a chat turn. Those the model has produced itself are
     not repeated; the first of them that is no blank also stops the decode, unless `sampling` names its own stop tokens.
     Where a closing is given, be it empty, any other end token of the model's ends the decode and is no part of the
     message: readers see a turn as its format closes it. None: the message is no turn, and keeps what ended it."""
-    ends: Sequence[int] = ()
+    extra_stop_token_ids: Sequence[int] = ()
     """Tokens that end the message besides, as nothing else closes it then: `<|call|>`, where other turns are closed by
     `<|end|>`. They are part of it."""
     in_parts: bool = False
     """If true, the closing ends a part of the turn and not the decode, as `<|end|>` does between gpt-oss' messages."""
-    memo: str | None = None
+    idempotency_key: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
-    anew: bool = False
+    regenerate: bool = False
     """Whether a call that has an answer gets a new one, which is remembered in the place of that."""
-    watch: Callable[[Tensor], None] | None = None
+    logits_callback: Callable[[Tensor], None] | None = None
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
     change them, nor raise, and copies what it keeps: the next step is computed where they are."""
     adapter: str | None = None
@@ -223,12 +224,12 @@ class Decode:
     """As for `Prefill`."""
     timeout_s: float | None = None
     """As for `Prefill`."""
-    words: bool = False
+    escape_special_tokens: bool = False
     """As for `Prefill`, of the header."""
     thinking: Thinking | None = None
     """How it thinks before it answers; the header is then where its thoughts start. None: it answers at once."""
-    guide: Guided | None = None
-    """Leads the answer, in the place of `choices` or a `guide` of `sampling`; None: those do, or nothing."""
+    constraint: Constraint | None = None
+    """Leads the answer, in the place of `choices` or a `constraint` of `sampling`; None: those do, or nothing."""
     played: PlayedCall | None = None
     """The call of a run that this is, with its answer if that is known; None: it is no such call, and samples."""
 
@@ -243,7 +244,7 @@ class StreamedToken:
 
     token: int
     text: str
-    chosen: Chosen
+    chosen: SampledToken
     """The token with its log-probabilities, if the call's sampling asked for them."""
     phase: Phase = "answer"
     """Whether it is thought, or stands between thoughts and answer, where the call thinks."""

@@ -14,31 +14,31 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from choreo_agents.attention.backends import told
+from choreo_agents.attention.backends import backend_summary
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
-from choreo_agents.engine.messages.holdings import Holdings
-from choreo_agents.engine.messages.message import Lineage, Naming, Scope
+from choreo_agents.engine.messages.message import Lineage, MessageIds, Scope
 from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.messages.thread_leases import ThreadLeases
 from choreo_agents.engine.settings import Settings
 from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import HostedEntries, KVCache
 from choreo_agents.kv.entry_files import DiskThread, EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
-from choreo_agents.kv.movements import Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
 from choreo_agents.kv.store.files import EnginePlace
+from choreo_agents.kv.tier_counters import TierCounters
 from choreo_agents.models.loader import LoadedModel
+from choreo_agents.runtime.active_requests import Reclaimer
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
-from choreo_agents.runtime.loop import EngineLoop, Watch
+from choreo_agents.runtime.loop import EngineLoop, StepObserver
 from choreo_agents.runtime.request import Encoding, Request
 from choreo_agents.runtime.scheduler import Limits
-from choreo_agents.runtime.under_way import Reclaimer
-from choreo_agents.tracing import FileSkipped, FileUnwritten, Ledger, guarded
+from choreo_agents.tracing import CacheWriteFailed, FileSkipped, PerTenantCounters, guarded
 
 
 @dataclass
@@ -93,7 +93,7 @@ class RequestLoop(Protocol):
     """Has requests run, on threads of its own. Every method may be called from any thread."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Begin requests, which arrive together. Each ends by `Endings`: finished, failed, cancelled or timed out.
+        """Begin requests, which arrive together. Each ends by `Completion`: finished, failed, cancelled or timed out.
 
         Raises what `require_open` does, and `InvalidRequestError` for a request that cannot be run there.
         """
@@ -111,7 +111,7 @@ class RequestLoop(Protocol):
         """Look again at what waits for a file. Needs no lock."""
         ...
 
-    def hurry(self, request: Request, priority: int) -> None:
+    def raise_priority(self, request: Request, priority: int) -> None:
         """Raise the priority of an unfinished request. Under the engine's lock."""
         ...
 
@@ -133,7 +133,7 @@ class RequestLoop(Protocol):
         ...
 
     @property
-    def watches(self) -> list[Watch]:
+    def watches(self) -> list[StepObserver]:
         """Return those who are told of every step, if this process makes them."""
         ...
 
@@ -172,24 +172,30 @@ class Execution:
         backend = core.model.backend(settings.backend)
         served = core.model.adapter, core.pool, backend, core.counters, adapters.loras, adapters.mappers
         # Not where a run is compared with another bit by bit.
-        goes_ahead = scheduling.ahead and scheduling.timetable is None
+        goes_ahead = scheduling.ahead and scheduling.step_trace is None
         executor = Executor(*served, graphs=scheduling.graphs, ahead=goes_ahead)
         self._model, self._executor = core.model, executor
-        planned = scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable
+        planned = (
+            scheduling.policy,
+            Limits(scheduling.max_batched_tokens, scheduling.max_num_seqs),
+            scheduling.step_trace,
+        )
         return EngineLoop(executor, core.lock, planned, settings.sink, core.method)
 
     def begin(self, core: EngineCore) -> None:
         """Finish a start or a restart: set `total_tokens` and `kv_budget_bytes` of the core if its pool does not tell
         them. An error ends the start, and the engine with it; a restart is over by then."""
 
-    def load_adapter(self, core: EngineCore, folder: Path, name: str, naming: Naming) -> None:
+    def load_adapter(self, core: EngineCore, folder: Path, name: str, message_ids: MessageIds) -> None:
         """Make the adapter in a folder ready, before a tenant's calls can name it. Raises `AdapterError`."""
 
     def computing(self) -> Computing:
         """Describe what computes."""
         executor, backend = self._executor, self._executor.backend
         passes, ahead = executor.passes, executor.forward.steps_ahead
-        return Computing(*told(backend), self._model.computed_with(backend), passes.captured, passes.why, ahead)
+        return Computing(
+            *backend_summary(backend), self._model.computed_with(backend), passes.captured, passes.why, ahead
+        )
 
 
 class EngineCore:
@@ -221,7 +227,7 @@ class EngineCore:
         """Of this engine alone: keys of what must not outlive it are made of it."""
         self.lock, self.next_number = EngineLock(), itertools.count().__next__
         """Of the next request."""
-        self.counters, self.movements = Ledger(Counters), Ledger(Movements)
+        self.counters, self.tier_counters = PerTenantCounters(Counters), PerTenantCounters(TierCounters)
         self.kept: dict[str, KVStore] = {}
         """What outlives the engine, by tenant."""
         self.held_bytes = 0
@@ -236,7 +242,7 @@ class EngineCore:
         served, budget = model.adapter, settings.memory.kv_budget_bytes
         self._pool_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
-        self.holdings = Holdings(self.table, self.lock)
+        self.thread_leases = ThreadLeases(self.table, self.lock)
         self.kv_budget_bytes = self._pool_bytes
         """Bytes of KV that all messages have room for together."""
         self.total_tokens = self.pool.total_tokens
@@ -252,10 +258,10 @@ class EngineCore:
         adapter, memory = self.model.adapter, self.settings.memory
         self.pool = KVPool(adapter.geometry, self._pool_bytes, adapter.device)
         disk = None
-        if memory.disk is not None or memory.kept is not None:
+        if memory.disk is not None or memory.persist_dir is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
-        files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
-        self.cache = self.execution.cache(self.pool, HostedEntries(memory.host_bytes), files, self.movements)
+        files = EntryFiles(disk, self.kept, self.tier_counters, self._skipped, self._emit)
+        self.cache = self.execution.cache(self.pool, HostedEntries(memory.host_bytes), files, self.tier_counters)
         made = MessageTable(self.cache, adapter.fingerprint) if table is None else table
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self.next_number)
@@ -279,7 +285,7 @@ class EngineCore:
             return  # a block that was begun before this process was forked ends in the parent
         with self.lock:
             self.table.close(scope)
-            self.holdings.close_inside(scope)
+            self.thread_leases.close_inside(scope)
 
     def close(self) -> None:
         """Fail what is unfinished, and end the engine's threads; for good. A forked process leaves its parent's."""
@@ -297,7 +303,7 @@ class EngineCore:
     def unwritten_file(self, path: Path, why: str) -> None:
         """Tell the sink of files that cannot be written."""
         with self.lock:
-            self._emit(FileUnwritten(time.perf_counter(), str(path), why))
+            self._emit(CacheWriteFailed(time.perf_counter(), str(path), why))
 
     def restart(self) -> None:
         """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.

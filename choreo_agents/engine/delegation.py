@@ -4,11 +4,11 @@
 they change from version to version, so its engines and this package are of one version. Begin with `Execution` in
 `choreo_agents.engine.core`, which says what an implementer provides.
 
-    engine      EngineCore, Execution, EngineOwner, Tenant, Settings, Computing
+    engine      EngineCore, Execution, EngineAdmin, Tenant, Settings, Computing
     adapters    read_loaded
-    messages    Message, Lineage, Naming, Scope, MessageTable
+    messages    Message, Lineage, MessageIds, Scope, MessageTable
     lineage     LineageRow, ReadLog, LineageExchange, row_of
-    requests    PlacedCall, Pending, Request, Binding, Endings, failed
+    requests    PlacedCall, Pending, Request, Binding, Completion, failed
     KV          KVCache, CacheEntry, Segment, HostKV, copied, filled
     sealed KV   KVKey, kv_key, sealed, in_bytes, parsed, opened, kv_bytes, most_bytes, UnusableFileError
     model       ServedModel, served_model, load_weightless
@@ -17,11 +17,11 @@ they change from version to version, so its engines and this package are of one 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.core import Computing, EngineCore, Execution
-from choreo_agents.engine.engine import EngineOwner
-from choreo_agents.engine.kept import copied, kv_key
+from choreo_agents.engine.engine import EngineAdmin
 from choreo_agents.engine.lineage import LineageExchange, LineageRow, ReadLog, row_of
-from choreo_agents.engine.messages.message import Lineage, Message, Naming, Scope
+from choreo_agents.engine.messages.message import Lineage, Message, MessageIds, Scope
 from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.persistent_kv import copied, kv_key
 from choreo_agents.engine.request_builder import Pending, PlacedCall
 from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.transfer import filled
@@ -32,16 +32,16 @@ from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models.weightless import ServedModel, load_weightless, served_model
+from choreo_agents.runtime.active_requests import Completion, failed
 from choreo_agents.runtime.request import Binding, Request
-from choreo_agents.runtime.under_way import Endings, failed
 
 __all__ = [
     "Binding",
     "CacheEntry",
+    "Completion",
     "Computing",
-    "Endings",
+    "EngineAdmin",
     "EngineCore",
-    "EngineOwner",
     "Execution",
     "HostKV",
     "KVCache",
@@ -50,8 +50,8 @@ __all__ = [
     "LineageExchange",
     "LineageRow",
     "Message",
+    "MessageIds",
     "MessageTable",
-    "Naming",
     "Pending",
     "PlacedCall",
     "ReadLog",

@@ -26,12 +26,7 @@ from choreo_agents.engine.calls import (
 )
 from choreo_agents.engine.core import EngineCore, Execution
 from choreo_agents.engine.inspect import Inspection
-from choreo_agents.engine.lineage import LineageExchange
-from choreo_agents.engine.messages.holdings import Threads
-from choreo_agents.engine.messages.message import Scope, Usage
-from choreo_agents.engine.recording.recorder import Recordings
-from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
-from choreo_agents.engine.stock import (
+from choreo_agents.engine.introspection import (
     EngineStats,
     LeasedMemory,
     MemoryMap,
@@ -40,12 +35,17 @@ from choreo_agents.engine.stock import (
     memory_map_of,
     stats_of,
 )
+from choreo_agents.engine.lineage import LineageExchange
+from choreo_agents.engine.messages.message import Scope, Usage
+from choreo_agents.engine.messages.thread_leases import Threads
+from choreo_agents.engine.recording.recorder import Recordings
+from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.transfer import KVTransfer
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, load_model
 from choreo_agents.runtime.lock import compute_after_fork
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 from choreo_agents.tracing import EventSink, discard
 
 
@@ -57,17 +57,17 @@ class Engine:
     """
 
     def __init__(
-        self, owner: EngineOwner, salt: str, calls_per_second: float | None = None, *, is_owners: bool = False
+        self, owner: EngineAdmin, salt: str, calls_per_second: float | None = None, *, is_owners: bool = False
     ) -> None:
         self._core, self._tenant = owner.core, owner.open(salt, calls_per_second)
-        self._owner, self.owner = owner, owner if is_owners else None
+        self._owner, self.admin = owner, owner if is_owners else None
         """What concerns all tenants; None for an engine that `tenant` has made."""
         self.branches = Branches(self._tenant)
         """Maps and merges what parallel calls have said."""
         self.kv = KVTransfer(self._tenant)
         """Keys and values themselves: to read, take in, pin, and move about."""
         self.inspect = Inspection(self._tenant)
-        self.threads = Threads(self._core.holdings, self._tenant.name, self._tenant.scopes)
+        self.threads = Threads(self._core.thread_leases, self._tenant.name, self._tenant.scopes)
         """How messages came about; and what threads of graphs hold between their calls."""
         self.record, self.lineage = Recordings(self._tenant), LineageExchange(self._tenant)
         """Records runs of graphs; and what messages are computed from, for a store."""
@@ -124,7 +124,7 @@ class Engine:
         options = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
         loaded = _loaded(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter)
-        return cls(EngineOwner(EngineCore(loaded, settings, own)), salt, is_owners=True)
+        return cls(EngineAdmin(EngineCore(loaded, settings, own)), salt, is_owners=True)
 
     @overload
     def prefill(
@@ -217,18 +217,18 @@ class Engine:
         """What the call that made a message cost."""
         return self._tenant.find(handle).usage
 
-    def logprobs(self, handle: MessageHandle) -> tuple[Chosen, ...]:
+    def logprobs(self, handle: MessageHandle) -> tuple[SampledToken, ...]:
         """The tokens that were sampled for a message, with the log-probabilities that its call asked for."""
         return self._tenant.find(handle).chosen or ()
 
-    def release(self, handle: MessageHandle, *, spare_only: bool = False) -> None:
-        """Drop one lease; with `spare_only`, unless it is the last, after which KV is freed and the handle refused."""
-        self._tenant.release(handle, self._tenant.scope(), spare_only=spare_only)
+    def release(self, handle: MessageHandle, *, keep_last: bool = False) -> None:
+        """Drop one lease; with `keep_last`, unless it is the last, after which KV is freed and the handle refused."""
+        self._tenant.release(handle, self._tenant.scope(), keep_last=keep_last)
 
     def scope(self) -> AbstractContextManager[Scope]:
         """Drop, at the end of the block, every lease that was taken inside and not yet released.
 
-        The block gets what `kv.park` takes.
+        The block gets what `kv.offload` takes.
         """
         return self._tenant.scoped()
 
@@ -286,7 +286,7 @@ class Engine:
         return self._core.settings.method
 
     def stats(self) -> EngineStats:
-        """What this tenant holds now and has done so far, and nothing of others: see `EngineOwner.stats`."""
+        """What this tenant holds now and has done so far, and nothing of others: see `EngineAdmin.stats`."""
         return stats_of(self._core, self._tenant.name)
 
     def check(self) -> None:
@@ -299,10 +299,10 @@ class Engine:
         What is to be kept is written first. Unfinished calls fail with `EngineClosedError`, as does use afterwards. A
         tenant's leases end, and what only it holds goes; the others go on, and `tenant` begins a new tenancy.
         """
-        if self.owner is None:
+        if self.admin is None:
             self._owner.close_tenant(self._tenant)
         else:
-            self.owner.close()
+            self.admin.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -311,8 +311,8 @@ class Engine:
         self.close()
 
 
-class EngineOwner:
-    """All tenants' engine: `engine.owner`, of the engine that `Engine.load` returns. May be used from any thread.
+class EngineAdmin:
+    """All tenants' engine: `engine.admin`, of the engine that `Engine.load` returns. May be used from any thread.
 
     Args:
         core: Serves them.
@@ -345,8 +345,8 @@ class EngineOwner:
             tenant = tenant or made or Tenant(self.core, salt)
             if calls_per_second is not None:
                 tenant.limiter.set_rate(calls_per_second)
-            if tenant.kept is not None and tenant.kept.store is not None:
-                self.core.kept[tenant.name] = tenant.kept.store
+            if tenant.persistent_kv is not None and tenant.persistent_kv.store is not None:
+                self.core.kept[tenant.name] = tenant.persistent_kv.store
             self._open[salt] = tenant
             return tenant
 
@@ -428,7 +428,7 @@ def twin_of(engine: Engine, method: MethodName) -> Engine:
     made = Engine.load(
         core.model,
         method=method,
-        memory=settings.memory.model_copy(update={"disk": None, "kept": None}),
+        memory=settings.memory.model_copy(update={"disk": None, "persist_dir": None}),
         scheduling=settings.scheduling,
         backend=settings.backend,
         seed=settings.seed,

@@ -79,7 +79,7 @@ class MessageRecord:
     """What the call attended to, in order; under a method that keeps text only, whose words it read."""
     offsets: tuple[int, ...]
     """Where each parent appeared, ..."""
-    new_offset: int
+    position: int
     """... and where the message's first token stood: all positions of 0 or more."""
     sampled: tuple[int, int] | None
     """Index of the first token that was sampled, and the end of those that were, which are none if the model ended at
@@ -126,7 +126,7 @@ class Inspection:
         return self._tenant.find(handle).finish_reason
 
     def thoughts(
-        self, handle: MessageHandle, author: str | None = None, *, memo: str | None = None
+        self, handle: MessageHandle, author: str | None = None, *, idempotency_key: str | None = None
     ) -> tuple[MessageHandle, ...]:
         """What was thought before a message was said: more than once, if several calls came to the same words.
 
@@ -136,10 +136,10 @@ class Inspection:
         Args:
             handle: The message.
             author: Whose thoughts; None: everybody's.
-            memo: Of the call whose thoughts they are; None: of any.
+            idempotency_key: Of the call whose thoughts they are; None: of any.
         """
         found = self._tenant.find(handle).thoughts
-        named = (each.message for each in found if memo is None or each.call == memo)
+        named = (each.message for each in found if idempotency_key is None or each.call == idempotency_key)
         thought = (each.handle for each in named if author is None or thinker(author) in each.authors)
         return tuple(dict.fromkeys(thought))
 

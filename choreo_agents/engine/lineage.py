@@ -14,12 +14,12 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field, TypeAdapter
 
 from choreo_agents.engine.calling import Tenant
-from choreo_agents.engine.kept import kv_key
 from choreo_agents.engine.messages.message import Lineage, Message, Placement, Scope, Thought, Usage
+from choreo_agents.engine.persistent_kv import kv_key
 from choreo_agents.errors import ChoreoError, HandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.request import FinishReason
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Note:
     label: str = ""
     origin: str = ""
     header: int = 0
-    sampled: int | tuple[Chosen, ...] | None = None
+    sampled: int | tuple[SampledToken, ...] | None = None
     """Tokens as they were chosen, with their log-probabilities; or, without such, how many of those behind its header.
     None: it was not decoded."""
     finish: FinishReason | None = None
@@ -146,7 +146,7 @@ class ReadLog:
     notes: dict[str, Note] = field(default_factory=dict)
     """All that was said of each message."""
     answers: dict[str, str] = field(default_factory=dict)
-    """The ids of messages that answer calls, by the calls' memos: the last that did."""
+    """The ids of messages that answer calls, by the calls' idempotency keys: the last that did."""
     damaged: str | None = None
     """Why something in it is not believed."""
 
@@ -170,7 +170,7 @@ class LineageExchange:
 
     def __init__(self, tenant: Tenant) -> None:
         self._tenant = tenant
-        self.seals = tenant.naming.seals
+        self.seals = tenant.message_ids.seals
         """What tells whether something that comes back is what the tenant gave out."""
 
     @property
@@ -187,7 +187,8 @@ class LineageExchange:
             return [handle for handle in handles if handle.base_model == model and self._is_unknown(handle, thread)]
 
     def recall(self, answered: Mapping[str, str], thread: Scope) -> list[str]:
-        """Have the thread's calls answered so, by their memos; return the ids of those that it does not lease."""
+        """Have the thread's calls answered so, by their idempotency keys; return the ids of those that it does not
+        lease."""
         table = self._tenant.core.table
         with self._tenant.core.lock:
             found = [(memo, message_id, table.get(message_id)) for memo, message_id in answered.items()]
@@ -211,7 +212,7 @@ class LineageExchange:
             handles: Leased messages; of others nothing is said.
             thread: The thread's scope.
             noted: What it has written of messages, by id.
-            answered: The ids of those that it has written to answer its calls, by the calls' memos.
+            answered: The ids of those that it has written to answer its calls, by the calls' idempotency keys.
             asked: The call that was made now, whose answer takes the place of another's; of any other somebody else may
                 have said more since.
         """
@@ -228,7 +229,7 @@ class LineageExchange:
                 note = note if before is None else before.merged(note)
                 memos = tuple(
                     memo
-                    for memo, scope in message.memos.items()
+                    for memo, scope in message.idempotency_keys.items()
                     if scope is thread
                     and (memo not in answered or (answered[memo] != own and memo.rpartition(" ")[0] == asked))
                 )
@@ -278,7 +279,7 @@ class LineageExchange:
         """See which messages have files, also of other processes: they are read from these in place of being computed.
         Slow.
         """
-        if (kept := self._tenant.kept) is not None:
+        if (kept := self._tenant.persistent_kv) is not None:
             for message_id in ids:
                 kept.has(message_id)
 
@@ -334,14 +335,14 @@ class _TakingIn:
         parents = tuple(self.made[each] for each, _ in row.parents)
         placement = Placement(tuple(row.at + offset for _, offset in row.parents), row.at)
         lineage = Lineage(row.tokens, parents, placement, self._tenant.name, adapter, mapper)
-        handle, loaded = self._tenant.naming.handle(lineage), self._tenant.core.adapters
+        handle, loaded = self._tenant.message_ids.handle(lineage), self._tenant.core.adapters
         if handle.id != row.id or handle.model != row.model:
             self.refused[row.id] = "another model has made it, or another tenant"
         elif (adapter and adapter not in loaded.loras) or (mapper and mapper not in loaded.mappers):
             self.refused[row.id] = f"the adapter {adapter or mapper!r} that encoded it is not loaded"
         else:
             note = self._found.notes.get(row.id, Note(row.id))
-            usage = note.usage or Usage.found(0)
+            usage = note.usage or Usage.of_existing(0)
             message = Message(handle, lineage, note.author, note.role, usage, note.label, note.origin)
             message.forgotten = True  # until somebody leases it: whoever has its words may encode them again
             self._table.fill(message, None)
@@ -363,7 +364,7 @@ class _TakingIn:
         message.header = message.header or note.header
         if note.sampled is not None and message.chosen is None:
             behind, sampled = message.tokens[note.header :], note.sampled
-            message.chosen = tuple(map(Chosen, behind[:sampled])) if isinstance(sampled, int) else sampled
+            message.chosen = tuple(map(SampledToken, behind[:sampled])) if isinstance(sampled, int) else sampled
         message.finish_reason = message.finish_reason or note.finish
         for source in note.sources:
             self.make(source)
@@ -429,12 +430,12 @@ def _note(message: Message, thread: Scope, before: Note | None) -> Note:
     )
 
 
-def _sampled(message: Message) -> int | tuple[Chosen, ...] | None:
+def _sampled(message: Message) -> int | tuple[SampledToken, ...] | None:
     chosen = message.chosen
     if chosen is None:
         return None
     behind = message.tokens[message.header : message.header + len(chosen)]
-    return len(chosen) if chosen == tuple(map(Chosen, behind)) else chosen
+    return len(chosen) if chosen == tuple(map(SampledToken, behind)) else chosen
 
 
 def _encoders(model: str) -> tuple[str, str]:

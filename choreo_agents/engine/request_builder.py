@@ -15,21 +15,21 @@ from functools import lru_cache, partial
 from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
-from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.leading import (
-    LedAnswer,
+from choreo_agents.engine.constraints import (
+    ConstrainedDecode,
     TextStop,
+    constrained_answer,
     ends_replay,
-    led_answer,
     longest_thoughts,
-    thoughts_guide,
+    thinking_constraint,
     thoughts_in,
 )
+from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import (
     Label,
     Lineage,
     Message,
-    Naming,
+    MessageIds,
     Placement,
     Scope,
     Usage,
@@ -40,12 +40,20 @@ from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey
-from choreo_agents.models import FramedText
+from choreo_agents.models import PromptText
 from choreo_agents.runtime.request import Decoding, Request
-from choreo_agents.sampling import Chosen, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import (
+    AnswerConstraint,
+    SampledToken,
+    Sampler,
+    SamplerCall,
+    Sampling,
+    TokenSampler,
+    nth_seed,
+)
 
 Answer = Future[MessageHandle]
-OnToken = Callable[[Chosen], None]
+OnToken = Callable[[SampledToken], None]
 
 
 @dataclass(frozen=True)
@@ -54,14 +62,14 @@ class ReadCall:
 
     call: Prefill | Decode
     tokens: tuple[int, ...]
-    closing: tuple[int, ...]
+    turn_suffix: tuple[int, ...]
     sample: int = 0
     """Which of the answers that the call asks for this is."""
     stops: frozenset[int] = frozenset()
     """Tokens after which a decode ends."""
     over: frozenset[int] = frozenset()
     """These, and the one of its closing that tells that the message is over, if there is any."""
-    led: LedAnswer | None = None
+    led: ConstrainedDecode | None = None
     """What leads its answers; None: nothing."""
     left_out: frozenset[int] = frozenset()
     """See `Decoding`."""
@@ -76,8 +84,8 @@ class ReadCall:
         if isinstance(self.call, Prefill):
             return 0
         sampled = self.call.sampling.longest if self.led is None else self.led.longest
-        thought = self.thoughts if self.call.sampling.forced is None else 0
-        return sampled + thought + len(self.closing)
+        thought = self.thoughts if self.call.sampling.forced_token_ids is None else 0
+        return sampled + thought + len(self.turn_suffix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +106,7 @@ class Pending:
     """A message that a request will be: owns the request (see `Owner`)."""
 
     core: EngineCore
-    naming: Naming
+    message_ids: MessageIds
     placed: PlacedCall
     """The call that was made first."""
     encodes_end: bool
@@ -173,7 +181,7 @@ class Pending:
         given = self.placed.lineage.tokens
         lineage = replace(self.placed.lineage, tokens=given + tuple(request.tokens[len(request.binding.prompt) :]))
         return Message(
-            self.naming.handle(lineage),
+            self.message_ids.handle(lineage),
             lineage,
             request.author,
             request.role,
@@ -206,8 +214,8 @@ class RequestBuilder:
         naming: The tenant's.
     """
 
-    def __init__(self, core: EngineCore, naming: Naming) -> None:
-        self._core, self._naming = core, naming
+    def __init__(self, core: EngineCore, message_ids: MessageIds) -> None:
+        self._core, self._message_ids = core, message_ids
         self.running: dict[str, Request] = {}
         """By the call's name, from when a request is made until it ends; under the engine's lock."""
         self._repeats: OrderedDict[str, int] = OrderedDict()
@@ -215,7 +223,7 @@ class RequestBuilder:
         # the time that a text takes would tell whether somebody else has said it.
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
-        # A model whose tokens cannot be guided is told so where a guide is asked for.
+        # A model whose tokens cannot be guided is told so where a constraint is asked for.
         self._compiled = lru_cache(_GRAMMARS_KEPT)(lambda grammar: core.model.grammars.compile(grammar))  # noqa: PLW0108 - see above
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
@@ -239,17 +247,17 @@ class RequestBuilder:
             raise InvalidRequestError(f"sampling must be a Sampling, as in Sampling(seed=1), not {call.sampling!r}")
         # Before anything is derived from it: names, seeds and samplers know one sampling only.
         call = replace(call, sampling=call.sampling.with_defaults(self._core.model.sampling_defaults))
-        self._tokens(call.sampling.forced or (), "sampling.forced")
-        closing = self._tokens(() if call.closing is None else call.closing, "closing")
-        closes = frozenset(self._tokens(call.ends, "ends"))
+        self._tokens(call.sampling.forced_token_ids or (), "sampling.forced_token_ids")
+        closing = self._tokens(() if call.turn_suffix is None else call.turn_suffix, "turn_suffix")
+        closes = frozenset(self._tokens(call.extra_stop_token_ids, "extra_stop_token_ids"))
         model, named, said = self._core.model, call.sampling.stop_tokens, self._core.model.said_of(closing)
         # The token of a closing that tells that the message is over, if there is any.
         closer = () if call.in_parts else closing[max(0, said - 1) : said]
         stops = closes.union((*model.adapter.end_tokens, *closer) if named is None else named)
         over = stops.union(closer)
-        led = led_answer(model, call, over, self._compiled)
+        led = constrained_answer(model, call, over, self._compiled)
         ends = (stops if led is None else led.ends).difference(named or ())
-        left_out = frozenset[int]() if call.closing is None else ends - closes
+        left_out = frozenset[int]() if call.turn_suffix is None else ends - closes
         if not isinstance(call.thinking, Thinking | None):
             raise InvalidRequestError(f"thinking must be a Thinking, not {call.thinking!r}")
         thoughts = 0 if call.thinking is None else longest_thoughts(model, call.thinking)
@@ -266,9 +274,9 @@ class RequestBuilder:
             lineage = self._mapping(read, call, parents)
         else:
             offsets = None if call.offsets is None else _listed(call.offsets, "offsets")
-            placement = place([len(parent.tokens) for parent in parents], offsets, call.new_offset)
-            adapter = self._core.adapters.find(call.adapter, self._naming.tenant).lora_key
-            lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
+            placement = place([len(parent.tokens) for parent in parents], offsets, call.position)
+            adapter = self._core.adapters.find(call.adapter, self._message_ids.tenant).lora_key
+            lineage = Lineage(read.tokens, parents, placement, self._message_ids.tenant, adapter)
         read = self._shortened(read, lineage)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
         source, model = call.source if isinstance(call, Prefill) else None, self._core.model.adapter.fingerprint
@@ -289,7 +297,7 @@ class RequestBuilder:
             label = lineage.label(call.author, f"decode {placed.read.sample}{place}")
         keeps_end = decoding is None or core.method.keeps_kv
         encoding = core.method.encoding(lineage)
-        pending = Pending(core, self._naming, placed, keeps_end, self.running)
+        pending = Pending(core, self._message_ids, placed, keeps_end, self.running)
         request = Request(
             core.next_number(),
             encoding,
@@ -299,7 +307,7 @@ class RequestBuilder:
             role,
             adapter=lineage.adapter,
             mapper=lineage.mapper,
-            again=isinstance(call, Prefill) and call.again,
+            again=isinstance(call, Prefill) and call.recomputed,
             is_foreign=placed.said.foreign is not None,
             label=label,
             tenant=lineage.tenant,
@@ -311,7 +319,7 @@ class RequestBuilder:
 
     def find(self, handle: MessageHandle) -> Message:
         """The leased message that one of the tenant's handles names; raises a `HandleError` otherwise."""
-        return self._core.table.find(handle, self._naming.tenant)
+        return self._core.table.find(handle, self._message_ids.tenant)
 
     def key(self, call: Prefill) -> KVKey:
         """What names the KV that a prefill would make; its parents are not looked for.
@@ -326,59 +334,65 @@ class RequestBuilder:
         for parent in parents:
             require_handle(parent)
         offsets = None if call.offsets is None else _listed(call.offsets, "offsets")
-        placed = place([parent.length for parent in parents], offsets, call.new_offset)
+        placed = place([parent.length for parent in parents], offsets, call.position)
         with self._core.lock:
-            adapter = self._core.adapters.find(call.adapter, self._naming.tenant).lora_key
-        return self._naming.key(read.tokens, parents, placed.offsets, placed.new_offset, adapter)
+            adapter = self._core.adapters.find(call.adapter, self._message_ids.tenant).lora_key
+        return self._message_ids.key(read.tokens, parents, placed.offsets, placed.position, adapter)
 
     def _name(self, read: ReadCall, lineage: Lineage) -> str | None:
         call = read.call
         if isinstance(call, Prefill):
-            return self._naming.handle(lineage).id
-        if call.memo is None:
+            return self._message_ids.handle(lineage).id
+        if call.idempotency_key is None:
             return None
-        closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
+        closing = "" if call.turn_suffix is None else f"[{','.join(map(str, read.turn_suffix))}]"
         thinking = "" if call.thinking is None else f" {call.thinking!r}"
         thinking += f" ends {sorted(read.closes)}" if read.closes else ""
         thinking += " in parts" if call.in_parts else ""
-        guide = "" if call.guide is None else f" guide {call.guide.key!r}"
-        named = self._naming.handle(lineage).id
-        asked = f"{read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{guide}"
-        return f"{call.memo} {hashlib.sha256(asked.encode()).hexdigest()[:32]}"  # it is stored: without words
+        constraint = "" if call.constraint is None else f" constraint {call.constraint.key!r}"
+        named = self._message_ids.handle(lineage).id
+        asked = f"{read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{constraint}"
+        return (
+            f"{call.idempotency_key} {hashlib.sha256(asked.encode()).hexdigest()[:32]}"  # it is stored: without words
+        )
 
     def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
         """What maps a message: the same tokens in the same place."""
-        mapper = self._core.adapters.find(call.adapter, self._naming.tenant).mapper_key
+        mapper = self._core.adapters.find(call.adapter, self._message_ids.tenant).mapper_key
         if len(parents) != 1 or not mapper:
             raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
         [source] = parents
         at = source.native_offset
-        if read.tokens != source.tokens or call.offsets is not None or call.new_offset is not None:
+        if read.tokens != source.tokens or call.offsets is not None or call.position is not None:
             raise InvalidRequestError(
                 "a mapped copy says what its parent says, where that was encoded: give its tokens as content, and no "
                 "offsets; or use map()"
             )
-        return Lineage(source.tokens, parents, Placement((at,), at), self._naming.tenant, mapper=mapper)
+        return Lineage(source.tokens, parents, Placement((at,), at), self._message_ids.tenant, mapper=mapper)
 
     def _decoding(self, lineage: Lineage, read: ReadCall, call: Decode) -> Decoding:
         """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
         sampling, model = call.sampling, self._core.model
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
-        guide: Callable[[], Guide] | None = None if read.led is None else read.led.make
-        if call.thinking is not None and sampling.forced is None:
-            guide = partial(thoughts_guide, model, sampling, call.thinking, read.over, read.led)
+        constraint: Callable[[], AnswerConstraint] | None = None if read.led is None else read.led.make
+        if call.thinking is not None and sampling.forced_token_ids is None:
+            constraint = partial(thinking_constraint, model, sampling, call.thinking, read.over, read.led)
         sampler: Sampler
         played = call.played
         if model.sampler is None or (played is not None and played.at_once):  # nobody is asked what is known
-            sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
+            sampler = TokenSampler(
+                sampling, seed, lineage.text(), call.logits_callback, None if constraint is None else constraint()
+            )
         else:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
             author = call.author if call.author is None or call.thinking is None else who_thinks(call.author)
-            sampler = model.sampler(SamplerCall(author, view, lineage.tokens, sampling, guide, call.watch))
-        stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
-        ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
+            sampler = model.sampler(
+                SamplerCall(author, view, lineage.tokens, sampling, constraint, call.logits_callback)
+            )
+        stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and constraint is None else None
+        ends = (read.stops, read.turn_suffix, stop_text, read.left_out, read.closes)
         thoughts, complete = 0, False
-        if (forced := sampling.forced) is not None:
+        if (forced := sampling.forced_token_ids) is not None:
             thoughts = thoughts_in(model, call.thinking, forced)
             complete = ends_replay(model, call, read.over, self._compiled, forced[thoughts:])
         decoding = Decoding(sampling, sampler, *ends, thoughts, complete, seed=seed)
@@ -390,13 +404,15 @@ class RequestBuilder:
 
     def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:
         """Tokens, of which there must be some."""
-        tokens = self._tokens(FramedText.words(content) if call.words and isinstance(content, str) else content, what)
+        tokens = self._tokens(
+            PromptText.plain(content) if call.escape_special_tokens and isinstance(content, str) else content, what
+        )
         if not tokens:
             raise InvalidRequestError(empty)
         return tokens
 
     def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
-        if isinstance(content, str | FramedText):
+        if isinstance(content, str | PromptText):
             try:
                 if len(content) > _LONGEST_KEPT:
                     return tuple(self._core.model.encode(content))
@@ -419,7 +435,7 @@ class RequestBuilder:
         if shorter is sampling or over >= sampling.max_tokens:
             return read
         call = replace(read.call, sampling=shorter)
-        led = None if read.led is None else led_answer(core.model, call, read.over, self._compiled)
+        led = None if read.led is None else constrained_answer(core.model, call, read.over, self._compiled)
         return replace(read, call=call, led=led)
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
@@ -440,7 +456,7 @@ class RequestBuilder:
 
     def _call_seed(self, lineage: Lineage, sampling: Sampling) -> int:
         """Different for each repetition of a call, the same in each run of a program."""
-        call = f"{self._naming.lasting(lineage)} {canonical(sampling)}"
+        call = f"{self._message_ids.lasting(lineage)} {canonical(sampling)}"
         repeat = self._repeats.pop(call, 0)
         self._repeats[call] = repeat + 1
         while len(self._repeats) > _REMEMBERED_CALLS:
@@ -460,24 +476,24 @@ def require_urgency(call: Prefill | Decode) -> None:
 
 def _require_labels(call: Prefill | Decode) -> None:
     """Raise unless what a call says of its message, and of itself, can be kept with it."""
-    for name in ("author", "adapter", "role", "memo"):
+    for name in ("author", "adapter", "role", "idempotency_key"):
         if not isinstance(said := getattr(call, name, None), str | None):
             raise InvalidRequestError(f"{name} must be a string or None, not {said!r}")
-    for name in ("confidential", "lazy", "maps", "again", "anew"):
+    for name in ("confidential", "lazy", "maps", "recomputed", "regenerate"):
         if not isinstance(said := getattr(call, name, False), bool):
             raise InvalidRequestError(f"{name} must be True or False, not {said!r}")
-    watch = None if isinstance(call, Prefill) else call.watch
-    if watch is not None and not callable(watch):
-        raise InvalidRequestError(f"watch must be a function of the logits, not {watch!r}")
+    callback = None if isinstance(call, Prefill) else call.logits_callback
+    if callback is not None and not callable(callback):
+        raise InvalidRequestError(f"logits_callback must be a function of the logits, not {callback!r}")
 
 
 def canonical(sampling: Sampling) -> str:
-    """What it says, in JSON. Without fields of later releases that it does not use: calls keep the seeds they had."""
-    unused = set() if sampling.choices else {"choices", "lead"}
-    unused |= set() if sampling.guide is not None else {"guide"}
+    """Return it as JSON without unused fields of later releases, under the first names of fields: seeds stay."""
+    unused = set() if sampling.choices else {"choices", "answer_prefix"}
+    unused |= set() if sampling.constraint is not None else {"constraint"}
     unused |= set() if sampling.is_bounded else {"max_tokens"}  # as long as there was room for
     unused |= {name for name in ("presence_penalty", "frequency_penalty") if not getattr(sampling, name)}
-    return sampling.model_dump_json(exclude=unused)
+    return sampling.model_dump_json(exclude=unused, by_alias=True)
 
 
 def _token(item: Any, size: int) -> int:

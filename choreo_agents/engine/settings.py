@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, field_validator
 from choreo_agents.arguments import Options
 from choreo_agents.attention.backends import AttentionBackend, BackendName, require_backend
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, SchedulingPolicy
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 from choreo_agents.tracing import EventSink
 
 MethodName = Literal["choreo", "baseline", "naive"]
@@ -30,10 +30,11 @@ class Memory(Options):
     """A folder for what has no room there either. Without one it is computed again from its lineage."""
     disk_bytes: int = Field(1 << 34, ge=1)
     """Upper bound of this model's files in that folder."""
-    kept: Path | None = None
-    """A folder for what is to outlive the engine (`engine.kv.keep`): in it are folders for each model and tenant, whose
-    files are sealed with the tenant's salt, and which processes may share. What is nowhere else is read from there."""
-    kept_bytes: int = Field(1 << 34, ge=1)
+    persist_dir: Path | None = None
+    """A folder for what is to outlive the engine (`engine.kv.persist`): in it are folders for each model and tenant,
+    whose files are sealed with the tenant's salt, and which processes may share. What is nowhere else is read from
+    there."""
+    persist_bytes: int = Field(1 << 34, ge=1)
     """Upper bound of one model's and tenant's files in that folder; the longest unused are removed."""
 
 
@@ -42,9 +43,9 @@ class Scheduling(Options):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    step_tokens: int = Field(512, ge=1)
+    max_batched_tokens: int = Field(512, ge=1)
     """Tokens encoded in one forward pass at most; longer prefills are cut into chunks."""
-    rows: int = Field(256, ge=1)
+    max_num_seqs: int = Field(256, ge=1)
     """Requests served at once at most."""
     policy: SchedulingPolicy = FirstComeFirstServed()
     """Decides who is admitted, and who encodes how many tokens."""
@@ -54,7 +55,7 @@ class Scheduling(Options):
     ahead: bool = True
     """Whether such passes are begun before the step before them has said its tokens, with those that the device has
     drawn: it does not wait for the host. Rows say the same without. Not where there is a timetable."""
-    timetable: Timetable | None = None
+    step_trace: StepTrace | None = None
     """Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit by bit."""
 
     @field_validator("policy", mode="plain")

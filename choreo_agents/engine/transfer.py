@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.calls import Prefill
-from choreo_agents.engine.kept import (
+from choreo_agents.engine.introspection import MemoryMap, memory_map_of, tier_of
+from choreo_agents.engine.messages.message import Lineage, Message, Scope, Usage
+from choreo_agents.engine.messages.table import require_handle
+from choreo_agents.engine.persistent_kv import (
     WITHOUT_SALT,
-    KeptKV,
+    PersistentKV,
     awaited,
     give_back,
     kv_key,
     lasting_store,
     wanted_until,
 )
-from choreo_agents.engine.messages.message import Lineage, Message, Scope, Usage
-from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.request_builder import PlacedCall
-from choreo_agents.engine.stock import MemoryMap, memory_map_of, tier_of
 from choreo_agents.errors import CapacityError, ContextLengthError, EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import CacheEntry, TierName
 from choreo_agents.kv.handle import MessageHandle
@@ -96,10 +96,10 @@ def filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> Iterat
 
 def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
     """The message that an adopted prefill makes."""
-    table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
+    table, call, handle = tenant.core.table, placed.read.call, tenant.message_ids.handle(lineage)
     assert isinstance(call, Prefill)
     known = table.get(handle.id)
-    usage = Usage.found(0) if known is None else known.usage
+    usage = Usage.of_existing(0) if known is None else known.usage
     label = lineage.label(call.author, call.role)
     return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
 
@@ -115,12 +115,12 @@ def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
 def require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
     """Where KV was encoded; raises if it or what it attends to could not have stood there."""
     placement = lineage.placement
-    at = placement.new_offset if native_offset is None else native_offset
+    at = placement.position if native_offset is None else native_offset
     most = tenant.core.model.adapter.max_positions
     if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(placement.relative(), default=0)) < 0:
         raise InvalidRequestError(f"native_offset {at!r} puts the message or a parent before position 0")
     lengths = [len(parent.tokens) for parent in lineage.parents]
-    reach = placement.end(lengths, len(lineage.tokens)) - placement.new_offset + at
+    reach = placement.end(lengths, len(lineage.tokens)) - placement.position + at
     if reach > most:
         raise ContextLengthError(f"the message was encoded up to position {reach}, the model's context ends at {most}")
     return at
@@ -147,7 +147,7 @@ class Leases:
         handles, self.handles = self.handles, []
         for handle in handles if self.scope is None or not self.scope.closed else ():
             with suppress(HandleError, EngineClosedError):
-                self.tenant.release(handle, self.scope, spare_only=False)
+                self.tenant.release(handle, self.scope, keep_last=False)
 
 
 class KVTransfer:
@@ -192,7 +192,7 @@ class KVTransfer:
         with in_pool(self._tenant, handle) as (pool, segment):
             return pool.read(segment)
 
-    def restore(self, handles: Sequence[MessageHandle]) -> None:
+    def prefetch(self, handles: Sequence[MessageHandle]) -> None:
         """Bring messages into the KV memory, or compute them again, before they are read.
 
         Raises:
@@ -202,7 +202,7 @@ class KVTransfer:
             with in_pool(self._tenant, handle):
                 pass
 
-    def adopt(self, call: Prefill, kv: HostKV, native_offset: int | None = None) -> MessageHandle:
+    def import_kv(self, call: Prefill, kv: HostKV, native_offset: int | None = None) -> MessageHandle:
         """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
 
         The message is as if it had been prefilled here: found again by its content, and computed again from its
@@ -231,12 +231,12 @@ class KVTransfer:
                 raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
             require_shapes(tenant, kv, len(read.tokens))
             lineage = placed.lineage.at(require_native(tenant, placed.lineage, native_offset))
-            known, pool = core.table.get(tenant.naming.handle(lineage).id), core.pool
+            known, pool = core.table.get(tenant.message_ids.handle(lineage).id), core.pool
             if known is not None and known.entry is not None and not core.cache.lost(known.entry):
                 return tenant.answered(known, placed, scope).result()
             if not core.method.keeps_kv:
                 return tenant.answered(adopted_message(tenant, placed, lineage), placed, scope).result()
-            segment = allocated(tenant, len(lineage.tokens), lineage.placement.new_offset)
+            segment = allocated(tenant, len(lineage.tokens), lineage.placement.position)
         with filled(tenant, pool, segment, kv):
             if tenant.closed:
                 pool.unpin(segment)
@@ -244,7 +244,7 @@ class KVTransfer:
             # If the engine has started again meanwhile, its memory is empty: lineage is left.
             taken = segment if core.pool is pool else None
             answer = tenant.answered(adopted_message(tenant, placed, lineage), placed, scope, taken)
-            core.movements.add(tenant.name, "adopted")
+            core.tier_counters.add(tenant.name, "adopted")
             return answer.result()
 
     def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
@@ -276,7 +276,7 @@ class KVTransfer:
             ]
             return [None if message is None else tier_of(message, core.cache) for message in mine]
 
-    def park(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
+    def offload(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
         """Give the pool's memory back for now: of messages, of what only a scope leases, or of everything.
 
         What is being read or pinned stays. The rest goes to the host or the disk, or is forgotten and computed again,
@@ -289,7 +289,7 @@ class KVTransfer:
                 parked = [m for m in core.table.messages(tenant.name) if what is None or m.leased_only_within(what)]
             else:
                 parked = [tenant.find(handle) for handle in what]
-            core.cache.park(m.entry for m in parked if m.entry is not None)
+            core.cache.offload(m.entry for m in parked if m.entry is not None)
 
     def pin(self, handle: MessageHandle) -> None:
         """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
@@ -325,32 +325,32 @@ class KVTransfer:
                 another user's.
         """
         tenant, core = self._tenant, self._tenant.core
-        if not tenant.naming.salted:
+        if not tenant.message_ids.salted:
             raise InvalidRequestError(WITHOUT_SALT)
         with core.lock:
             tenant.require_open()
-        store, place = lasting_store(core, tenant.naming, Path(folder), budget_bytes, core.tell_skipped_file)
+        store, place = lasting_store(core, tenant.message_ids, Path(folder), budget_bytes, core.tell_skipped_file)
         place.make()
         return store
 
-    def kept_in(self, store: KVStore | None) -> KeptKV:
+    def persistent_kv(self, store: KVStore | None) -> PersistentKV:
         """What writes the tenant's messages to a store, or nowhere, in the background; close it before the engine."""
-        return KeptKV(self._tenant.core, self._tenant.find, store)
+        return PersistentKV(self._tenant.core, self._tenant.find, store)
 
-    def keep(self, handles: Sequence[MessageHandle]) -> None:
-        """Have the KV of messages written to `Memory(kept=...)`, in the background: it outlives the engine.
+    def persist(self, handles: Sequence[MessageHandle]) -> None:
+        """Have the KV of messages written to `Memory(persist_dir=...)`, in the background: it outlives the engine.
 
         What is lost is read from there, bit by bit the same, by this engine and by others of the same model and salt.
         Nothing happens without such a folder, or for what has a file, has no KV, is a mapped copy, or is larger than
-        the budget. `flush` tells what could not be written, as does a `FileUnwritten` event, once.
+        the budget. `flush` tells what could not be written, as does a `CacheWriteFailed` event, once.
 
         Raises:
             InvalidRequestError: The tenant has no salt: what outlives the engine is sealed from it.
         """
-        if self._tenant.kept is not None:
-            self._tenant.kept.keep(handles)
+        if self._tenant.persistent_kv is not None:
+            self._tenant.persistent_kv.persist(handles)
 
-    def discard(self, messages: Sequence[MessageHandle | str]) -> None:
+    def unpersist(self, messages: Sequence[MessageHandle | str]) -> None:
         """Remove files that `keep` has written, or is to write, and return when they are gone.
 
         Args:
@@ -359,11 +359,11 @@ class KVTransfer:
         Raises:
             OSError: One is there still; `flush` tells why.
         """
-        if self._tenant.kept is not None:
+        if self._tenant.persistent_kv is not None:
             gone = [each.id if isinstance(each, MessageHandle) else each for each in messages]
-            self._tenant.kept.discard(gone)
-            self._tenant.kept.wait()
-            self._tenant.kept.require_gone(gone)
+            self._tenant.persistent_kv.unpersist(gone)
+            self._tenant.persistent_kv.wait()
+            self._tenant.persistent_kv.require_gone(gone)
 
     def flush(self) -> None:
         """Return when all that was to be kept is written; closing does so, too, and tells nobody.
@@ -372,15 +372,15 @@ class KVTransfer:
             OSError: Something could not be.
         """
         self._tenant.core.lock.require_own()
-        if self._tenant.kept is not None:
-            self._tenant.kept.flush()
+        if self._tenant.persistent_kv is not None:
+            self._tenant.persistent_kv.flush()
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of the tenant's authors keep it there."""
         self._tenant.require_tenancy()
         return memory_map_of(self._tenant.core, self._tenant.name)
 
-    def keeper(self, make: Callable[..., T], *args: Any) -> T:
+    def get_or_create(self, make: Callable[..., T], *args: Any) -> T:
         """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.
 
         Args:

@@ -12,9 +12,9 @@ from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
 from choreo_agents.graph.synthesizer import Synthesizer
-from choreo_agents.graph.view.run_place import RunOptions
-from choreo_agents.graph.view.view import Keep
-from choreo_agents.graph.visibility import Rule, VisibilityMode
+from choreo_agents.graph.view.call_id import RunOptions
+from choreo_agents.graph.view.view import HistoryLimit
+from choreo_agents.graph.visibility import VisibilityMode, VisibilityRule
 from choreo_agents.graph.worker import Worker
 from choreo_agents.synthesis.placing import Strategy
 
@@ -29,14 +29,14 @@ __all__ = [
     "Command",
     "CompiledChoreoGraph",
     "HandleEntry",
-    "Keep",
+    "HistoryLimit",
     "Policy",
-    "Rule",
     "RunOptions",
     "Send",
     "Strategy",
     "Synthesizer",
     "VisibilityMode",
+    "VisibilityRule",
     "Worker",
     "send",
 ]

@@ -21,10 +21,18 @@ from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.turn.turn import AgentTurn, Choices, with_update
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.reader_rules import MergeSpec, ReaderRules, Update
-from choreo_agents.graph.view.view import Keep, required_history
-from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, Rule, hidden_sources, rules_of, with_input
+from choreo_agents.graph.view.view import HistoryLimit, required_history
+from choreo_agents.graph.visibility import (
+    EVERYONE,
+    Positions,
+    Reads,
+    VisibilityRule,
+    hidden_sources,
+    rules_of,
+    with_input,
+)
+from choreo_agents.graph.words.prompts import Prompt, required_arguments, required_words
 from choreo_agents.graph.words.thoughts import Thinks, required_thinking
-from choreo_agents.graph.words.told import Prompt, required_arguments, required_words
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
 from choreo_agents.sampling import Sampling
@@ -68,13 +76,13 @@ class Agent(Runnable[Any, dict[str, Any]]):
             and the branch.
         update: What becomes of what it said: a function of it, and of the state with it, that makes an update of any
             channel, or a `Command`.
-        history: How many messages it sees at most, its own among them, or a `Keep`; 0: none. By default all.
+        history: How many messages it sees at most, its own among them, or a `HistoryLimit`; 0: none. By default all.
         tags: Of its runs in traces and streams, as `nostream`; and `metadata`.
         metadata: Of its runs, beside the graph's.
         engine: The name of one of its graph's, if that has several; in a stock `StateGraph`, the engine itself.
-        reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `Rule` with a mode
-            and a history. Input text is shared with it unless declared otherwise. `"*"`: everyone; as a source, all who
-            are not named, without what they say confidentially: `{"*": "reencoded", "critic": "private"}`.
+        reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `VisibilityRule` with
+            a mode and a history. Input text is shared with it unless declared otherwise. `"*"`: everyone; as a source,
+            all who are not named, without what they say confidentially: `{"*": "reencoded", "critic": "private"}`.
         public: Public root, for a stock `StateGraph`: a system prompt that all agents share.
         positions: `sequential`: the messages of its view follow each other; `parallel`: those of one superstep start at
             one offset, and what follows starts after the longest of them. By default the graph's.
@@ -95,26 +103,30 @@ class Agent(Runnable[Any, dict[str, Any]]):
         persona: str | None = None,
         prompt: Prompt | SchemaPrompt | None = None,
         confidential: bool = False,
-        header: str | None = None,
+        assistant_prefix: str | None = None,
         choices: Choices | None = None,
-        lead: str = "",
-        output: Any = None,
-        writes: str | None = None,
+        answer_prefix: str = "",
+        response_format: Any = None,
+        output_key: str | None = None,
         tools: Sequence[Tool] | None = None,
         tool_choice: ToolChoice = "auto",
         adapter: str | None = None,
         thinking: Thinks = None,
         sampling: Sampling | None = None,
-        update: Update | None = None,
-        history: Keep | int | None = None,
+        on_output: Update | None = None,
+        history: HistoryLimit | int | None = None,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         engine: Engine | str | None = None,
         reads: Reads | None = None,
-        public: str | None = None,
+        shared_system: str | None = None,
         positions: Positions | None = None,
     ) -> None:
-        for what, said in {"name": name, "persona": persona or name, "header": header or name}.items():
+        for what, said in {
+            "name": name,
+            "persona": persona or name,
+            "assistant_prefix": assistant_prefix or name,
+        }.items():
             if not isinstance(said, str) or not said:
                 raise InvalidRequestError(f"the {what} of an agent must be a text with something in it, not {said!r}")
         if positions not in (None, *get_args(Positions)):
@@ -126,17 +138,17 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.prompt, self.schema_prompt = _told_apart(name, prompt)
         _require_one_system(self)
         self.confidential = confidential
-        self.header = header
-        self.choices, self.lead = choices, lead
+        self.assistant_prefix = assistant_prefix
+        self.choices, self.answer_prefix = choices, answer_prefix
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = _required_sampling(name, sampling)
-        self.output, self.writes = output_of(name, output), writes
+        self.response_format, self.output_key = output_of(name, response_format), output_key
         self.writes_list = False
         self.tools: Described = described_tools(name, tools, tool_choice)
         require_writer(self)
         self.tool_choice = tool_choice
-        self.update = _required_update(name, update)
+        self.on_output = _required_update(name, on_output)
         self.history = required_history(name, history)
         self.tags: Sequence[str] = [tags] if isinstance(tags, str) else list(tags)
         self.metadata: Mapping[str, Any] = dict(metadata or {})
@@ -146,10 +158,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
             )
         self.engine: Engine | None = None if isinstance(engine, str) else engine
         self.engine_name: str | None = engine if isinstance(engine, str) else None
-        self.rules: Mapping[str, Rule] = rules_of(reads or {})
-        self.public = public
+        self.rules: Mapping[str, VisibilityRule] = rules_of(reads or {})
+        self.shared_system = shared_system
         self.positions = positions
-        self.imported = _imported(self, self.engine, public)
+        self.imported = _imported(self, self.engine, shared_system)
         """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Messages that it says at a time."""
@@ -169,9 +181,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent = copy.copy(self)
         agent.engine = self.engine or engine
         agent.rules = rules.sources
-        agent.public = rules.public
+        agent.shared_system = rules.shared_system
         agent._reader_rules = rules
-        agent.imported = _imported(agent, agent.engine, rules.public)
+        agent.imported = _imported(agent, agent.engine, rules.shared_system)
         return agent
 
     def with_system(self, text: str) -> Agent:
@@ -192,7 +204,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         rules = with_input(self.rules)
         guard = Guard(hidden_sources(self.rules), spared=frozenset([*rules, *filter(None, [self.persona])]))
         undeclared = {EVERYONE} if EVERYONE in self.rules else None
-        return ReaderRules(rules, undeclared, self.public, self.positions or "sequential", guard=guard)
+        return ReaderRules(rules, undeclared, self.shared_system, self.positions or "sequential", guard=guard)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""
@@ -236,8 +248,10 @@ def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
     served = copy.copy(agent)
     served.engine = engine
     if (prompt := agent.schema_prompt) is not None:
-        prompts = engine.kv.keeper(_ServedPrompts)
-        served.imported = prompts.get(agent) or prompts.setdefault(agent, ImportedPrompt(engine, prompt, agent.public))
+        prompts = engine.kv.get_or_create(_ServedPrompts)
+        served.imported = prompts.get(agent) or prompts.setdefault(
+            agent, ImportedPrompt(engine, prompt, agent.shared_system)
+        )
     return served, engine
 
 
@@ -287,6 +301,6 @@ def _required_update(name: str, update: Any) -> Update | None:
     if update is not None:
         if not callable(update):
             raise InvalidRequestError(f"the update of {name!r} must be a function, not {type(update).__name__}")
-        required_arguments(name, "update", update, ["said", "state"])
+        required_arguments(name, "on_output", update, ["said", "state"])
     found: Update | None = update
     return found

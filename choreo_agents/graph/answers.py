@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.engine import Engine, UnkeptRun
+from choreo_agents.engine import Engine, EphemeralRun
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.errors import HandleError, LineageWarning
 from choreo_agents.graph.keeping import thread_in
@@ -42,7 +42,7 @@ class AnswerSigner:
         self._config = config
 
     @property
-    def thread(self) -> str | UnkeptRun | None:
+    def thread(self) -> str | EphemeralRun | None:
         """Which keeps what is encoded in the run; None: the call is made in no run."""
         return thread_in(self._config) if is_nested(self._config) else None
 

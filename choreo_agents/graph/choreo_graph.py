@@ -17,10 +17,10 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.labels import Declared
+from choreo_agents.graph.audit.influence import Declared
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport
-from choreo_agents.graph.audit.static import audit_kept, kept
+from choreo_agents.graph.audit.static import audit_as_run, chart_as_run
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.binding import (
     agents_among,
@@ -34,14 +34,14 @@ from choreo_agents.graph.compiling.binding import (
     require_ways,
     unwrapped,
 )
-from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, found
+from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, find_runnable
 from choreo_agents.graph.compiling.flow import note_unseen, require_bounded_loops
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.nesting import around, placed_node
-from choreo_agents.graph.provenance import sign, unsaid
+from choreo_agents.graph.provenance import require_silent, sign
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy
@@ -52,8 +52,8 @@ from choreo_agents.graph.visibility import (
     History,
     Mode,
     Positions,
-    Rule,
     Scope,
+    VisibilityRule,
     VisibilityTable,
     rule_of,
 )
@@ -82,7 +82,7 @@ class ChoreoGraph(DeclaringGraph):
         system: str | None = None,
         policy: Policy | None = None,
         positions: Positions = "sequential",
-        visibility: Mode | Rule | None = None,
+        visibility: Mode | VisibilityRule | None = None,
         **options: Any,
     ) -> None:
         super().__init__(state_schema, **options)
@@ -131,22 +131,22 @@ class ChoreoGraph(DeclaringGraph):
             )
         node, action = (agent, None) if action is None else (node, agent)
         options = {"retry_policy": policy} | options if policy is not None else options
-        if not isinstance(agent, Agent) and any(True for _ in found(agent, Agent)):
+        if not isinstance(agent, Agent) and any(True for _ in find_runnable(agent, Agent)):
             raise InvalidRequestError(
                 "an agent stands in a sequence of runnables, where its declarations would bind nobody: make each step "
                 "a node of its own"
             )
         if isinstance(agent, Agent) and persona is not None:
             raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
-        graphs = [*found(agent, CompiledStateGraph)]
-        inside = [*found(agent, Agent), *(each for inner in graphs for each in agents_of(inner.builder))]
+        graphs = [*find_runnable(agent, CompiledStateGraph)]
+        inside = [*find_runnable(agent, Agent), *(each for inner in graphs for each in agents_of(inner.builder))]
         if writes is not None and (inside or graphs or persona is not None or tuple(writes)):
             raise InvalidRequestError(
                 f"writes={writes!r}: only () can be said, of a function that speaks for nobody and writes no messages"
             )
         before = set(self.nodes)
-        if isinstance(agent, Agent) and agent.update is not None:
-            options = {"destinations": destinations_of(agent.update)} | options
+        if isinstance(agent, Agent) and agent.on_output is not None:
+            options = {"destinations": destinations_of(agent.on_output)} | options
         super().add_node(node, action, **options)
         added = {each for each in self.nodes.keys() - before if not self.nodes[each].is_error_handler}
         self.personas |= dict.fromkeys(added, persona) if persona is not None else {}
@@ -166,7 +166,7 @@ class ChoreoGraph(DeclaringGraph):
         start_key: str | list[str],
         end_key: str,
         *,
-        visibility: Mode | Rule | Mapping[str, Mode | Rule] | None = None,
+        visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None = None,
         history: History | None = None,
         scope: Scope | Sequence[str] | None = None,
     ) -> Self:
@@ -176,9 +176,9 @@ class ChoreoGraph(DeclaringGraph):
             start_key: One node, or several that must all be done.
             end_key: The reader.
             visibility: `"shared"` (the default, but from START to an agent with a system prompt, which reads the input
-                behind that, `"reencoded"`), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a `Rule`;
-                or a dict from source to one of these, which says all that this edge declares: `{}` makes it mere
-                control flow.
+                behind that, `"reencoded"`), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a
+                `VisibilityRule`; or a dict from source to one of these, which says all that this edge declares: `{}`
+                makes it mere control flow.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
             scope: What re-encoded words attend to: the `"reader"`'s view so far (the default), the `"public"` root
                 alone, or private contexts by name.
@@ -206,7 +206,7 @@ class ChoreoGraph(DeclaringGraph):
         path: Any,
         path_map: Any = None,
         *,
-        visibility: Mode | Rule | Mapping[str, Mode | Rule] | None = None,
+        visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None = None,
     ) -> Self:
         """As `StateGraph.add_conditional_edges`; targets that are known beforehand see the source, as over an edge.
 
@@ -230,11 +230,11 @@ class ChoreoGraph(DeclaringGraph):
                     self.table.declare(start, target, rule, explicit=visibility is not None)
         return self
 
-    def share(
+    def set_visibility(
         self,
         source: str,
         reader: str,
-        mode: Mode | Rule = SHARED,
+        mode: Mode | VisibilityRule = SHARED,
         *,
         history: History | None = None,
         scope: Scope | Sequence[str] | None = None,
@@ -243,11 +243,11 @@ class ChoreoGraph(DeclaringGraph):
         self.table.declare(source, reader, rule_of(mode, history, scope))
         return self
 
-    def visibility_table(self) -> dict[str, dict[str, Rule]]:
+    def visibility_table(self) -> dict[str, dict[str, VisibilityRule]]:
         """Every declaration, by reader and source, as plain data; `"*"` for how it sees all others."""
         return self.table.declared(self.nodes)
 
-    def with_rule(self, source: str, reader: str, rule: Mode | Rule) -> Self:
+    def with_rule(self, source: str, reader: str, rule: Mode | VisibilityRule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
         changed = self._copied()
         changed.table.change(source, reader, rule_of(rule), explicit=True)
@@ -285,7 +285,7 @@ class ChoreoGraph(DeclaringGraph):
             node: Any = spec.runnable
             for source, rule in self.table.reads(name, self.nodes).items():
                 if source in node.merging.sources and rule.mode == mode_of_strategy(node.strategy):
-                    merged = Rule(mode_of_strategy(strategy), rule.history, rule.scope)
+                    merged = VisibilityRule(mode_of_strategy(strategy), rule.history, rule.scope)
                     changed.table.change(source, name, merged, explicit=True)
             changed.nodes[name] = replace(spec, runnable=node.merging_by(strategy))
         if not merging:
@@ -313,7 +313,7 @@ class ChoreoGraph(DeclaringGraph):
             VisibilityError: A declaration names no node or private context.
         """
         _require_names(self)
-        return audit_kept(self.chart(), self.policy.on_violation)[1] if self.audited is None else self.audited
+        return audit_as_run(self.chart(), self.policy.on_violation)[1] if self.audited is None else self.audited
 
     def draw(self) -> Drawing:
         """The graph as a Mermaid flowchart: see `CompiledChoreoGraph.draw`."""
@@ -364,7 +364,7 @@ class ChoreoGraph(DeclaringGraph):
         bound = self._copied()
         bound.origin, bound.resolver = self._copied(), tenant
         engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
-        whole, bound.audited = kept(self.chart(engines).as_served(), self.policy.on_violation)
+        whole, bound.audited = chart_as_run(self.chart(engines).as_served(), self.policy.on_violation)
         bound.declared = Declared(whole, TextsByModel(bound))
         # What the policy has changed for it to run is changed in what is bound.
         bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in bound.audited.changed)
@@ -395,7 +395,7 @@ def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
             nodes[name] = bound_agent(bound, name, spec, engines, contexts)
         else:
             signing = partial(sign, node=name, persona=bound.personas.get(name))
-            signing = partial(unsaid, node=name) if name in bound.table.silent else signing
+            signing = partial(require_silent, node=name) if name in bound.table.silent else signing
             holds_agents = _holds_agents(node)
             placed = placed_node(node if holds_agents else around(node), name, signing, holds_agents=holds_agents)
             nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
@@ -404,7 +404,7 @@ def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
 
 def _holds_agents(node: Any) -> bool:
     """Whether a node is a graph whose nodes are to be listened to, each by itself."""
-    inner = list(found(node, CompiledStateGraph))
+    inner = list(find_runnable(node, CompiledStateGraph))
     return any(isinstance(each, CompiledChoreoGraph) or any(agents_of(each.builder)) for each in inner)
 
 
@@ -429,11 +429,11 @@ def _told(nodes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _declared(
-    visibility: Mode | Rule | Mapping[str, Mode | Rule] | None,
+    visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None,
     starts: Sequence[str],
     history: History | None = None,
     scope: Scope | Sequence[str] | None = None,
-) -> dict[str, Rule]:
+) -> dict[str, VisibilityRule]:
     """What an edge declares, by source."""
     if isinstance(visibility, Mapping):
         return {source: rule_of(spelling, history, scope) for source, spelling in visibility.items()}

@@ -27,9 +27,9 @@ from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_comp
 from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with, place_in_superstep, stops_of, superstep_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.run_context import AskedCall, Listening, PlayedNode, RunContext, SaidCall
+from choreo_agents.graph.run_context import CallRequest, CallResult, ReplayedNode, RunContext, RunListener
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.view.run_place import RunOptions
+from choreo_agents.graph.view.call_id import RunOptions
 from choreo_agents.synthesis.placing import Strategy
 from choreo_agents.tracing import table_html
 
@@ -229,7 +229,7 @@ async def _run(
             twin(each)
         graph = GraphCopy().compiled(app, kept=True)
         run, waits, values = _Run(), list[float](), dict[str, Any]()
-        listening = Listening(said=(run.said,), play=partial(results.play, run))
+        listening = RunListener(said=(run.said,), play=partial(results.play, run))
         config = replace(RunContext.of(called_with(graph, called)), twin=twin, listening=listening).into(called)
         started = time.perf_counter()
         async for path, mode, part in graph.astream(
@@ -264,7 +264,7 @@ class _Run:
         self.shared: set[str] = set()
         """Authors of calls that share a place."""
 
-    def said(self, asked: AskedCall, said: SaidCall) -> None:
+    def said(self, asked: CallRequest, said: CallResult) -> None:
         if asked.place in self.tokens:
             self.shared.add(asked.author)
         self.tokens[asked.place], self.words[asked.place] = said.tokens, said.words
@@ -292,14 +292,14 @@ class _Results:
         self._known, self._keeps = known, keeps
         self._left: dict[str, Iterator[Any]] = {}
 
-    def play(self, run: _Run, given: Any, config: RunnableConfig) -> PlayedNode:
+    def play(self, run: _Run, given: Any, config: RunnableConfig) -> ReplayedNode:
         """A function or tool as a run has it, whose agents say these words."""
         author = author_of(config)
         key = repr((author, superstep_of(config), place_in_superstep(config), _plain(given)))
         if not self._keeps:
             # The result of the first run for the same, as often as it had one.
             left = self._left.setdefault(key, iter([*self._known.get(key, ())]))
-            return next((PlayedNode(copy.deepcopy(value), is_known=True) for value in left), PlayedNode())
+            return next((ReplayedNode(copy.deepcopy(value), is_known=True) for value in left), ReplayedNode())
 
         def keep(result: Any) -> None:
             # What asks agents is to do so under every method; and handles are those of one engine.
@@ -307,7 +307,7 @@ class _Results:
             if not asks and not _holds_handles(result):
                 self._known[key].append(copy.deepcopy(result))
 
-        return PlayedNode(keep=keep)
+        return ReplayedNode(keep=keep)
 
 
 def _plain(value: Any) -> Any:

@@ -259,7 +259,7 @@ class CompiledChoreoGraph(TenantThreads):
         saved = saved_state_of(self, context.into(called))
         return InputFilter(context.signer, called, saved), context.into(config), engines
 
-    def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
+    def delete_thread(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Drop all that there is of a thread: checkpoints, lineage, and its leases on every engine of the graph.
 
         What other threads hold, as forks do, stays with them, and so does what was leased otherwise. Nothing happens
@@ -280,7 +280,7 @@ class CompiledChoreoGraph(TenantThreads):
             delete_thread(saver, thread_id)
             run_coroutine(delete_log())
 
-    async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
+    async def adelete_thread(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `forget`."""
         with self._leaving(thread_id, config) as (called, saver, delete_log):
             async with self._aowned(called):

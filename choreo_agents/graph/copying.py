@@ -17,7 +17,7 @@ from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.langgraph_internals import stops_of
 from choreo_agents.graph.nesting import around
-from choreo_agents.graph.worker import Worker, asking
+from choreo_agents.graph.worker import Worker, instance_prompt
 
 
 class GraphCopy:
@@ -86,6 +86,6 @@ class GraphCopy:
                 if agent.schema_prompt is not None:
                     raise InvalidRequestError(f"agent {agent.name!r} has a prompt of a schema, which cannot be set")
                 agent = copy.copy(agent)
-                agent.prompt = asking(agent.name, text) if isinstance(agent, Worker) else text
+                agent.prompt = instance_prompt(agent.name, text) if isinstance(agent, Worker) else text
             self._used |= {f"{name}.system", f"{name}.prompt"}
         return agent

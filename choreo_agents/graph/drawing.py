@@ -12,7 +12,7 @@ from langgraph.graph import END, START
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.compiling.charting import DeclaringGraph, chart_of
-from choreo_agents.graph.visibility import Rule, rule_between
+from choreo_agents.graph.visibility import VisibilityRule, rule_between
 
 
 class Drawing(str):
@@ -27,7 +27,7 @@ class Drawing(str):
 _ARROWS = {"encoding": "==>", "words": "-.->"}
 
 
-def rules_drawn(graph: DeclaringGraph) -> Callable[[str, str], Rule | None]:
+def rules_drawn(graph: DeclaringGraph) -> Callable[[str, str], VisibilityRule | None]:
     """Return how nodes see each other, by source and reader, as drawings say it; None: a function reads, or nothing is
     seen.
 
@@ -35,12 +35,12 @@ def rules_drawn(graph: DeclaringGraph) -> Callable[[str, str], Rule | None]:
     """
     chart, table = chart_of(graph), graph.table.declared(graph.nodes)
 
-    def seen_by(node: ChartNode, source: str) -> Rule | None:
+    def seen_by(node: ChartNode, source: str) -> VisibilityRule | None:
         said_by, rule = chart.inside(source), node.rules.get(source)
         seen = rule is None or not rule.mode.shows or not said_by or any(node.reads(source, each) for each in said_by)
         return rule if seen else None
 
-    def rule_of(source: str, reader: str) -> Rule | None:
+    def rule_of(source: str, reader: str) -> VisibilityRule | None:
         inside = chart.inside(reader)
         # Of a graph, how its agents see the source, if they all do so alike.
         rules = {seen_by(node, source) for node in inside if len(inside) == 1 or not node.is_function}

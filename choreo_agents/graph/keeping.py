@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.engine import Engine, UnkeptRun
+from choreo_agents.engine import Engine, EphemeralRun
 from choreo_agents.graph.durable.thread_log import RunLineage, lineage_of
 from choreo_agents.graph.langgraph_internals import saver_of, thread_of
 from choreo_agents.graph.run_context import RunContext
@@ -16,7 +16,7 @@ from choreo_agents.graph.state import HandleEntry, handles_of
 from choreo_agents.kv.handle import MessageHandle
 
 
-def thread_in(config: RunnableConfig, graph: Any = None) -> str | UnkeptRun:
+def thread_in(config: RunnableConfig, graph: Any = None) -> str | EphemeralRun:
     """The thread that keeps what is encoded in the run of a compiled graph that is called with this config, or in the
     node whose config it is: that of the outermost graph of ours, which its nodes know.
 
@@ -25,7 +25,7 @@ def thread_in(config: RunnableConfig, graph: Any = None) -> str | UnkeptRun:
     if (known := RunContext.of(config).thread) is not None:
         return known
     thread = thread_of(config)
-    return UnkeptRun(is_whole=graph is not None) if thread is None or saver_of(config, graph) is None else thread
+    return EphemeralRun(is_whole=graph is not None) if thread is None or saver_of(config, graph) is None else thread
 
 
 @asynccontextmanager
@@ -80,6 +80,6 @@ def forgetting(engines: Sequence[Engine], thread: str) -> Iterator[Callable[[Seq
 
         def discard(ids: Sequence[str]) -> None:
             for engine, holding in held:
-                engine.kv.discard(engine.lineage.held_by_thread_alone(ids, holding.scopes.values()))
+                engine.kv.unpersist(engine.lineage.held_by_thread_alone(ids, holding.scopes.values()))
 
         yield discard

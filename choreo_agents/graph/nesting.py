@@ -30,7 +30,7 @@ from choreo_agents.graph.langgraph_internals import (
     superstep_of,
     task_parts_of,
 )
-from choreo_agents.graph.run_context import PlayedNode, RunContext, TaskPlace
+from choreo_agents.graph.run_context import ReplayedNode, RunContext, TaskPlace
 from choreo_agents.graph.state import entries_in, merge_entries
 from choreo_agents.graph.visibility import REENCODED
 
@@ -120,10 +120,10 @@ def around(node: Any) -> AroundNode:
     """A node that is no agent, which is listened to; the same where nobody does."""
 
     @contextmanager
-    def heard(given: Any, config: RunnableConfig) -> Iterator[PlayedNode]:
+    def heard(given: Any, config: RunnableConfig) -> Iterator[ReplayedNode]:
         listening, began_s, error = RunContext.of(config).listening, time.perf_counter(), None
         try:
-            yield PlayedNode() if listening.play is None else listening.play(given, config)
+            yield ReplayedNode() if listening.play is None else listening.play(given, config)
         except BaseException as raised:
             error = raised
             raise

@@ -14,17 +14,17 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from choreo_agents.chat import (
-    CompiledGuides,
+    CompiledConstraints,
     Described,
     ToolChoice,
     required_call,
     required_tools,
     schema_of_type,
 )
-from choreo_agents.errors import GuideError, InvalidRequestError
+from choreo_agents.errors import ConstraintError, InvalidRequestError
 from choreo_agents.models import LoadedModel, require_grammar
 from choreo_agents.sampling import Grammar, Sampling
-from choreo_agents.sampling.guiding.grammar import Kind
+from choreo_agents.sampling.constraints.grammar import Kind
 
 PARSED = "parsed"
 """In a message's `additional_kwargs`, where LangChain's structured output is: what its JSON says."""
@@ -49,7 +49,7 @@ class Output:
         """What is noted beside a message's words: its JSON, as plain values.
 
         Raises:
-            GuideError: It is not what the type asks for beyond what a schema can say, or holds numbers that state
+            ConstraintError: It is not what the type asks for beyond what a schema can say, or holds numbers that state
                 cannot.
         """
         if self.grammar.kind != "json_schema":
@@ -57,13 +57,15 @@ class Output:
         try:
             said = json.loads(words) if self.adapter is None else self.adapter.validate_json(words)
         except (ValueError, RecursionError) as error:
-            raise GuideError(f"what {self.speaker!r} said is not the output that it has: {error}", words) from error
+            raise ConstraintError(
+                f"what {self.speaker!r} said is not the output that it has: {error}", words
+            ) from error
         if self.adapter is not None:
             # As it can be read in again: under the names that the schema has, and without what is computed of others.
             said = self.adapter.dump_python(said, mode="json", by_alias=True, round_trip=True)
         large = next(_too_large(said), None)
         if large is not None:
-            raise GuideError(
+            raise ConstraintError(
                 f"what {self.speaker!r} said holds {large!r}, which is no number that a checkpoint can carry: bound it "
                 "in the schema",
                 words,
@@ -76,9 +78,9 @@ class Writer(Protocol):
 
     name: str
     choices: Sequence[str] | Callable[[Any], Sequence[str]] | None
-    lead: str
-    output: Output | None
-    writes: str | None
+    answer_prefix: str
+    response_format: Output | None
+    output_key: str | None
     writes_list: bool
     sampling: Sampling
     tools: Described
@@ -128,28 +130,30 @@ def require_writer(agent: Writer) -> None:
     """Raise `InvalidRequestError` if an agent says twice what its messages are, or writes what is not its own."""
     asked = {
         "choices": agent.choices is not None,
-        "output": agent.output is not None,
-        "a guide of its sampling": agent.sampling.guide is not None,
+        "response_format": agent.response_format is not None,
+        "a constraint of its sampling": agent.sampling.constraint is not None,
         "choices of its sampling": bool(agent.sampling.choices),
     }
     twice = [what for what, is_there in asked.items() if is_there]
     if agent.tools and (agent.choices is not None or agent.sampling.choices):
         raise InvalidRequestError(
-            f"{agent.name!r} has tools, and choices for all that it may say: no call is among them. Write them as an "
-            "output, which may stand beside tools, as in output={'regex': 'yes|no'}, or leave one of them out"
+            f"{agent.name!r} has tools, and choices for all that it may say: no call is among them. Write them as "
+            "response_format={'regex': 'yes|no'}, which may stand beside tools, or leave one of them out"
         )
     if len(twice) > 1:
         raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
-    if agent.writes is not None and (not isinstance(agent.writes, str) or agent.writes in ("", *OWN_CHANNELS)):
+    if agent.output_key is not None and (
+        not isinstance(agent.output_key, str) or agent.output_key in ("", *OWN_CHANNELS)
+    ):
         raise InvalidRequestError(
-            f"{agent.name!r} cannot write {agent.writes!r}: name a channel of your own in the graph's state"
+            f"{agent.name!r} cannot write {agent.output_key!r}: name a channel of your own in the graph's state"
         )
 
 
 def sampling_of(agent: Writer, state: Any) -> Sampling:
     """An agent's sampling, with what it may say now."""
-    if agent.output is not None:
-        return agent.sampling.model_copy(update={"guide": agent.output.grammar})
+    if agent.response_format is not None:
+        return agent.sampling.model_copy(update={"constraint": agent.response_format.grammar})
     choices = agent.choices(state) if callable(agent.choices) else agent.choices
     if not choices:
         return agent.sampling
@@ -159,7 +163,7 @@ def sampling_of(agent: Writer, state: Any) -> Sampling:
         )
     # Words in graph state have no spaces around them: what is chosen is compared with what is said.
     stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
-    return agent.sampling.model_copy(update={"choices": stripped, "lead": agent.lead})
+    return agent.sampling.model_copy(update={"choices": stripped, "answer_prefix": agent.answer_prefix})
 
 
 def written(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
@@ -167,14 +171,14 @@ def written(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
 
     One that calls, and has an output for when it does not, writes nothing.
     """
-    if agent.writes is None:
+    if agent.output_key is None:
         return {}
-    if agent.output is not None:
+    if agent.response_format is not None:
         messages = [message for message in messages if not (message.tool_calls or message.invalid_tool_calls)]
     values = [message.additional_kwargs.get(PARSED, str(message.text)) for message in messages]
     if not values:
         return {}
-    return {agent.writes: values if agent.writes_list else values[0]}
+    return {agent.output_key: values if agent.writes_list else values[0]}
 
 
 def require_served(node: str, agent: Writer, model: LoadedModel, channels: Iterable[str]) -> None:
@@ -184,14 +188,14 @@ def require_served(node: str, agent: Writer, model: LoadedModel, channels: Itera
         GrammarError: Its output is none for this model.
         InvalidRequestError: The model's tokens cannot be guided; or its graph's state has no such channel.
     """
-    if agent.writes is not None and agent.writes not in channels:
+    if agent.output_key is not None and agent.output_key not in channels:
         there = ", ".join(name for name in channels if name not in OWN_CHANNELS)
         raise InvalidRequestError(
-            f"node {node!r} writes {agent.writes!r}, which the graph's state has not: it has "
+            f"node {node!r} writes {agent.output_key!r}, which the graph's state has not: it has "
             f"{there or 'no channels of its own'}; add one to the state's schema"
         )
-    if agent.output is not None:
-        CompiledGuides(model).of(agent.output.grammar, agent.tools)
+    if agent.response_format is not None:
+        CompiledConstraints(model).of(agent.response_format.grammar, agent.tools)
     required_call(model, *required_tools(agent.tools, agent.tool_choice))
 
 

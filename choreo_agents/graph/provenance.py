@@ -330,7 +330,7 @@ def sign(
     return rewritten(output, {"messages": put_on, SENDS: partial(handed_on, config=config)})
 
 
-def unsaid(output: Any, config: RunnableConfig, node: str) -> Any:
+def require_silent(output: Any, config: RunnableConfig, node: str) -> Any:
     """Return the output of a node that is declared to say nothing; it may send on what stands in the state.
 
     Raises:

@@ -32,10 +32,10 @@ from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_comp
 from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.run_context import Answer, AskedCall, Listening, RunContext, SaidCall
+from choreo_agents.graph.run_context import Answer, CallRequest, CallResult, RunContext, RunListener
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.view.run_place import RunOptions
-from choreo_agents.models import FramedText
+from choreo_agents.graph.view.call_id import RunOptions
+from choreo_agents.models import PromptText
 from choreo_agents.tracing import table_html
 
 Place = tuple[str, int, int, int]
@@ -210,7 +210,7 @@ async def afork(
             called = merge_configs(options.get("config"), {"configurable": own})
             if run.recursion_limit is not None:
                 called["recursion_limit"] = run.recursion_limit
-            graph, listening = graphs[run.kept], Listening(answers.answer, (answers.said,))
+            graph, listening = graphs[run.kept], RunListener(answers.answer, (answers.said,))
             called = replace(RunContext.of(called_with(graph, called)), listening=listening).into(called)
             given = _given(recording, run, Packing(builder), None if number else changes.given)
             values, outcome = await _made(graph, run, given, called, answers, options.get("context"))
@@ -360,7 +360,7 @@ class _RunAnswers:
         """What was said then, and was not asked for now."""
         return [] if self.is_open else self._left
 
-    def answer(self, asked: AskedCall) -> Answer | None:
+    def answer(self, asked: CallRequest) -> Answer | None:
         """What a call says."""
         request = asked.request(self._digests)
         with self._lock:
@@ -374,7 +374,7 @@ class _RunAnswers:
             self._left = [each for each in self._left if each is not recorded]
             self._matched[id(asked)] = request, recorded, found
         if recorded is not None and (words := self._words.get(id(recorded))) is not None:
-            return Answer(tuple(asked.engine.model.encode(FramedText.words(asked.lead + words))), is_set=True)
+            return Answer(tuple(asked.engine.model.encode(PromptText.plain(asked.lead + words))), is_set=True)
         if found is None or found.tokens is None:
             return None
         size = asked.engine.model.adapter.vocabulary_size
@@ -383,7 +383,7 @@ class _RunAnswers:
             raise ReplayError(f"what {asked.author!r} says in the record is damaged: its tokens are not the model's")
         return Answer(found.tokens, found.is_set)
 
-    def said(self, asked: AskedCall, said: SaidCall) -> None:
+    def said(self, asked: CallRequest, said: CallResult) -> None:
         """Compare what a call has said with the record."""
         request, placed, found = self._matched.pop(id(asked))
         is_set = placed is not None and id(placed) in self._words
@@ -410,7 +410,7 @@ class _RunAnswers:
             if not is_set and found is not None and found.tokens is None:
                 self.masked.add(asked.author)
 
-    def _differs(self, asked: AskedCall, request: Mapping[str, str], recorded: RecordedCall) -> list[str]:
+    def _differs(self, asked: CallRequest, request: Mapping[str, str], recorded: RecordedCall) -> list[str]:
         """What of a call's request is not as it was."""
         differs = [name for name in request if request[name] != recorded.asked.get(name)]
         digests = asked.engine.record.digests(self._digests.key)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from choreo_agents.engine import Engine, UnkeptRun
+from choreo_agents.engine import Engine, EphemeralRun
 from choreo_agents.engine.recording.recorder import Digests
-from choreo_agents.graph.audit.labels import Declared
+from choreo_agents.graph.audit.influence import Declared
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
 from choreo_agents.graph.signer import Signer
@@ -32,7 +32,7 @@ LineageChoice = BaseStore | Literal[False] | None
 
 
 @dataclass(frozen=True)
-class AskedCall:
+class CallRequest:
     """A call that an agent is about to make."""
 
     engine: Engine
@@ -69,7 +69,7 @@ class AskedCall:
         asked: Mapping[str, Any] = {
             "turn": self.told,
             "model": self.engine.record.encoder(self.adapter),
-            "sampling": sampling.model_dump(mode="json", exclude={"seed", "forced", "n", "logprobs"}),
+            "sampling": sampling.model_dump(mode="json", exclude={"seed", "forced_token_ids", "n", "logprobs"}),
             "seed": self.sampling.seed if sampling.temperature > 0 else None,
         }
         return self.engine.record.digests(digests.key).request(self.handles, self.offsets, self.end, asked)
@@ -85,7 +85,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class SaidCall:
+class CallResult:
     """What came of a call."""
 
     tokens: tuple[int, ...]
@@ -103,7 +103,7 @@ class SaidCall:
 
 
 @dataclass(frozen=True)
-class PlayedNode:
+class ReplayedNode:
     """One execution of a node that is no agent, as whoever listens has it."""
 
     value: Any = None
@@ -114,16 +114,16 @@ class PlayedNode:
 
 
 @dataclass(frozen=True)
-class Listening:
+class RunListener:
     """Of one run. What it holds may be called from any thread."""
 
-    answer: Callable[[AskedCall], Answer | None] | None = None
+    answer: Callable[[CallRequest], Answer | None] | None = None
     """What a call is to say; None: the model is asked."""
-    said: tuple[Callable[[AskedCall, SaidCall], None], ...] = ()
+    said: tuple[Callable[[CallRequest, CallResult], None], ...] = ()
     ran: Callable[[RunnableConfig, float, BaseException | None], None] | None = None
     """Told when a node that is no agent has run: with its config, when it began, as `time.perf_counter` counts, and
     how it has failed."""
-    play: Callable[[Any, RunnableConfig], PlayedNode] | None = None
+    play: Callable[[Any, RunnableConfig], ReplayedNode] | None = None
     """Asked before a node that is no agent runs, with its input."""
 
 
@@ -162,7 +162,7 @@ class RunTenant:
 
 
 @dataclass(frozen=True)
-class Charted:
+class ChartedRun:
     """What the outermost graph of ours has charted: all that its agents see, those of its subgraphs included."""
 
     home: str
@@ -200,15 +200,15 @@ class RunContext:
     """The engine that serves the run in the place of another, in all graphs and agents: mostly that itself."""
     tenant: RunTenant | None = None
     """For whom it is; None: nobody was named."""
-    thread: str | UnkeptRun | None = None
+    thread: str | EphemeralRun | None = None
     """What keeps all that is encoded, as the outermost graph of ours has it; None: there is no graph of ours."""
     lineage: LineageChoice = None
     """Where lineage is kept, as the same graph says."""
     signer: Signer | None = None
     """Who signs what is said; None: nobody, or whoever reads it."""
-    charted: Charted | None = None
+    charted: ChartedRun | None = None
     """What agents see of the graphs around theirs."""
-    listening: Listening = field(default_factory=Listening)
+    listening: RunListener = field(default_factory=RunListener)
     """Who records the run, or replays it; by default nobody."""
 
     @classmethod

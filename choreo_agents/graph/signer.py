@@ -16,7 +16,7 @@ from weakref import WeakSet
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage, convert_to_messages
 from langgraph.types import Command, Overwrite, Send
 
-from choreo_agents.chat import calls_made, thoughts_said
+from choreo_agents.chat import calls_made, thoughts_of
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.errors import ProvenanceWarning
 from choreo_agents.graph.langgraph_internals import SENDS, overwritten
@@ -29,10 +29,10 @@ NOTE = "choreo"
 """In `response_metadata`: the note of whoever has said a message."""
 MARK = "choreo_"
 """In `additional_kwargs`, and in what a `Send` hands over, names that start so are ours."""
-UNPROVEN = "unproven"
+UNPROVEN = "unverified_author"
 """In a note: who a message says has said it, where no signature proves it."""
 _encode = json.JSONEncoder(sort_keys=True, default=str).encode
-_NOT_SIGNED = dict.fromkeys(("also", "signature", "select", "behind", "borrowed"))
+_NOT_SIGNED = dict.fromkeys(("handles_by_model", "signature", "select", "behind", "borrowed"))
 """What models add to an entry side by side, and what it says to one reader."""
 _warned: WeakSet[Seals] = WeakSet()
 """Who was told already."""
@@ -116,7 +116,7 @@ def digest_of(message: BaseMessage) -> str:
         said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
         said += [[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls]
     said += [message.tool_call_id] if isinstance(message, ToolMessage) else []
-    words, thoughts = _digest(said), thoughts_said(message)
+    words, thoughts = _digest(said), thoughts_of(message)
     return f"{words}.{_digest(thoughts)}" if thoughts else words
 
 
@@ -165,9 +165,9 @@ class Signer:
             return None
         if not self.seals.holds(code, "entry", {**entry, **_NOT_SIGNED}):
             return None
-        found = also.items() if isinstance(also := entry.get("also"), Mapping) else ()
+        found = also.items() if isinstance(also := entry.get("handles_by_model"), Mapping) else ()
         kept = {model: plain for model, plain in found if self._is_encoding(entry, model, plain)}
-        return cast(HandleEntry, {**entry, "also": kept} if "also" in entry else entry)
+        return cast(HandleEntry, {**entry, "handles_by_model": kept} if "handles_by_model" in entry else entry)
 
     def _is_encoding(self, entry: Mapping[str, Any], model: str, plain: Any) -> bool:
         """Tell whether a handle is signed as what another model than its speaker's has made of an entry's words."""

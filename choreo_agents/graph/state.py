@@ -26,7 +26,7 @@ class HandleEntry(TypedDict):
 
     handle: dict[str, Any]
     """A `MessageHandle`, as its `plain()` gives it: of the model that said it or, of input, that read it first."""
-    also: NotRequired[dict[str, dict[str, Any]]]
+    handles_by_model: NotRequired[dict[str, dict[str, Any]]]
     """What other models have made of the same words, by their fingerprints: each encodes them once for all its readers.
     """
     author: str
@@ -37,20 +37,20 @@ class HandleEntry(TypedDict):
     """Which of several `Send` branches of its author, in the order in which they were sent; of input, its place."""
     call: int
     """Which of several calls that its node made."""
-    around: NotRequired[list[int]]
+    task_path: NotRequired[list[int]]
     """Of one in a subgraph: which branch each of the tasks was that it stands in, outermost first."""
     confidential: bool
     """Whether the message is a private context of its own: a plan, a chain of thought."""
     persona: NotRequired[str]
     """Whose node its author is, behind the subgraphs: `team|alice`. To one persona all its messages are its own."""
-    via: NotRequired[str]
+    tool_node: NotRequired[str]
     """Of the result of a tool that its author has called: the node that has written it."""
     prompt: NotRequired[dict[str, Any] | None]
     """The handle of what its author was asked, as `plain()` gives it: it stands before the message in the persona's
     own views, and in nobody else's."""
-    asked: NotRequired[str]
+    prompt_text: NotRequired[str]
     """The words of that, with which it is put back where its handle outlived its engine."""
-    told: NotRequired[list[str]]
+    system_texts: NotRequired[list[str]]
     """What its author was told for this very message: its system prompt, a summary."""
     thoughts: NotRequired[dict[str, Any] | None]
     """Of what was thought out before it was said: the handle of what this very call has decoded, thoughts and answer,
@@ -74,7 +74,7 @@ class HandleEntry(TypedDict):
     answered: NotRequired[bool]
     """It may have attended to all that was said before: a chat model has answered it in a function, and it stands as
     it was encoded there; or it attended to such an answer."""
-    unproven: NotRequired[dict[str, Any]]
+    unverified_author: NotRequired[dict[str, Any]]
     """Of input that says to be somebody's (`author`, `persona`), which no signature proves: it is shown to nobody from
     whom that source, or input, is kept."""
     thread: NotRequired[list[str | None]]
@@ -123,7 +123,7 @@ def _with_handles(entry: HandleEntry, other: HandleEntry) -> HandleEntry:
     added = {model: handle for model, handle in theirs.items() if model not in mine}
     if not added:
         return entry
-    kept = HandleEntry(**{**entry, "also": {**(entry.get("also") or {}), **added}})
+    kept = HandleEntry(**{**entry, "handles_by_model": {**(entry.get("handles_by_model") or {}), **added}})
     own, others = entry.get("signature"), other.get("signature")
     if isinstance(own, dict) and isinstance(others, dict):
         kept["signature"] = {**others, **own}
@@ -132,7 +132,7 @@ def _with_handles(entry: HandleEntry, other: HandleEntry) -> HandleEntry:
 
 def _by_model(entry: HandleEntry) -> dict[str, dict[str, Any]]:
     """Plain handles by fingerprint. Nobody has looked at what comes in here: what is none of ours stays as it is."""
-    own, also = entry.get("handle"), entry.get("also")
+    own, also = entry.get("handle"), entry.get("handles_by_model")
     named = {base_model(str(own["model"])): own} if isinstance(own, dict) and "model" in own else {}
     return {**(also if isinstance(also, dict) else {}), **named}
 
@@ -152,7 +152,7 @@ def handle_for(entry: Mapping[str, Any], model: str) -> MessageHandle | None:
     own = handle_in(entry["handle"])
     if own.base_model == model:
         return own
-    other = (entry.get("also") or {}).get(model)
+    other = (entry.get("handles_by_model") or {}).get(model)
     return None if other is None else handle_in(other)
 
 
@@ -182,7 +182,7 @@ def length_for(entry: Mapping[str, Any], model: str) -> int:
 
 def handles_of(entry: Mapping[str, Any]) -> Iterator[MessageHandle]:
     """All encodings of an entry's message as it now reads, its speaker's first."""
-    for plain in (entry["handle"], *(entry.get("also") or {}).values()):
+    for plain in (entry["handle"], *(entry.get("handles_by_model") or {}).values()):
         yield handle_in(plain)
 
 
@@ -199,7 +199,7 @@ def put_in(entry: HandleEntry, handle: MessageHandle) -> HandleEntry:
     if model_of(entry["handle"]) == handle.base_model:
         changed["handle"] = plain
     else:
-        changed["also"] = {**(entry.get("also") or {}), handle.base_model: plain}
+        changed["handles_by_model"] = {**(entry.get("handles_by_model") or {}), handle.base_model: plain}
     return changed
 
 
@@ -207,7 +207,7 @@ def reworded(entry: HandleEntry, handle: MessageHandle, digest: str) -> HandleEn
     """Other words in an entry's place: what any model has of those before is no encoding of these."""
     earlier = [*entry.get("earlier", ()), *(each.id for each in handles_of(entry))]
     changed = HandleEntry(**{**entry, "handle": handle.plain(), "digest": digest, "earlier": earlier})
-    changed.pop("also", None)
+    changed.pop("handles_by_model", None)
     return changed
 
 

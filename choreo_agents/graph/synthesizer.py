@@ -11,7 +11,7 @@ from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.view.reader_rules import MergeSpec
-from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, VisibilityMode, rules_of
+from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, VisibilityMode, VisibilityRule, rules_of
 from choreo_agents.synthesis.placing import Strategy, require_strategy
 
 
@@ -36,7 +36,7 @@ class Synthesizer(Agent):
         self,
         name: str,
         *,
-        merges: Sequence[str] | Mapping[str, Mode | Rule],
+        merges: Sequence[str] | Mapping[str, Mode | VisibilityRule],
         strategy: Strategy = "sequential",
         summary: str = SHORTER,
         **options: Any,

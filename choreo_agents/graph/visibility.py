@@ -30,7 +30,7 @@ class VisibilityMode:
     """What a reader has of a source.
 
     Three are known by name: `shared`, `reencoded` and `private`. Make others as you need them, and give them wherever a
-    mode is declared: `visibility=VisibilityMode("first sentence", "words", reword=first_sentence)`.
+    mode is declared: `visibility=VisibilityMode("first sentence", "words", transform=first_sentence)`.
 
     Raises:
         VisibilityError: Its name cannot be drawn, or it re-words, or promises to keep out, what it shows otherwise.
@@ -41,7 +41,7 @@ class VisibilityMode:
     attends_to: Literal["encoding", "words", "nothing"]
     """What the reader attends to: the source's own encoding, and with it all that this attended to; a fresh encoding of
     the source's words; nothing."""
-    reword: Callable[[str], str] | None = None
+    transform: Callable[[str], str] | None = None
     """Makes of a message's words those that are encoded for the reader: a summary, a redaction. It is called on the
     event loop, and must say the same for the same words. What it leaves of a private text nobody can prove: audits take
     it for the text. None: the words as they are."""
@@ -59,7 +59,7 @@ class VisibilityMode:
                 f"mode {self.name!r} must say that its reader attends to 'encoding', 'words' or 'nothing', not to "
                 f"{self.attends_to!r}"
             )
-        if self.reword is not None and not self.encodes_again:
+        if self.transform is not None and not self.encodes_again:
             raise VisibilityError(f"mode {self.name!r} re-words what is not encoded again: attend to 'words'")
         if self.keeps_out and self.shows:
             raise VisibilityError(f"mode {self.name!r} cannot both show a source and keep it out")
@@ -73,7 +73,7 @@ class VisibilityMode:
         return self.attends_to != "nothing"
 
     @property
-    def hands_on_encodings(self) -> bool:
+    def shares_kv(self) -> bool:
         """Whether the reader attends to the source's own encodings."""
         return self.attends_to == "encoding"
 
@@ -91,23 +91,23 @@ class VisibilityMode:
             return ()
         if presence == "words":
             return ("words",)
-        if self.hands_on_encodings:
+        if self.shares_kv:
             return ("encoding",)
         return ("encoding", "words") if presence == "text" else ("words",)
 
     def narrowed(self, to: VisibilityMode) -> VisibilityMode | None:
         """What it is for a message that a `send` hands on as `to`; None: that would be more than it shows."""
-        if not self.shows or not to.shows or (to.hands_on_encodings and not self.hands_on_encodings):
+        if not self.shows or not to.shows or (to.shares_kv and not self.shares_kv):
             return None
-        return to if self.hands_on_encodings and not to.hands_on_encodings else self
+        return to if self.shares_kv and not to.shares_kv else self
 
-    def says(self, words: str) -> str:
+    def apply(self, words: str) -> str:
         """A message's words as the reader gets them.
 
         Raises:
             VisibilityError: They are re-worded to something that is no text.
         """
-        said = words if self.reword is None else self.reword(words)
+        said = words if self.transform is None else self.transform(words)
         if not isinstance(said, str):
             raise VisibilityError(f"mode {self.name!r} must make words of words, not {type(said).__name__}")
         return said
@@ -183,7 +183,7 @@ starting after the longest of them."""
 
 @refuses_unknown()
 @dataclass(frozen=True, init=False)
-class Rule:
+class VisibilityRule:
     """How one reader sees one source.
 
     Args:
@@ -228,7 +228,7 @@ class Rule:
             return label
         return f"{label}, last" if self.history == "last" else f"{label}, last {self.history}"
 
-    def narrowed(self, inner: Rule) -> Rule:
+    def narrowed(self, inner: VisibilityRule) -> VisibilityRule:
         """The rule by which a reader sees by `inner` what is seen by this one: of both the narrower, and the same in
         either order, so that narrowing again and again, as in loops, comes to an end.
 
@@ -238,9 +238,9 @@ class Rule:
         if not (self.mode.shows and inner.mode.shows):
             return inner if self.mode.shows else self
         first, mode = sorted(
-            (self.mode, inner.mode), key=lambda each: (each.encodes_again, each.reword is not None, each.name)
+            (self.mode, inner.mode), key=lambda each: (each.encodes_again, each.transform is not None, each.name)
         )
-        if first.reword not in (None, mode.reword):
+        if first.transform not in (None, mode.transform):
             raise VisibilityError(f"{self.mode!r} and {inner.mode!r} both re-word")
         limits = {rule.history for rule in (self, inner)} - {"all"}
         history: History = "all"
@@ -249,12 +249,12 @@ class Rule:
             history = limits.pop() if len(limits) == 1 else min(1 if each == "last" else each for each in limits)
         scopes = {rule.scope for rule in (self, inner)} - {"reader"} or {"reader"}
         both: Scope = tuple(sorted({*self.contexts} & {*inner.contexts})) or "public"
-        return Rule(mode, history, scopes.pop() if len(scopes) == 1 else both)
+        return VisibilityRule(mode, history, scopes.pop() if len(scopes) == 1 else both)
 
-    def without(self, channel: Channel) -> Rule:
+    def without(self, channel: Channel) -> VisibilityRule:
         """The rule that lets nothing more of its source through a channel: encodings are cut by encoding words again,
         words by leaving the source out."""
-        return Rule(REENCODED, self.history) if channel == "encoding" else Rule(PRIVATE)
+        return VisibilityRule(REENCODED, self.history) if channel == "encoding" else VisibilityRule(PRIVATE)
 
 
 def _scope(scope: Scope | Sequence[str]) -> Scope:
@@ -266,45 +266,45 @@ def _scope(scope: Scope | Sequence[str]) -> Scope:
     return named
 
 
-Reads = Mapping[str, Mode | Rule] | Literal["*"]
+Reads = Mapping[str, Mode | VisibilityRule] | Literal["*"]
 """Sources of one reader, in the order in which it sees those of one superstep. `"*"` are all that are not named, and
 then those of one superstep stand in the order of their names, as LangGraph applies what they say; alone it is short for
 `{"*": "shared"}`."""
 
 
-def with_input(rules: Mapping[str, Rule]) -> dict[str, Rule]:
+def with_input(rules: Mapping[str, VisibilityRule]) -> dict[str, VisibilityRule]:
     """A reader's rules; input text is shared with it unless declared otherwise."""
-    return {START_SOURCE: Rule(), **rules}
+    return {START_SOURCE: VisibilityRule(), **rules}
 
 
 def rule_of(
-    spelling: Mode | Rule | None, history: History | None = None, scope: Scope | Sequence[str] | None = None
-) -> Rule:
-    """A rule as users spell it: a mode, a `Rule`, or None for the default.
+    spelling: Mode | VisibilityRule | None, history: History | None = None, scope: Scope | Sequence[str] | None = None
+) -> VisibilityRule:
+    """A rule as users spell it: a mode, a `VisibilityRule`, or None for the default.
 
     Raises:
         VisibilityError: It is neither, or a history or scope is given twice.
     """
-    if isinstance(spelling, Rule):
+    if isinstance(spelling, VisibilityRule):
         for name, given in (("history", history), ("scope", scope)):
             if given is not None:
                 raise VisibilityError(f"{name} {given!r} is given beside {spelling}, which has its own")
         return spelling
-    return Rule(
+    return VisibilityRule(
         SHARED if spelling is None else spelling,
         "all" if history is None else history,
         "reader" if scope is None else scope,
     )
 
 
-def rules_of(reads: Reads) -> dict[str, Rule]:
+def rules_of(reads: Reads) -> dict[str, VisibilityRule]:
     """Spelled-out rules of a `reads=` argument.
 
     Raises:
         VisibilityError: It is neither `"*"` nor says how each of its sources is read.
     """
     if reads == EVERYONE:
-        return {EVERYONE: Rule()}
+        return {EVERYONE: VisibilityRule()}
     if not isinstance(reads, Mapping):
         raise VisibilityError(
             f"reads must be '*', or a mode or Rule for each source, such as {{'pro': 'shared'}}: not {reads!r}"
@@ -312,7 +312,7 @@ def rules_of(reads: Reads) -> dict[str, Rule]:
     return {source: rule_of(rule) for source, rule in reads.items()}
 
 
-def hidden_sources(rules: Mapping[str, Rule]) -> frozenset[str]:
+def hidden_sources(rules: Mapping[str, VisibilityRule]) -> frozenset[str]:
     """The sources of which nothing is to reach a reader as an encoding, through whomever."""
     return frozenset(source for source, rule in rules.items() if rule.mode.keeps_out)
 
@@ -324,10 +324,10 @@ def hidden_sources(rules: Mapping[str, Rule]) -> frozenset[str]:
 class VisibilityTable:
     """Rules by reader and source. Sources keep the order in which they were first declared."""
 
-    rules: dict[str, dict[str, Rule]] = field(default_factory=dict)
-    others: dict[str, Rule] = field(default_factory=dict)
+    rules: dict[str, dict[str, VisibilityRule]] = field(default_factory=dict)
+    others: dict[str, VisibilityRule] = field(default_factory=dict)
     """By reader, how it sees all whom it does not name; it is said of some readers only."""
-    default: Rule | None = None
+    default: VisibilityRule | None = None
     """How everybody else sees all whom nothing is said of; None: not at all, but over edges."""
     silent: set[str] = field(default_factory=set)
     """Nodes that say nothing: their readers see what they see."""
@@ -339,7 +339,7 @@ class VisibilityTable:
     _modeless: set[tuple[str, str]] = field(default_factory=set)
     """Explicit pairs of which a history is said, but no mode."""
     _changed: set[tuple[str, str]] = field(default_factory=set)
-    _seen: dict[str, dict[str, Rule]] | None = None
+    _seen: dict[str, dict[str, VisibilityRule]] | None = None
     """What `seen` has found; None: nothing yet."""
 
     def copy(self) -> VisibilityTable:
@@ -358,7 +358,9 @@ class VisibilityTable:
         self._confidential.update(confidential)
         self._told.update(told or {})
 
-    def declare(self, source: str, reader: str, rule: Rule, *, explicit: bool = True, has_mode: bool = True) -> None:
+    def declare(
+        self, source: str, reader: str, rule: VisibilityRule, *, explicit: bool = True, has_mode: bool = True
+    ) -> None:
         """Set how `reader` sees `source`. What is explicit beats how it sees everyone, and that an edge's default.
 
         Raises:
@@ -381,7 +383,7 @@ class VisibilityTable:
             if not has_mode:
                 self._modeless.add((source, reader))
 
-    def change(self, source: str, reader: str, rule: Rule, *, explicit: bool = False) -> None:
+    def change(self, source: str, reader: str, rule: VisibilityRule, *, explicit: bool = False) -> None:
         """Replace a declaration, whoever made it; `explicit`: by one of this very pair.
 
         Raises:
@@ -395,11 +397,11 @@ class VisibilityTable:
         self._modeless.discard((source, reader))
         (self._explicit if explicit else self._changed).add((source, reader))
 
-    def everyone(self, reader: str) -> Rule | None:
+    def everyone(self, reader: str) -> VisibilityRule | None:
         """How a reader sees all whom it does not name; None: not at all."""
         return self.others.get(reader, self.default)
 
-    def reads(self, reader: str, nodes: Iterable[str] = ()) -> dict[str, Rule]:
+    def reads(self, reader: str, nodes: Iterable[str] = ()) -> dict[str, VisibilityRule]:
         """A reader's sources, input text among them; of `nodes`, it sees all if it sees everyone."""
         rules, rule = self.seen.get(reader, {}), self.everyone(reader)
         if rule is None:
@@ -417,9 +419,9 @@ class VisibilityTable:
         known = {*nodes, *self.rules.get(reader, {})} - {reader, START_SOURCE}
         return tuple(sorted(source for source in known if (source, reader) not in self._explicit))
 
-    def declared(self, nodes: Iterable[str]) -> dict[str, dict[str, Rule]]:
+    def declared(self, nodes: Iterable[str]) -> dict[str, dict[str, VisibilityRule]]:
         """What is declared, by reader and source; for `nodes` as well how they see everyone else, as of `EVERYONE`."""
-        table: dict[str, dict[str, Rule]] = {}
+        table: dict[str, dict[str, VisibilityRule]] = {}
         for reader in {**self.seen, **self.others, **dict.fromkeys(nodes if self.default is not None else ())}:
             rule, rules = self.everyone(reader), self.seen.get(reader, {})
             table[reader] = dict(rules)
@@ -428,7 +430,7 @@ class VisibilityTable:
         return table
 
     @property
-    def seen(self) -> dict[str, dict[str, Rule]]:
+    def seen(self) -> dict[str, dict[str, VisibilityRule]]:
         """Rules by reader and source, with those that follow from what nodes are, where nothing else is declared.
 
         Silent nodes pass on what they see. Of several ways the narrowest holds; where one is private the source is not
@@ -439,7 +441,7 @@ class VisibilityTable:
             VisibilityError: What re-words a source on one way is not what does on another.
         """
         if self._seen is None:
-            passed: dict[str, dict[str, Rule]] = {}
+            passed: dict[str, dict[str, VisibilityRule]] = {}
             before = None
             while passed != before:  # silent nodes may stand in a loop: ways through that narrow what is passed on
                 before, passed = passed, {name: self._narrowest(name, passed) for name in sorted(self.silent)}
@@ -452,23 +454,23 @@ class VisibilityTable:
                 rule = self.rules.get(name, {}).get(START_SOURCE)
                 is_open = rule is None or self._is_default(START_SOURCE, name)
                 if who in first and is_open and self.everyone(name) is None:
-                    again = Rule(REENCODED, "all" if rule is None else rule.history)
+                    again = VisibilityRule(REENCODED, "all" if rule is None else rule.history)
                     self._seen[name] = {**self._seen.get(name, {}), START_SOURCE: again}
         return self._seen
 
     def _in_order(
-        self, reader: str, given: Mapping[str, Rule], passed: Mapping[str, Mapping[str, Rule]]
-    ) -> dict[str, Rule]:
+        self, reader: str, given: Mapping[str, VisibilityRule], passed: Mapping[str, Mapping[str, VisibilityRule]]
+    ) -> dict[str, VisibilityRule]:
         """Return a reader's rules, and those that it is given where the silent nodes stand that pass them on."""
-        ordered: dict[str, Rule] = {}
+        ordered: dict[str, VisibilityRule] = {}
         for source, rule in self.rules[reader].items():
             ordered |= {name: given[name] for name in passed.get(source, ()) if name in given}
             ordered[source] = rule
         return ordered
 
-    def _narrowest(self, reader: str, passed: Mapping[str, Mapping[str, Rule]]) -> dict[str, Rule]:
+    def _narrowest(self, reader: str, passed: Mapping[str, Mapping[str, VisibilityRule]]) -> dict[str, VisibilityRule]:
         """Return how a reader sees the sources that silent nodes pass on to it; who is silent itself also its own."""
-        found: dict[str, Rule] = {}
+        found: dict[str, VisibilityRule] = {}
         rules, is_silent = self.rules.get(reader, {}), reader in self.silent
         declared = {reader, *(source for source in rules if not is_silent or (source, reader) in self._explicit)}
         for source, rule in rules.items():
@@ -486,7 +488,7 @@ class VisibilityTable:
                     raise VisibilityError(
                         f"what {source!r} passes on of {name!r} to {reader!r} is not clear: {error}. Declare this pair"
                     ) from error
-                found[name] = narrowed if narrowed.mode.shows else Rule(UNSEEN)
+                found[name] = narrowed if narrowed.mode.shows else VisibilityRule(UNSEEN)
         return found
 
     def _is_default(self, source: str, reader: str) -> bool:
@@ -498,7 +500,7 @@ class VisibilityTable:
         """Whether what is said of a pair goes before what is said of everyone."""
         return (source, reader) in self._explicit or (source, reader) in self._changed
 
-    def explicit(self) -> Iterator[tuple[str, str, Rule]]:
+    def explicit(self) -> Iterator[tuple[str, str, VisibilityRule]]:
         """Every (source, reader, rule) that was declared of the very pair."""
         return ((source, reader, rule) for source, reader, rule in self._rules() if (source, reader) in self._explicit)
 
@@ -526,14 +528,14 @@ class VisibilityTable:
                         f"encoded in: {name!r}: {there}"
                     )
 
-    def _rules(self) -> Iterator[tuple[str, str, Rule]]:
+    def _rules(self) -> Iterator[tuple[str, str, VisibilityRule]]:
         """Every (source, reader, rule) that names its reader; of everyone as of `EVERYONE`."""
         for reader, rules in self.rules.items():
             yield from ((source, reader, rule) for source, rule in rules.items())
         yield from ((EVERYONE, reader, rule) for reader, rule in self.others.items())
 
 
-def rule_between(table: Mapping[str, Mapping[str, Rule]], source: str, reader: str) -> Rule | None:
+def rule_between(table: Mapping[str, Mapping[str, VisibilityRule]], source: str, reader: str) -> VisibilityRule | None:
     """What a table of declarations says of a pair of nodes; None: nothing."""
     rules = table.get(reader, {})
     return rules.get(source, None if source == START_SOURCE else rules.get(EVERYONE))
@@ -544,7 +546,7 @@ def _require_pair(source: str, reader: str) -> None:
         raise VisibilityError(f"{reader!r} always sees its own messages: leave the rule out")
 
 
-def _require_same(source: str, reader: str, declared: Rule, rule: Rule) -> None:
+def _require_same(source: str, reader: str, declared: VisibilityRule, rule: VisibilityRule) -> None:
     """Raise `VisibilityError` if how a reader sees a source is declared in two ways."""
     if declared != rule:
         raise VisibilityError(

@@ -12,7 +12,7 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.sending import INSTRUCTION, SPEAKER, Selected, send, sent
-from choreo_agents.graph.words.told import Prompt, words_of
+from choreo_agents.graph.words.prompts import Prompt, words_of
 from choreo_agents.pml import Prompt as SchemaPrompt
 
 
@@ -46,7 +46,7 @@ class Worker(Agent):
             raise InvalidRequestError(f"a worker says at least one message at a time, not {n!r}")
 
         super().__init__(name, prompt=prompt, **options)
-        self.prompt = asking(name, self.prompt)
+        self.prompt = instance_prompt(name, self.prompt)
         self.n = n
         self.writes_list = True
         self._speaker = speaker or name
@@ -94,7 +94,7 @@ class Worker(Agent):
         return send(target, state, shared=shared or (), reencoded=reencoded or (), **channels)
 
 
-def asking(name: str, usual: Prompt | None) -> Prompt:
+def instance_prompt(name: str, usual: Prompt | None) -> Prompt:
     """What an instance of the worker of this name is asked: what it is sent, or what is usual."""
 
     async def asked(state: Any, config: RunnableConfig) -> str | None:

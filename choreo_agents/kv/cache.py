@@ -11,12 +11,12 @@ from choreo_agents.kv.books import KVBooks
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
-from choreo_agents.kv.movements import RESTORED, Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store.eviction import leaving
+from choreo_agents.kv.tier_counters import RESTORED, TierCounters
 from choreo_agents.kv.tiers import HostKV
-from choreo_agents.tracing import Ledger
+from choreo_agents.tracing import PerTenantCounters
 
 
 class HostedEntries:
@@ -79,11 +79,11 @@ class KVCache:
         pool: KVPool,
         host: HostedEntries,
         files: EntryFiles,
-        movements: Ledger[Movements],
+        tier_counters: PerTenantCounters[TierCounters],
     ) -> None:
         self.pool = pool
         self.files = files
-        self.movements = movements
+        self.tier_counters = tier_counters
         self._host = host
         self._entries: set[CacheEntry] = set()
         self._wanted: dict[CacheEntry, None] = {}
@@ -165,7 +165,7 @@ class KVCache:
             entry.staged = kv
             self.pool.unpin(segment)
             raise
-        self.movements.add(entry.tenant, RESTORED[from_disk])
+        self.tier_counters.add(entry.tenant, RESTORED[from_disk])
         entry.segment = segment
         if entry.writing is None:
             entry.staged = None
@@ -196,7 +196,7 @@ class KVCache:
         unwanted = (entry for entry in self.books.resident() if not entry.wanted)
         wanted = (entry for entry in self.books.resident() if entry.wanted)
         room = ((entry, entry.idle_tokens) for entry in chain(unwanted, wanted) if entry.idle_tokens)
-        self.park([*leaving(room, over)])
+        self.offload([*leaving(room, over)])
 
     def evict_unwanted(self, tokens: int) -> bool:
         """As `evict`, but of those that no request waits for alone; whether the pool has room for `tokens` then.
@@ -209,7 +209,7 @@ class KVCache:
             self.evict(tokens)
         return has_room
 
-    def park(self, entries: Iterable[CacheEntry]) -> None:
+    def offload(self, entries: Iterable[CacheEntry]) -> None:
         """Take idle messages out of the pool."""
         for entry in entries:
             if entry.idle():
@@ -269,7 +269,7 @@ class KVCache:
         kv = self.pool.read(segment) if needed else None
         entry.segment = None
         self.pool.unpin(segment)
-        self.movements.add(entry.tenant, "evicted")
+        self.tier_counters.add(entry.tenant, "evicted")
         if kv is not None and entry.filed:
             entry.staged = kv
         elif kv is not None:

@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.movements import Movements
 from choreo_agents.kv.store.key import FileKey
 from choreo_agents.kv.store.store import KVStore
+from choreo_agents.kv.tier_counters import TierCounters
 from choreo_agents.kv.tiers import HostKV
-from choreo_agents.tracing import EventSink, FileSkipped, Ledger
+from choreo_agents.tracing import EventSink, FileSkipped, PerTenantCounters
 
 _UNWRITTEN_BYTES = 1 << 28
 """On their way to the disk at once, about."""
@@ -91,13 +91,13 @@ class EntryFiles:
         self,
         disk: DiskThread | None,
         kept: Mapping[str, KVStore],
-        movements: Ledger[Movements],
+        tier_counters: PerTenantCounters[TierCounters],
         skipped: deque[FileSkipped],
         sink: EventSink,
     ) -> None:
         self._disk = disk
         self._kept = kept
-        self._movements = movements
+        self._tier_counters = tier_counters
         self._skipped, self._emit = skipped, sink
         self._files: dict[str, CacheEntry] = {}
         """Who has a file in the engine's own store, or one under way, by message."""
@@ -127,7 +127,7 @@ class EntryFiles:
         if self.find(entry):
             return
         if self._disk is None or self._disk.store is None or not self._disk.is_open:
-            self._movements.add(entry.tenant, "lost")
+            self._tier_counters.add(entry.tenant, "lost")
             return
         entry.staged = kv
         entry.writing = self._disk.put(entry.file, kv)
@@ -192,7 +192,7 @@ class EntryFiles:
             entry.on_disk = False
         elif entry.kept:
             entry.kept = False  # whatever the store knows: what waits for it is not to ask again and again
-            self._movements.add(entry.tenant, "lost", entry.segment is None)
+            self._tier_counters.add(entry.tenant, "lost", entry.segment is None)
 
     def _removed(self, message_id: str) -> None:
         """A file is not there any more; whose it was may be lost."""
@@ -207,4 +207,4 @@ class EntryFiles:
             return
         entry.on_disk = False
         anywhere = entry.segment is not None or (entry.staged is not None and entry.wanted)
-        self._movements.add(entry.tenant, "lost", not anywhere and not self.find(entry))
+        self._tier_counters.add(entry.tenant, "lost", not anywhere and not self.find(entry))

@@ -6,38 +6,38 @@ from choreo_agents.models.chat import (
     CallPart,
     ChatFormat,
     Kind,
-    Said,
-    SaidWords,
+    TextPart,
     ToolCall,
+    TurnText,
     instructions,
     question,
-    result_said,
+    tool_result_turn,
     tools_format,
-    tools_told,
+    tools_prompt,
 )
-from choreo_agents.models.framed import FramedText
-from choreo_agents.models.guides import MakeGuide, require_grammar
+from choreo_agents.models.constraints import MakeConstraint, require_grammar
 from choreo_agents.models.loader import GenerationConfigUse, LoadedModel, context_of, load_model
+from choreo_agents.models.prompt_text import PromptText
 
 __all__ = [
     "BrokenCall",
     "CallPart",
     "ChatFormat",
-    "FramedText",
     "GenerationConfigUse",
     "Kind",
     "LoadedModel",
-    "MakeGuide",
+    "MakeConstraint",
     "ModelAdapter",
-    "Said",
-    "SaidWords",
+    "PromptText",
+    "TextPart",
     "ToolCall",
+    "TurnText",
     "context_of",
     "instructions",
     "load_model",
     "question",
     "require_grammar",
-    "result_said",
+    "tool_result_turn",
     "tools_format",
-    "tools_told",
+    "tools_prompt",
 ]

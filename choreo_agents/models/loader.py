@@ -28,16 +28,16 @@ from choreo_agents.errors import ContextLengthError, InvalidRequestError, Unsupp
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role, chat_format, tools_format
 from choreo_agents.models.checkpoint import Alone, Checkpoint
+from choreo_agents.models.constraints import Grammars
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.fingerprint import WeightFiles
-from choreo_agents.models.framed import FramedText
 from choreo_agents.models.fused import FusedForward, fused_forward
-from choreo_agents.models.guides import Grammars
+from choreo_agents.models.hub_path import hub_path
 from choreo_agents.models.lean import LeanForward, NotLean, lean_forward
 from choreo_agents.models.lines import first_line
-from choreo_agents.models.located import located
-from choreo_agents.models.spelling import Spelling, control_tokens, spelling_of, token_bytes
+from choreo_agents.models.prompt_text import PromptText
+from choreo_agents.models.safe_tokenization import SafeTokenizer, control_tokens, safe_tokenizer, token_bytes
 from choreo_agents.models.support import (
     MovedLogits,
     ProbePrompt,
@@ -72,7 +72,7 @@ class LoadedModel:
     adapter: ModelAdapter
     tokenizer: PreTrainedTokenizerBase
     chat: ChatFormat
-    spelling: Spelling = field(repr=False)
+    safe_tokenizer: SafeTokenizer = field(repr=False)
     """How its tokenizer writes text in which control tokens count in frames only."""
     probe: MovedLogits
     """What moving cached keys did to its logits when it was loaded."""
@@ -151,7 +151,7 @@ class LoadedModel:
         """
         return self.adapter.max_positions * max(_TOKEN_CHARACTERS, max(map(len, self.tokenizer.get_vocab()), default=0))
 
-    def encode(self, text: str | FramedText) -> list[int]:
+    def encode(self, text: str | PromptText) -> list[int]:
         """Token ids of a text; none are added. In a `str` control tokens count wherever they stand.
 
         Raises:
@@ -162,8 +162,8 @@ class LoadedModel:
                 f"a text of {len(text):,} characters cannot be read: the model's context ends at "
                 f"{self.adapter.max_positions:,} tokens, for which {self.longest_text:,} characters are too many"
             )
-        if isinstance(text, FramedText):
-            return self.spelling.encode(text)
+        if isinstance(text, PromptText):
+            return self.safe_tokenizer.encode(text)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     @cached_property
@@ -177,9 +177,9 @@ class LoadedModel:
 
     @cached_property
     def _closers(self) -> frozenset[int]:
-        closing = self.encode(FramedText.frame(self.chat.turn_end))
+        closing = self.encode(PromptText.special(self.chat.turn_end))
         said = self.said_of(closing)
-        calls = (self.encode(FramedText.frame(end))[:1] for end in tools_format(self.chat).ends)
+        calls = (self.encode(PromptText.special(end))[:1] for end in tools_format(self.chat).ends)
         return frozenset((*self.adapter.end_tokens, *closing[max(0, said - 1) : said], *chain.from_iterable(calls)))
 
     def opening(self, tokens: Sequence[int]) -> str:
@@ -194,7 +194,7 @@ class LoadedModel:
         found = max(begun, key=lambda role: len(starts[role]), default=opened[0] if opened else None)
         return "" if found is None else self.chat.start(found)
 
-    def part_of(self, tokens: Sequence[int]) -> FramedText:
+    def part_of(self, tokens: Sequence[int]) -> PromptText:
         """The words of a whole turn, an answer's with its speaker's name, as a part of a user's turn."""
         for form in (self.chat.assistant, self.chat.user):
             opening, closing = self.encode(form.plain.rstrip(" ")), self.encode(form.after)
@@ -245,7 +245,7 @@ def opened(
     Raises:
         What `load_model` does, before anything but small files is read.
     """
-    source = WEIGHTS if str(name) == EMBEDDED else located(name, weights=weights)
+    source = WEIGHTS if str(name) == EMBEDDED else hub_path(name, weights=weights)
     # It is small enough to be faster on a CPU, and says the same on every machine.
     where = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
     checkpoint = Checkpoint.read(str(name), source)
@@ -305,7 +305,7 @@ def load_model(
     checkpoint, device = opened(name, device, dtype)
     # What a few small files tell comes before gigabytes.
     tokenizer = checkpoint.tokenizer()
-    turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
+    turns, spelling = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
     checkpoint.generation()  # transformers would go without a damaged one, and without its stop tokens
     files = WeightFiles.of(checkpoint.folder())  # as they are before they are read
     with Alone():

@@ -20,10 +20,10 @@ from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.embedded import WEIGHTS
+from choreo_agents.models.hub_path import hub_path
 from choreo_agents.models.loader import EMBEDDED, LoadedModel
-from choreo_agents.models.located import located
 from choreo_agents.models.lora import Adapted, LoraAdapter
-from choreo_agents.models.spelling import spelling_of
+from choreo_agents.models.safe_tokenization import safe_tokenizer
 from choreo_agents.models.support import MovedLogits, ProbePrompt
 from choreo_agents.sampling import Sampling
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _ToldOfAdapters:
+class _AdapterFacts:
     """What is told of a `ModelAdapter`, by its own names."""
 
     fingerprint: str
@@ -47,7 +47,7 @@ class _ToldOfAdapters:
 
 
 @dataclass(frozen=True)
-class ServedModel(_ToldOfAdapters):
+class ServedModel(_AdapterFacts):
     """What whoever has loaded a model tells of it: plain values, for any wire."""
 
     name: str
@@ -62,7 +62,7 @@ class ServedModel(_ToldOfAdapters):
 def served_model(model: LoadedModel) -> ServedModel:
     """What is to be told of a model; `weights` of a large one takes a while the first time."""
     adapter = model.adapter
-    told: dict[str, Any] = {each.name: getattr(adapter, each.name) for each in fields(_ToldOfAdapters)}
+    told: dict[str, Any] = {each.name: getattr(adapter, each.name) for each in fields(_AdapterFacts)}
     told |= {"prepacked": model.prepacked, "sampling_defaults": model.sampling_defaults}
     moved = (model.probe.error, model.probe.tolerance)
     return ServedModel(name=model.name, device=str(adapter.device), moved=moved, **told)
@@ -79,13 +79,13 @@ def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str,
     Raises:
         ModelNotFoundError, UnsupportedModelError, OSError: As `load_model`.
     """
-    source = WEIGHTS if str(name) == EMBEDDED else located(name)
+    source = WEIGHTS if str(name) == EMBEDDED else hub_path(name)
     checkpoint = Checkpoint.read(str(name), source)
     tokenizer = checkpoint.tokenizer()
     adapter = WeightlessAdapter(checkpoint, served)
     prompt = ProbePrompt([0, 0], torch.zeros(2, 1))  # who would compute with it is refused by the adapter
     moved = MovedLogits(*served.moved)
-    turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
+    turns, spelling = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
     return LoadedModel(
         str(name),
         adapter,
@@ -112,7 +112,7 @@ class WeightlessAdapter(ModelAdapter):
         self._checkpoint = checkpoint
         self.device = torch.device("cpu")
         """Of what little is kept here."""
-        vars(self).update((each.name, getattr(served, each.name)) for each in fields(_ToldOfAdapters))
+        vars(self).update((each.name, getattr(served, each.name)) for each in fields(_AdapterFacts))
 
     @cached_property
     def skeleton(self) -> PreTrainedModel:

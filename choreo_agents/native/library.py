@@ -55,7 +55,7 @@ def has_tiles() -> bool:
 
 
 @cache
-def found() -> tuple[Kernels, ...] | str:
+def available_kernels() -> tuple[Kernels, ...] | str:
     """Those that this processor can run, the best first; or why there are none.
 
     `CHOREO_AGENTS_KERNELS=AVX512`, say, goes without those that are better.
@@ -80,7 +80,7 @@ def found() -> tuple[Kernels, ...] | str:
 
 def multiply_tiles() -> bool:
     """Whether the best of the kernels multiply tiles of bfloat16s."""
-    kernels = found()
+    kernels = available_kernels()
     return not isinstance(kernels, str) and kernels[0].tiles
 
 

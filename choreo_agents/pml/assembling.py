@@ -12,7 +12,7 @@ from choreo_agents.engine import Decode, Engine
 from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText, LoadedModel
+from choreo_agents.models import ChatFormat, LoadedModel, PromptText
 from choreo_agents.pml.compiler import CompiledSchema, ModuleSpan, SchemaPiece, SlotSpan, TextSpan, check_length
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import Argument, ChatTurn, Import, Path, PromptTree, Role, Text
@@ -116,7 +116,7 @@ class _Assembling:
         at_end: list[Text | ChatTurn] = []
         for number, mark in enumerate(marks):
             if isinstance(mark.node, Text) and number < last:
-                tokens = self.model.encode(FramedText.words(mark.node.text))
+                tokens = self.model.encode(PromptText.plain(mark.node.text))
                 if (start := self._gap(marks, number, len(tokens))) is not None:
                     self._place_text(tokens, start, None)
                     self.filled[start] = start + len(tokens)
@@ -153,7 +153,7 @@ class _Assembling:
             self.fresh.append(FreshText(tuple(tokens), start, role, kind, module.path, module.confidential))
 
     def _place_argument(self, module: ModuleSpan, span: SlotSpan, argument: Argument) -> None:
-        tokens = self.model.encode(FramedText.words(span.lead + argument.value)) if argument.value else []
+        tokens = self.model.encode(PromptText.plain(span.lead + argument.value)) if argument.value else []
         if len(tokens) > span.length:
             message = f"the argument of {argument.name!r} has {len(tokens)} tokens"
             self.problems.add(argument.place, message, f"at most {span.length}")
@@ -163,7 +163,7 @@ class _Assembling:
         """Place a text or turn; where users and model must take turns, a user's goes on in another right before it."""
         chat, encode, at = self.model.chat, self.model.encode, self._last
         if isinstance(node, Text):
-            return self._place_text(encode(FramedText.words(node.text)), at, None)
+            return self._place_text(encode(PromptText.plain(node.text)), at, None)
         words = "".join(child.text for child in node.children if isinstance(child, Text))
         if chat.merges is None or node.role not in ("user", "system" if chat.leads else "user"):
             return self._place_text(encode(chat.turn(node.role, words)), at, node.role)
@@ -174,7 +174,7 @@ class _Assembling:
             self.fresh = [text for text in self.fresh if text.offset != opened]
         opening = chat.user.plain if opened is None else str(chat.merges)
         start = at if opened is None else opened
-        self._place_text(encode(FramedText.frame(opening) + chat.part(words)), start, node.role)
+        self._place_text(encode(PromptText.special(opening) + chat.part(words)), start, node.role)
         behind = self._last
         if chat.user.after:
             self._place_text(encode(chat.user.after), behind, node.role)
@@ -257,8 +257,12 @@ class PromptView(AbstractContextManager["PromptView"]):
         """What answers it as the assistant; options are those of `engine.decode`: `author` names the speaker."""
         # A header that opens thoughts is for calls that tell them from the answer: else readers would be given both.
         opening = self.chat.header(options.get("author"), thinking=options.get("thinking") is not None)
-        usual: dict[str, Any] = {"header": opening, "closing": self.chat.turn_end, "sampling": sampling or Sampling()}
-        seen = {"parents": self.handles, "offsets": self.offsets, "new_offset": self.end}
+        usual: dict[str, Any] = {
+            "header": opening,
+            "turn_suffix": self.chat.turn_end,
+            "sampling": sampling or Sampling(),
+        }
+        seen = {"parents": self.handles, "offsets": self.offsets, "position": self.end}
         return Decode(**(usual | seen | options))
 
     def release(self) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from choreo_agents.models import ChatFormat, FramedText, LoadedModel
+from choreo_agents.models import ChatFormat, LoadedModel, PromptText
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import (
     ChatTurn,
@@ -42,7 +42,7 @@ from choreo_agents.pml.markup.syntax import (
 )
 from choreo_agents.pml.schema import Schema
 
-Encode = Callable[[FramedText], list[int]]
+Encode = Callable[[PromptText], list[int]]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def lay_out(tree: SchemaTree, chat: ChatFormat, encode: Encode) -> ModuleSpan:
     get it if they come first. Such is the way tokenizers read.
     """
     writing = _Writing(chat, encode, (), tree.place, 0, cached=True, confidential=False)
-    writing.write(FramedText.frame(chat.bos))
+    writing.write(PromptText.special(chat.bos))
     return writing.done(tree.children)
 
 
@@ -143,9 +143,9 @@ class _Writing:
     """The blank that the next words start with, unless they bring whitespace of their own."""
     spans: list[Span] = field(default_factory=list)
     open_ends: list[int] = field(default_factory=list)
-    words: FramedText | None = None
+    words: PromptText | None = None
     """What stands last, and may go on, ..."""
-    closing: FramedText | None = None
+    closing: PromptText | None = None
     """... unless this closes the user's turn that it ends, if only nothing."""
 
     @property
@@ -162,7 +162,7 @@ class _Writing:
     def add(self, children: tuple[SchemaNode, ...]) -> None:
         for child in children:
             if isinstance(child, Text):
-                self.write(FramedText.words(child.text))
+                self.write(PromptText.plain(child.text))
             elif isinstance(child, ChatTurn):
                 self._turn(child)
             else:
@@ -173,17 +173,17 @@ class _Writing:
     def _span(self, node: Parameter | Module | Union) -> Span:
         if isinstance(node, Parameter):
             lead = node.lead or self.owed
-            held = self.encode(FramedText.words(lead + node.scaffold)) if node.scaffold else ()
+            held = self.encode(PromptText.plain(lead + node.scaffold)) if node.scaffold else ()
             return SlotSpan(self.at, node.length, node.name, lead, node.place, tuple(held))
         if isinstance(node, Module):
             return self._inner(node)
         members = tuple(self._inner(member) for member in node.members)
         return UnionSpan(self.at, max((each.length for each in members), default=0), members, node.scaffold)
 
-    def write(self, text: FramedText) -> None:
+    def write(self, text: PromptText) -> None:
         """Append words to those that stand right before."""
         if text:
-            text = text if text.text[0].isspace() else FramedText.frame(self.owed) + text
+            text = text if text.text[0].isspace() else PromptText.special(self.owed) + text
             self.owed = ""
             if self.closing is not None:
                 self._settle()
@@ -198,10 +198,10 @@ class _Writing:
             # Right behind another turn of a user's, which is opened again.
             self.closing, opening = None, str(self.chat.merges)
         bare = opening.rstrip(" ")
-        self.write(FramedText.frame(bare))
+        self.write(PromptText.special(bare))
         self.owed = opening[len(bare) :]
         self.add(turn.children)
-        self.owed, after = "", FramedText.frame(form.after)
+        self.owed, after = "", PromptText.special(form.after)
         if is_users:
             if self.closing is not None:
                 self._settle()

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine, Prefill, StreamedToken
-from choreo_agents.engine.kept import KeptKV
+from choreo_agents.engine.persistent_kv import PersistentKV
 from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import CapacityError, ChoreoError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import TierName
@@ -57,7 +57,7 @@ class _Slot:
     """Held while it is read from its file."""
 
 
-class Shelf:
+class ModuleCache:
     """Leases the pieces of a schema, so that the engine keeps them. May be used from any thread.
 
     Its leases are of no scope; what it hands out is leased once more, for whoever asks.
@@ -67,8 +67,8 @@ class Shelf:
         kept: Has them on disk, if it has a store; else every process encodes them again.
     """
 
-    def __init__(self, engine: Engine, kept: KeptKV | None = None) -> None:
-        self._engine, self._kept = engine, engine.kv.kept_in(None) if kept is None else kept
+    def __init__(self, engine: Engine, kept: PersistentKV | None = None) -> None:
+        self._engine, self._kept = engine, engine.kv.persistent_kv(None) if kept is None else kept
         stats, geometry = engine.stats(), engine.model.adapter.geometry
         self._together = max(1, min(_TOGETHER, stats.kv_budget_bytes // geometry.bytes_per_token // 4))
         self._lock = threading.RLock()
@@ -85,7 +85,7 @@ class Shelf:
             slots: dict[PieceKey, _Slot] = {}
             for piece in pieces:
                 parents = [slots[parent] for parent in piece.parents]
-                seen = [slot.key.handle for slot in parents], [slot.call.new_offset for slot in parents]
+                seen = [slot.key.handle for slot in parents], [slot.call.position for slot in parents]
                 author = "/".join([schema, *piece.module])
                 call = Prefill(piece.tokens, *seen, piece.start, author, "module", confidential=piece.confidential)
                 known = self._slots.get(piece.key)
@@ -128,7 +128,7 @@ class Shelf:
     def pin(self) -> None:
         """Bring everything to the device, and keep it there."""
         with self.brought(self._slots) as handles:
-            self._engine.kv.restore(list(handles.values()))
+            self._engine.kv.prefetch(list(handles.values()))
             with self._lock:
                 for slot in (self._slots[key] for key in handles.keys() & self._slots.keys()):
                     if not slot.pinned:
@@ -150,7 +150,7 @@ class Shelf:
             for slot in free:
                 self._give_up(slot)
             if files:
-                self._kept.discard([slot.key.id for slot in free])
+                self._kept.unpersist([slot.key.id for slot in free])
         self._kept.wait()
 
     def place(self, key: PieceKey) -> tuple[Place, bool]:
@@ -192,7 +192,7 @@ class Shelf:
                 return False
             try:
                 with self._engine.scope():
-                    self._engine.kv.adopt(slot.call, *found)
+                    self._engine.kv.import_kv(slot.call, *found)
                     self._take(slot, held)
             except InvalidRequestError:
                 self._kept.store.set_aside(slot.key.id, "holds other keys and values")
@@ -209,7 +209,7 @@ class Shelf:
                 for slot in together:
                     self._take(slot, held)
             if self._kept.store is not None:
-                self._kept.keep(handles, lost_too=True)
+                self._kept.persist(handles, lost_too=True)
                 if patient:
                     written(self._kept)
 
@@ -243,7 +243,7 @@ class Shelf:
             leases.release()
 
 
-def written(kept: KeptKV) -> None:
+def written(kept: PersistentKV) -> None:
     """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
     with suppress(ChoreoError):  # what was lost meanwhile is written another time
         kept.flush()
@@ -304,8 +304,8 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         """That encodes and answers."""
         store = None if folder is None else engine.kv.store(folder, disk_bytes)
         # A twin that re-encodes text has nothing to keep.
-        self._kept = engine.kv.kept_in(store if engine.method == "choreo" else None)
-        self._known: dict[str, tuple[CompiledSchema, Shelf]] = {}
+        self._kept = engine.kv.persistent_kv(store if engine.method == "choreo" else None)
+        self._known: dict[str, tuple[CompiledSchema, ModuleCache]] = {}
         self._lock = threading.Lock()
         """Of what is known and what shelves hold of it: both change together."""
 
@@ -336,21 +336,21 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         """
         compiled = compile_schema(schema, self.engine.model)
         with self._lock:
-            _, shelf = self._known.get(schema.name) or (compiled, Shelf(self.engine, self._kept))
-            shelf.know(schema.name, compiled.cached_pieces())
-            self._known[schema.name] = compiled, shelf
+            _, module_cache = self._known.get(schema.name) or (compiled, ModuleCache(self.engine, self._kept))
+            module_cache.know(schema.name, compiled.cached_pieces())
+            self._known[schema.name] = compiled, module_cache
         if encode == "eager":
-            missing = [piece.key for piece in compiled.cached_pieces() if shelf.place(piece.key)[0] == "nowhere"]
-            with shelf.brought(missing, patient=True):
+            missing = [piece.key for piece in compiled.cached_pieces() if module_cache.place(piece.key)[0] == "nowhere"]
+            with module_cache.brought(missing, patient=True):
                 pass
         return compiled
 
     def forget(self, schema: str) -> None:
         """Give a schema up, with all that is encoded of it; its files stay."""
-        _, shelf = self._find(schema)
+        _, module_cache = self._find(schema)
         with self._lock:
             self._known.pop(schema, None)
-            shelf.know(schema, ())
+            module_cache.know(schema, ())
 
     def load(self, schema: str, modules: Iterable[str] | None = None) -> None:
         """Bring modules to the device, from files if there are any.
@@ -359,14 +359,14 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
             schema: Whose.
             modules: Their names, with `/` between inner ones'; None: all, the schema's own text too.
         """
-        compiled, shelf = self._find(schema)
-        with shelf.brought(_named(compiled, modules), patient=True) as handles:
-            self.engine.kv.restore(list(handles.values()))
+        compiled, module_cache = self._find(schema)
+        with module_cache.brought(_named(compiled, modules), patient=True) as handles:
+            self.engine.kv.prefetch(list(handles.values()))
 
     def evict(self, schema: str, modules: Iterable[str] | None = None, *, files: bool = False) -> None:
         """Give modules up on the device and the host; with `files`, on disk, too. Pinned ones stay."""
-        compiled, shelf = self._find(schema)
-        shelf.evict(_named(compiled, modules), files=files)
+        compiled, module_cache = self._find(schema)
+        module_cache.evict(_named(compiled, modules), files=files)
 
     def pin(self, schema: str) -> None:
         """Bring all of a schema to the device, and keep it there."""
@@ -378,10 +378,12 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
 
     def modules(self, schema: str) -> list[EncodedModule]:
         """Where everything of a schema is."""
-        compiled, shelf = self._find(schema)
+        compiled, module_cache = self._find(schema)
         token_bytes = self.engine.model.adapter.geometry.bytes_per_token
         return [
-            EncodedModule(piece.key, piece.module, n := len(piece.tokens), n * token_bytes, *shelf.place(piece.key))
+            EncodedModule(
+                piece.key, piece.module, n := len(piece.tokens), n * token_bytes, *module_cache.place(piece.key)
+            )
             for piece in compiled.cached_pieces()
         ]
 
@@ -441,7 +443,7 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, schema: str) -> tuple[CompiledSchema, Shelf]:
+    def _find(self, schema: str) -> tuple[CompiledSchema, ModuleCache]:
         with self._lock:
             if (found := self._known.get(schema)) is not None:
                 return found
@@ -450,9 +452,9 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
 
     def _assembled(self, prompt: Prompt, *, lazy: bool) -> PromptView:
         """See `assemble`; if `lazy`, what is not imported is encoded in the step of the answer that reads it."""
-        compiled, shelf = found = self._find(prompt.schema.name)
+        compiled, module_cache = found = self._find(prompt.schema.name)
         assembly = compile_prompt(compiled, prompt, self.engine.model)
-        with shelf.brought(placed.key for placed in assembly.cached) as handles:
+        with module_cache.brought(placed.key for placed in assembly.cached) as handles:
             if self._find(prompt.schema.name) is not found:  # then these are pieces of another
                 raise InvalidRequestError(
                     f"schema {prompt.schema.name!r} was replaced meanwhile: read the prompt again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from choreo_agents.tracing import Ledger
+from choreo_agents.tracing import PerTenantCounters
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Counters:
     """Requests submitted and unfinished at the start of those steps, summed over them."""
     kv_bytes_read: int = 0
     """KV memory that steps have read: a segment once for all rows of a step that see it, ..."""
-    kv_bytes_read_alone: int = 0
+    kv_bytes_unshared: int = 0
     """... and what they would have read, had every row read its own view, as an engine without sharing does."""
     finished: int = 0
     cancelled: int = 0
@@ -41,7 +41,7 @@ class Counters:
 
 
 def count_step(
-    counters: Ledger[Counters],
+    counters: PerTenantCounters[Counters],
     rows: Mapping[str, int],
     sampled: Mapping[str, int],
     there: Mapping[str, int],
@@ -67,7 +67,7 @@ def count_step(
             counts.decode_unfinished += begun
 
 
-def count_encoded(counters: Ledger[Counters], encoded: Mapping[tuple[str, tuple[str, ...]], int]) -> None:
+def count_encoded(counters: PerTenantCounters[Counters], encoded: Mapping[tuple[str, tuple[str, ...]], int]) -> None:
     """Count tokens that a step has encoded, by tenants and by the names of what they count as."""
     for (tenant, names), tokens in encoded.items():
         for name in names:

@@ -16,22 +16,22 @@ from torch import Tensor
 from choreo_agents.attention.layout import Layout
 from choreo_agents.attention.packing import SentTables
 from choreo_agents.attention.step import AttentionBackend, StepAttention
-from choreo_agents.errors import CapacityError, DeviceLostError, told
+from choreo_agents.errors import CapacityError, DeviceLostError, error_text
 from choreo_agents.kv.copying import Arrival, LayeredCopy
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.models.adapter import ModelAdapter
-from choreo_agents.models.guides.masks import StepMasks
+from choreo_agents.models.constraints.masks import StepMasks
 from choreo_agents.models.lora import Adapted, LoraAdapter
-from choreo_agents.native.library import Kernels, found, parallel
+from choreo_agents.native.library import Kernels, available_kernels, parallel
 from choreo_agents.native.structs import DrawingStruct
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.passes import FixedPass, Passes, cuda_capture
 from choreo_agents.runtime.step import Row, Step, StepMaker, make_step
-from choreo_agents.sampling import BatchSampler, Chosen, Lottery, Sampler, Tickets, choose_tokens
+from choreo_agents.sampling import BatchSampler, Lottery, SampledToken, Sampler, Tickets, choose_tokens
 from choreo_agents.sampling.lottery import CONSTANTS
 from choreo_agents.synthesis.mapper import CacheMapper
-from choreo_agents.tracing import Ledger
+from choreo_agents.tracing import PerTenantCounters
 
 _CAUTIOUS_STEPS = 64
 """After the device ran out of memory, steps until a larger one is tried."""
@@ -41,14 +41,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Ran:
+class StepResult:
     """What came of a step."""
 
     rows: Sequence[Row]
     """That it had."""
     samplers: Samplers
     """By request number, for every row that samples."""
-    chosen: dict[int, Chosen] = field(default_factory=dict)
+    chosen: dict[int, SampledToken] = field(default_factory=dict)
     """By request, the token of every row that samples and did not fail."""
     failed: dict[int, Exception] = field(default_factory=dict)
     """By request, why it cannot go on."""
@@ -65,7 +65,7 @@ class Ran:
         return own or next((error for error in unread if error is not None), None)
 
 
-class Attempts:
+class StepRetry:
     """Runs each step until all its rows have run or failed for themselves.
 
         a step fails     it is run once more: writing the same keys again changes nothing, and samplers, asked again,
@@ -89,7 +89,7 @@ class Attempts:
         self._before: tuple[int | None, int] = None, 0
         """Both when this step began."""
 
-    def run(self, rows: Sequence[Row], arrivals: Sequence[Arrival], samplers: Samplers) -> Ran:
+    def run(self, rows: Sequence[Row], arrivals: Sequence[Arrival], samplers: Samplers) -> StepResult:
         """Run a step's rows.
 
         Args:
@@ -100,7 +100,7 @@ class Attempts:
         Raises:
             DeviceLostError: The device computes no more.
         """
-        ran = Ran(rows, samplers)
+        ran = StepResult(rows, samplers)
         self._before = self._most, self._cautious
         if self._most is None or _tokens(rows) <= self._most:
             self._attempt(rows, arrivals, ran, tries=2)
@@ -113,7 +113,7 @@ class Attempts:
         self._grow_bolder()
         return ran
 
-    def _attempt(self, part: Sequence[Row], arrivals: Sequence[Arrival], ran: Ran, tries: int) -> None:
+    def _attempt(self, part: Sequence[Row], arrivals: Sequence[Arrival], ran: StepResult, tries: int) -> None:
         """Run a part of a step as often as this; if it fails, its halves, and who stands alone is to blame."""
         rows = list(part)
         for row in part if ran.failed else ():
@@ -135,7 +135,7 @@ class Attempts:
             ran.passes.append((len(rows), _tokens(rows), failure))
             if not self._executor.answers():
                 raise DeviceLostError(
-                    f"the device computes no more ({told(failure)}): load the engine again, in a new process"
+                    f"the device computes no more ({error_text(failure)}): load the engine again, in a new process"
                 ) from failure
             full = is_out_of_memory(failure)
             if full:
@@ -154,14 +154,14 @@ class Attempts:
             # Who stands alone is not given up for a failure that comes and goes.
             self._attempt(half, _read_by(half, arrivals), ran, tries=2 if len(half) == 1 else 1)
 
-    def _give_up(self, rows: Sequence[Row], failure: Exception, ran: Ran) -> None:
+    def _give_up(self, rows: Sequence[Row], failure: Exception, ran: StepResult) -> None:
         """Who stands alone has failed, at most one."""
         ran.failed |= {row.number: failure for row in rows}
         if isinstance(failure, CapacityError):
             # A token alone: it is what it reads that is too much, and no reason for others' steps to be small.
             self._most, self._cautious = self._before
 
-    def _bring(self, arrival: Arrival, ran: Ran) -> None:
+    def _bring(self, arrival: Arrival, ran: StepResult) -> None:
         """Bring what no row that ran has read; if it cannot be brought, it stays undone."""
         try:
             self._executor.run(make_step([], [arrival]), {})
@@ -188,7 +188,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether it, or what it comes from, says that device or host have no memory left for what a pass computes with."""
     causes: list[BaseException] = [error]
     for each in causes:
-        said = told(each).lower()
+        said = error_text(each).lower()
         is_said = isinstance(each, RuntimeError) and ("out of memory" in said or "allocate memory" in said)
         if is_said or isinstance(each, MemoryError | torch.OutOfMemoryError):
             return True
@@ -211,8 +211,8 @@ def _forget_locals(failure: BaseException) -> None:
 
 def _no_memory(cause: Exception) -> CapacityError:
     error = CapacityError(
-        f"the device has no memory left for a step of one token: {told(cause)}. Release messages, give the engine a "
-        "smaller kv_budget_bytes, or try again when others have ended"
+        f"the device has no memory left for a step of one token: {error_text(cause)}. Release messages, give the "
+        "engine a smaller kv_budget_bytes, or try again when others have ended"
     )
     error.__cause__ = cause
     return error
@@ -281,7 +281,7 @@ class Executor:
         adapter: ModelAdapter,
         pool: KVPool,
         backend: AttentionBackend,
-        counters: Ledger[Counters],
+        counters: PerTenantCounters[Counters],
         loras: Mapping[str, LoraAdapter],
         mappers: Mapping[str, CacheMapper],
         *,
@@ -299,7 +299,7 @@ class Executor:
         self.forward = Forward(adapter, pool, backend, counters, self.passes, loras, ahead=ahead)
         self._mappers = mappers
 
-    def run(self, step: Step, samplers: Samplers) -> dict[int, Chosen]:
+    def run(self, step: Step, samplers: Samplers) -> dict[int, SampledToken]:
         """Encode the step's tokens and return each sampling request's next token.
 
         Args:
@@ -313,7 +313,7 @@ class Executor:
                 return {}
             numbers = [row.number for row in step.rows if row.samples]
             asked = [samplers[number] for number in numbers]
-            with self._masks.filling(sampler.guide for sampler in asked):
+            with self._masks.filling(sampler.constraint for sampler in asked):
                 logits = self.forward.logits(step, arriving.wait)
             meanwhile = self.forward.meanwhile
             if meanwhile is not None:
@@ -357,7 +357,7 @@ class Executor:
 
 def lottery_on(device: torch.device) -> Lottery | None:
     """That of a device: kernels in Triton on a GPU, those in C on a CPU; None if there are none."""
-    made, kernels = Lottery.on(device), found()
+    made, kernels = Lottery.on(device), available_kernels()
     if made is not None or device.type != "cpu" or isinstance(kernels, str):
         return made
     return native_lottery(kernels[0])
@@ -413,7 +413,7 @@ class Forward:
         adapter: ModelAdapter,
         pool: KVPool,
         backend: AttentionBackend,
-        counters: Ledger[Counters],
+        counters: PerTenantCounters[Counters],
         passes: Passes,
         loras: Mapping[str, LoraAdapter],
         *,
@@ -491,7 +491,7 @@ class Forward:
             logits = last.recurring.logits(tickets.guesses, positions, last.attention, step.wanted)
         except Exception as error:  # the step itself has not failed: whatever it is, the next pass will meet it
             self._is_refused = True
-            _log.warning("a step could not be begun ahead: %s", told(error))
+            _log.warning("a step could not be begun ahead: %s", error_text(error))
             return
         self._last = last._replace(further=last.further + 1, is_ahead=True)
         self._ahead = _Ahead(step, tickets, self._last, logits)
@@ -521,7 +521,7 @@ class Forward:
             if tenants is not None and tenant not in tenants:
                 continue  # it has left
             self._counters.add(tenant, "kv_bytes_read", shared)
-            self._counters.add(tenant, "kv_bytes_read_alone", alone)
+            self._counters.add(tenant, "kv_bytes_unshared", alone)
 
     def _attention(self, step: Step, wait: Wait) -> _Last:
         """The step's attention: that of the step before, if it can go on one token further. And its pass, if passes of

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from choreo_agents.errors import CapacityError, ChoreoError, DeviceLostError, EngineClosedError, told
+from choreo_agents.errors import CapacityError, ChoreoError, DeviceLostError, EngineClosedError, error_text
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
+from choreo_agents.runtime.active_requests import ActiveRequests, Completion, Reclaimer, failed
 from choreo_agents.runtime.counters import count_encoded, count_step
-from choreo_agents.runtime.executor import Attempts, Executor, Ran
+from choreo_agents.runtime.executor import Executor, StepResult, StepRetry
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import (
@@ -26,16 +27,15 @@ from choreo_agents.runtime.scheduler import (
     require_sound,
 )
 from choreo_agents.runtime.step import Row
-from choreo_agents.runtime.timetable import Timetable
-from choreo_agents.runtime.under_way import Endings, Reclaimer, UnderWay, failed
-from choreo_agents.sampling import Chosen, Sampler
+from choreo_agents.runtime.step_trace import StepTrace
+from choreo_agents.sampling import SampledToken, Sampler
 from choreo_agents.tracing import EventSink, FirstToken, StepFailed, StepRan, guarded
 
 DISK_PATIENCE_S, PAUSE_S = 1.0, 0.005
 """Seconds between two looks at what should have been notified of."""
-Watch = Callable[[Sequence[tuple[Request, int]]], None]
+StepObserver = Callable[[Sequence[tuple[Request, int]]], None]
 """Is told of a step: requests, and how many tokens of each."""
-Planned = tuple[SchedulingPolicy, Limits, Timetable | None]
+Planned = tuple[SchedulingPolicy, Limits, StepTrace | None]
 
 
 class EngineLoop:
@@ -59,12 +59,12 @@ class EngineLoop:
         self._ended = lock.condition()
         """Notified whenever a request has ended."""
         pool = executor.pool
-        endings = Endings(pool, executor.counters, self._emit, self._ended)
-        self._under_way = UnderWay(pool, reclaimer, endings, self._emit)
+        endings = Completion(pool, executor.counters, self._emit, self._ended)
+        self._under_way = ActiveRequests(pool, reclaimer, endings, self._emit)
         self._next = NextSteps(pool, self._under_way, lock, self._changed, planned)
-        self._went_on: Mapping[int, Chosen] | None = None
+        self._went_on: Mapping[int, SampledToken] | None = None
         """What the last step has sampled, if none of its requests has ended or failed with it."""
-        self._attempts = Attempts(executor)
+        self._attempts = StepRetry(executor)
         self._closed = False
         self._failure: ChoreoError | None = None
         """What has ended it, if that was not `close`."""
@@ -98,8 +98,8 @@ class EngineLoop:
         """Let the loop look again at what waits; from any thread, without the lock."""
         self._changed.set()
 
-    def hurry(self, request: Request, priority: int) -> None:
-        self._under_way.hurry(request, priority)
+    def raise_priority(self, request: Request, priority: int) -> None:
+        self._under_way.raise_priority(request, priority)
 
     def drop_tenant(self, tenant: str) -> None:
         """Fail a tenant's requests with `EngineClosedError`; on another thread, return when none of them runs."""
@@ -118,7 +118,7 @@ class EngineLoop:
         return len(self._under_way)
 
     @property
-    def watches(self) -> list[Watch]:
+    def watches(self) -> list[StepObserver]:
         """Who is told of every step that is about to run."""
         return self._next.watches
 
@@ -190,11 +190,11 @@ class EngineLoop:
             self._account(rows, arrivals, ran, started, unfinished)
 
     def _account(
-        self, rows: Sequence[Row], arrivals: Sequence[Arrival], ran: Ran, started: float, unfinished: int
+        self, rows: Sequence[Row], arrivals: Sequence[Arrival], ran: StepResult, started: float, unfinished: int
     ) -> None:
         now = time.perf_counter()
         for tried, tokens, error in ran.passes:
-            self._emit(StepFailed(now, tried, tokens, told(error)))
+            self._emit(StepFailed(now, tried, tokens, error_text(error)))
         there = Counter([request.tenant for request in self._under_way if request.submitted_s <= started])
         own = Counter([row.tenant for row in rows])
         sampled = own if len(ran.chosen) == len(rows) else Counter(r.tenant for r in rows if r.number in ran.chosen)
@@ -233,7 +233,7 @@ class EngineLoop:
         total = sum(len(row.tokens) for row in rows)
         self._emit(StepRan(now, now - started, len(rows), len(ran.chosen), total, unfinished))
 
-    def _take(self, request: Request, chosen: Chosen, now: float) -> None:
+    def _take(self, request: Request, chosen: SampledToken, now: float) -> None:
         """A step has sampled a token of a request."""
         if request.first_token_s is None:
             self._emit(FirstToken(now, request.number, now - request.submitted_s))
@@ -278,17 +278,17 @@ class NextSteps:
     """
 
     def __init__(
-        self, pool: KVPool, under_way: UnderWay, lock: EngineLock, changed: threading.Event, planned: Planned
+        self, pool: KVPool, under_way: ActiveRequests, lock: EngineLock, changed: threading.Event, planned: Planned
     ) -> None:
         self._pool, self._under_way = pool, under_way
         self._lock, self._changed = lock, changed
-        self._policy, self._limits, self._timetable = planned
-        self.watches: list[Watch] = [] if self._timetable is None else [self._timetable.record]
+        self._policy, self._limits, self._step_trace = planned
+        self.watches: list[StepObserver] = [] if self._step_trace is None else [self._step_trace.record]
         """Are told of every step that is about to run, if anybody is."""
         self._steady: Steady | None = None
         """The last step, if the next one may be the same a token further."""
 
-    def decide(self, went_on: Mapping[int, Chosen] | None = None) -> NextStep:
+    def decide(self, went_on: Mapping[int, SampledToken] | None = None) -> NextStep:
         """The next step.
 
         Args:
@@ -349,9 +349,9 @@ class NextSteps:
         return plan
 
     @property
-    def _prescribed(self) -> Timetable | None:
+    def _prescribed(self) -> StepTrace | None:
         """The timetable, if it says what the next step is."""
-        return self._timetable if self._timetable is not None and self._timetable.is_kept_to else None
+        return self._step_trace if self._step_trace is not None and self._step_trace.is_kept_to else None
 
     def _admit(self, request: Request, chunks: Mapping[int, int]) -> CapacityError | None:
         """Let a request run that waits, if it can begin; why it never can, if nothing runs that would make room."""
@@ -393,7 +393,7 @@ class Steady:
             return False
         return all(row.samples and len(row.tokens) == 1 for row in rows)
 
-    def further(self, chosen: Mapping[int, Chosen]) -> list[Row] | None:
+    def further(self, chosen: Mapping[int, SampledToken]) -> list[Row] | None:
         """The next step's rows; None if something has happened, so that it has to be decided anew.
 
         Args:

@@ -24,7 +24,7 @@ from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.layout import Layout
 from choreo_agents.attention.packing import SentTables
 from choreo_agents.attention.step import AttentionBackend, StepAttention
-from choreo_agents.errors import told
+from choreo_agents.errors import error_text
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.lean.made_of import MadeOf
@@ -190,7 +190,7 @@ class Passes:
         try:
             found.capture(attention, capture)
         except Exception as error:  # whatever a model does that cannot be captured
-            self._capture, self.why = None, f"a pass cannot be captured: {told(error)}"
+            self._capture, self.why = None, f"a pass cannot be captured: {error_text(error)}"
             _log.warning("passes run launch by launch: %s", self.why)
             return
         if self._made_of is None:

@@ -15,7 +15,7 @@ from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.sampling import Chosen, Sampler, Sampling
+from choreo_agents.sampling import SampledToken, Sampler, Sampling
 
 FinishReason = Literal["stop", "length"]
 """Why a decode has ended: by itself, with an end token, a text to stop at or an answer from a list; or cut, since it
@@ -159,7 +159,7 @@ class Request:
     is_foreign: bool = False
     """Whether another model has said what it encodes."""
     label: str = ""
-    """What it is called in every run of the same program, whatever the words (see `Timetable`)."""
+    """What it is called in every run of the same program, whatever the words (see `StepTrace`)."""
     tenant: str = ""
     """Who may read what an error says of it."""
     priority: int = 0
@@ -168,7 +168,7 @@ class Request:
     """How many of a higher priority came after it and were put before it."""
     deadlines: dict[Future[Any], float] = field(default_factory=dict)
     """When who waits for it gives up, as `time.perf_counter` counts."""
-    listeners: list[Callable[[Chosen], None]] = field(default_factory=list)
+    listeners: list[Callable[[SampledToken], None]] = field(default_factory=list)
     """Called with every sampled token, on the engine's thread; they must not raise."""
     submitted_s: float = field(default_factory=time.perf_counter)
     begun_s: float | None = None
@@ -178,7 +178,7 @@ class Request:
     segment: Segment | None = None
     tokens: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
-    chosen: list[Chosen] = field(default_factory=list)
+    chosen: list[SampledToken] = field(default_factory=list)
     """The sampled tokens with what else is to be known of them."""
     ended: bool = False
     again: bool = False
@@ -214,7 +214,7 @@ class Request:
     def _say(self, decoding: Decoding, known: Sequence[int]) -> None:
         """It says what was said before: no step has to sample that."""
         for token in known:
-            chosen = Chosen(token)
+            chosen = SampledToken(token)
             for listener in self.listeners if self.take(chosen) else ():
                 listener(chosen)
             if self.ended:
@@ -274,11 +274,11 @@ class Request:
         if segment is None or binding is None or segment.encoded + tokens > segment.capacity:
             raise KVMemoryError(f"a request encoded {tokens} tokens more than it has room for")
         segment.encoded += tokens
-        payer = self.payer() if self.readers else self
+        billed_request = self.billed_request() if self.readers else self
         for name in self.counted_as:
-            payer.charges[name] += tokens
-        if payer is not self:
-            payer.for_others[segment] += tokens
+            billed_request.charges[name] += tokens
+        if billed_request is not self:
+            billed_request.for_others[segment] += tokens
 
     @cached_property
     def counted_as(self) -> tuple[str, ...]:
@@ -287,7 +287,7 @@ class Request:
             return ("tokens_recomputed" if self.again else "tokens_mapped",)
         return ("tokens_encoded", "tokens_of_other_models") if self.is_foreign else ("tokens_encoded",)
 
-    def payer(self) -> Request:
+    def billed_request(self) -> Request:
         """Of all calls that wait for it, or for what waits for it, the first submitted; itself, if there is none."""
         calls: list[Request] = []
         seen: set[Request] = {self}
@@ -333,7 +333,7 @@ class Request:
             self.futures.remove(future)
         return gone
 
-    def take(self, chosen: Chosen) -> bool:
+    def take(self, chosen: SampledToken) -> bool:
         """Append a sampled token, and the closing ones if it was the last; whether it is part of the message."""
         decoding, token, sampled = self.decoding, chosen.token, self.sampled
         assert decoding is not None and not self.ended
@@ -369,7 +369,7 @@ class Decoding:
     sampling: Sampling
     sampler: Sampler
     stop_tokens: frozenset[int]
-    closing: tuple[int, ...]
+    turn_suffix: tuple[int, ...]
     """Tokens that the message ends with, whether the model produces them or not."""
     stop_text: Callable[[int], bool] | None = None
     """Told every sampled token, in order: whether a text to stop at is complete with it."""
@@ -380,7 +380,7 @@ class Decoding:
     thoughts: int = 0
     """How many of tokens that are forced come before the answer."""
     complete: bool = False
-    """Whether tokens that are forced are an answer that a guide ends, however many there may be."""
+    """Whether tokens that are forced are an answer that a constraint ends, however many there may be."""
     known: tuple[int, ...] | None = None
     """What it says, if that is known before: it is encoded as a prompt is. None: it samples."""
     seed: int = 0
@@ -392,14 +392,14 @@ class Decoding:
 
     def __post_init__(self) -> None:
         sampling = self.sampling
-        led = sampling.forced is not None or self.sampler.guide is not None or self.stop_text is not None
+        led = sampling.forced_token_ids is not None or self.sampler.constraint is not None or self.stop_text is not None
         self._is_plain = not (led or self.complete or sampling.choices or self.thoughts)
 
     @property
     def longest(self) -> int:
         """Tokens that it can add at most, closing ones included."""
-        guide = self.sampler.guide
-        return (self.sampling.longest if guide is None else guide.longest) + len(self.closing)
+        constraint = self.sampler.constraint
+        return (self.sampling.longest if constraint is None else constraint.longest) + len(self.turn_suffix)
 
     def ends(self, sampled: list[int]) -> bool:
         """Whether these are all the tokens to sample; asked once after each."""
@@ -408,11 +408,11 @@ class Decoding:
             is_full = len(sampled) >= self.sampling.max_tokens
             self.cut = is_full and not is_end
             return is_end or is_full
-        sampling, guide = self.sampling, self.sampler.guide
-        forced = sampling.forced
-        if forced is None and guide is not None:
-            self.cut = guide.cut
-            return guide.done
+        sampling, constraint = self.sampling, self.sampler.constraint
+        forced = sampling.forced_token_ids
+        if forced is None and constraint is not None:
+            self.cut = constraint.cut
+            return constraint.done
         stopped = self.stop_text is not None and self.stop_text(sampled[-1])
         stopped = stopped or sampled[-1] in self.stop_tokens
         is_full = len(sampled) - self.thoughts >= sampling.max_tokens
@@ -428,19 +428,19 @@ class Decoding:
     @property
     def is_silent(self) -> bool:
         """Whether it samples nothing: the message is its header, and what closes it."""
-        return self.sampling.forced is not None and not self.sampling.forced
+        return self.sampling.forced_token_ids is not None and not self.sampling.forced_token_ids
 
     def leaves_out_last(self, sampled: list[int]) -> bool:
         """Whether the last of all sampled tokens only says that the model is done, in a way that its turn does not."""
-        if self.sampling.forced is not None or sampled[-1] not in self.left_out:
+        if self.sampling.forced_token_ids is not None or sampled[-1] not in self.left_out:
             return False
-        return self.missing_end(sampled) == self.closing
+        return self.missing_end(sampled) == self.turn_suffix
 
     def missing_end(self, sampled: list[int]) -> tuple[int, ...]:
         """The closing tokens that the model has not produced itself."""
         if sampled and sampled[-1] in self.closes:
             return ()
-        for have in range(min(len(self.closing), len(sampled)), 0, -1):
-            if tuple(sampled[-have:]) == self.closing[:have]:
-                return self.closing[have:]
-        return self.closing
+        for have in range(min(len(self.turn_suffix), len(sampled)), 0, -1):
+            if tuple(sampled[-have:]) == self.turn_suffix[:have]:
+                return self.turn_suffix[have:]
+        return self.turn_suffix

@@ -16,9 +16,9 @@ from choreo_agents.errors import InvalidRequestError
 class Limits:
     """Bounds of one step."""
 
-    step_tokens: int = 512
+    max_batched_tokens: int = 512
     """Tokens encoded in one step at most, and so requests too: each gets at least one."""
-    rows: int = 256
+    max_num_seqs: int = 256
     """Requests served at once at most."""
 
 
@@ -94,7 +94,7 @@ class FirstComeFirstServed:
         admitted: list[Waiting] = []
         blocked: Waiting | None = None
         for request in waiting:
-            if len(running) + len(admitted) >= min(limits.rows, limits.step_tokens):
+            if len(running) + len(admitted) >= min(limits.max_num_seqs, limits.max_batched_tokens):
                 break
             if not request.ready:
                 continue
@@ -109,7 +109,7 @@ class FirstComeFirstServed:
                     break
         stuck = (blocked.number,) if blocked is not None and not running and not admitted else ()
         active = [(r.number, r.pending) for r in running] + [(r.number, r.pending) for r in admitted]
-        left = limits.step_tokens - len(active)
+        left = limits.max_batched_tokens - len(active)
         assert left >= 0 and all(pending >= 1 for _, pending in active)
         chunks: list[tuple[int, int]] = []
         for number, pending in active:
@@ -119,7 +119,7 @@ class FirstComeFirstServed:
         whole = {number for (number, count), (_, pending) in zip(chunks, active, strict=True) if count == pending}
         for request in waiting if blocked is None else ():
             if not request.ready and request.after and whole.issuperset(request.after):
-                if not left or len(chunks) >= limits.rows or request.room > free_tokens:
+                if not left or len(chunks) >= limits.max_num_seqs or request.room > free_tokens:
                     break
                 free_tokens -= request.room
                 admitted.append(request)
@@ -143,8 +143,11 @@ def require_sound(plan: Plan, waiting: Sequence[Waiting], running: Sequence[Runn
         (len(dict(plan.chunks)) < len(counts), f"serves a request twice: {plan.chunks}"),
         (not served.issuperset(dict(plan.chunks)), f"serves requests that do not run: {plan.chunks}"),
         (min(counts, default=1) < 1, f"gives a request no token: {plan.chunks}"),
-        (sum(counts) > limits.step_tokens, f"encodes {sum(counts)} tokens, at most {limits.step_tokens} fit a step"),
-        (len(served) > limits.rows, f"serves {len(served)} requests, at most {limits.rows} may run"),
+        (
+            sum(counts) > limits.max_batched_tokens,
+            f"encodes {sum(counts)} tokens, at most {limits.max_batched_tokens} fit a step",
+        ),
+        (len(served) > limits.max_num_seqs, f"serves {len(served)} requests, at most {limits.max_num_seqs} may run"),
     )
     for is_so, complaint in wrong:
         if is_so:

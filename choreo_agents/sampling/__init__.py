@@ -1,15 +1,21 @@
 """How the next token is chosen."""
 
+from choreo_agents.sampling.constraints.answers import AnswerPaths, ChoiceConstraint
+from choreo_agents.sampling.constraints.base import (
+    Allowed,
+    AnswerConstraint,
+    ConstrainedAnswer,
+    FreeAnswer,
+    TokenConstraint,
+)
+from choreo_agents.sampling.constraints.grammar import Grammar
+from choreo_agents.sampling.constraints.thinking import BLANK_LINES, Phase, ThinkingConstraint
 from choreo_agents.sampling.draw import Draw
-from choreo_agents.sampling.guiding.answers import AnswerGuide, AnswerPaths
-from choreo_agents.sampling.guiding.grammar import Grammar
-from choreo_agents.sampling.guiding.guides import Allowed, FreeAnswer, Guide, GuidedAnswer, TokenGuide
-from choreo_agents.sampling.guiding.thoughts import BLANK_LINES, Phase, ThoughtsGuide
 from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.parameters import Sampling, checkpoint_sampling
 from choreo_agents.sampling.sampler import (
     BatchSampler,
-    Chosen,
+    SampledToken,
     Sampler,
     SamplerCall,
     TokenSampler,
@@ -20,23 +26,23 @@ from choreo_agents.sampling.sampler import (
 __all__ = [
     "BLANK_LINES",
     "Allowed",
-    "AnswerGuide",
+    "AnswerConstraint",
     "AnswerPaths",
     "BatchSampler",
-    "Chosen",
+    "ChoiceConstraint",
+    "ConstrainedAnswer",
     "Draw",
     "FreeAnswer",
     "Grammar",
-    "Guide",
-    "GuidedAnswer",
     "Lottery",
     "Phase",
+    "SampledToken",
     "Sampler",
     "SamplerCall",
     "Sampling",
-    "ThoughtsGuide",
+    "ThinkingConstraint",
     "Tickets",
-    "TokenGuide",
+    "TokenConstraint",
     "TokenSampler",
     "checkpoint_sampling",
     "choose_tokens",

@@ -38,7 +38,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DrawColumns:
     """What some rows ask for, as columns."""
 
     draws: Sequence[Draw]
@@ -50,23 +50,23 @@ class Asked:
     """The exponents that min-p asks for, likewise, in fp32."""
 
     @staticmethod
-    def by(draws: Sequence[Draw], device: torch.device) -> Asked:
+    def by(draws: Sequence[Draw], device: torch.device) -> DrawColumns:
         """What these ask for, on a device."""
         wanted = [draw.sampling for draw in draws]
         columns = torch.tensor([numbers(each) for each in wanted], dtype=torch.float64).to(device)
         scales, least_exponents, top_p = columns.T[..., None]
-        return Asked(
+        return DrawColumns(
             draws,
             scales.to(torch.float32),
             top_p if any(each.top_p < 1.0 for each in wanted) else None,
             least_exponents.to(torch.float32) if any(each.min_p for each in wanted) else None,
         )
 
-    def of(self, rows: Sequence[int]) -> Asked:
+    def of(self, rows: Sequence[int]) -> DrawColumns:
         """What some of the rows ask for."""
         where = slice(rows[0], rows[-1] + 1) if are_in_a_row(rows) else list(rows)
         top_p, least = (None if column is None else column[where] for column in (self.top_p, self.least))
-        return Asked([self.draws[row] for row in rows], self.scale[where], top_p, least)
+        return DrawColumns([self.draws[row] for row in rows], self.scale[where], top_p, least)
 
 
 def numbers(sampling: Sampling) -> tuple[float, float, float]:

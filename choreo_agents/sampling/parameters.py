@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from choreo_agents.arguments import Options
-from choreo_agents.sampling.guiding.grammar import Grammar
+from choreo_agents.sampling.constraints.grammar import Grammar
 
 MOST_LOGPROBS = 64
 MOST_ANSWERS = 4096
@@ -50,13 +50,13 @@ class Sampling(Options):
     """Same seed, same tokens, whoever shares the batch. None: derived from the engine's seed and the call."""
     stop_tokens: tuple[int, ...] | None = None
     """Tokens after which the message ends; they are part of it. None: the model's own end tokens, of which the message
-    of a call with a `closing` keeps those that begin it."""
+    of a call with a `turn_suffix` keeps those that begin it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts after which the message ends, besides; they are part of it. Special tokens have no text here."""
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Keep the log-probability of every token that was sampled, and of this many of the likeliest in its place. They
     are the model's own: of before penalties, temperature and filters."""
-    forced: tuple[int, ...] | None = None
+    forced_token_ids: tuple[int, ...] | None = Field(default=None, serialization_alias="forced")
     """Take exactly these tokens instead of sampling, at the full price of every step: to replay what was sampled, which
     may be nothing, and for fair timing."""
     n: int = Field(default=1, ge=1, le=MOST_ANSWERS)
@@ -65,33 +65,34 @@ class Sampling(Options):
     choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The allowed answers: the text that is sampled ends with one of them, and the decode with it. A longer choice may
     follow a shorter one that starts it, unless the model ends there; an end token that has a text of its own then
-    stands behind the answer, unless a `closing` takes its place. Whatever is `forced` is taken as it is."""
-    lead: str = ""
+    stands behind the answer, unless a `turn_suffix` takes its place. Whatever is `forced_token_ids` is taken as it
+    is."""
+    answer_prefix: str = Field(default="", serialization_alias="lead")
     """Text that the answer comes after, as in "I vote for". The model writes freely until its text ends with it; where
     it would stop before, or has just enough tokens left, the lead is forced. Empty: the answer is all that is
     sampled."""
 
-    guide: Grammar | None = None
+    constraint: Grammar | None = Field(default=None, serialization_alias="guide")
     """What all of the answer must be: `{"json_schema": {...}}`, `{"regex": "..."}` or `{"grammar": "..."}`, in Lark's
     notation. It may start with a space, as headers end without one, unless a grammar says how it starts; JSON is
     written as `json.dumps` writes it. The decode ends with it, and where it may end at a text of `stop`, or at
-    `max_tokens`; cut elsewhere it fails with `GuideError`. Needs the extra `guided`. Whatever is `forced` is taken as
-    it is."""
+    `max_tokens`; cut elsewhere it fails with `ConstraintError`. Needs the extra `guided`. Whatever is
+    `forced_token_ids` is taken as it is."""
 
     @model_validator(mode="after")
     def _leads_to_something(self) -> Sampling:
-        if self.choices and self.guide is not None:
-            raise ValueError("choices and a guide both say what the whole answer is: leave one of them out")
-        if self.lead and not self.choices:
+        if self.choices and self.constraint is not None:
+            raise ValueError("choices and a constraint both say what the whole answer is: leave one of them out")
+        if self.answer_prefix and not self.choices:
             raise ValueError(
-                f"lead {self.lead!r} leads to no answer: give the allowed ones as choices, or leave it out"
+                f"lead {self.answer_prefix!r} leads to no answer: give the allowed ones as choices, or leave it out"
             )
         return self
 
     @property
     def is_bounded(self) -> bool:
         """Whether somebody has said how many tokens it samples at most."""
-        return "max_tokens" in self.model_fields_set or self.forced is not None
+        return "max_tokens" in self.model_fields_set or self.forced_token_ids is not None
 
     def within(self, room: int) -> Sampling:
         """The same, with no more tokens than there is room for, where nobody has said how many."""
@@ -114,7 +115,7 @@ class Sampling(Options):
     @property
     def longest(self) -> int:
         """Tokens that it lets a decode sample at most."""
-        return self.max_tokens if self.forced is None else len(self.forced)
+        return self.max_tokens if self.forced_token_ids is None else len(self.forced_token_ids)
 
 
 def checkpoint_sampling(said: Mapping[str, Any]) -> Sampling:

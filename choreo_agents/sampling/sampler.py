@@ -11,17 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.contest import Contest, exact_weights
-from choreo_agents.sampling.draw import Asked, Draw
+from choreo_agents.sampling.constraints.base import AnswerConstraint
+from choreo_agents.sampling.draw import Draw, DrawColumns
 from choreo_agents.sampling.elementary import LOG2_E
-from choreo_agents.sampling.guiding.guides import Guide
+from choreo_agents.sampling.gumbel_max import GumbelMax, exact_weights
 from choreo_agents.sampling.likeliest import CHUNK, highest, highest_few
 from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.noise import noise_key
+from choreo_agents.sampling.nucleus_filter import NucleusFilter
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.penalties import CountedTokens
 from choreo_agents.sampling.rows import HIGHEST, StepRows
-from choreo_agents.sampling.sieve import Sieve
 from choreo_agents.sampling.workspace import Workspace
 
 _FEW = 128
@@ -32,7 +32,7 @@ _STEP = 32
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SampledToken:
     """A token that was sampled, with the model's log-probabilities in its place if they were asked for."""
 
     token: int
@@ -45,10 +45,10 @@ class Chosen:
 class Sampler(Protocol):
     """Chooses the tokens of one request. A `TokenSampler` is served together with others, any other asked by itself."""
 
-    guide: Guide | None
+    constraint: AnswerConstraint | None
     """Says which may be chosen; None: any."""
 
-    def choose(self, logits: Tensor) -> Chosen:
+    def choose(self, logits: Tensor) -> SampledToken:
         """The next token for [vocabulary] logits.
 
         Asked again before `take`, by a step that is run again after a failure, it says the same.
@@ -75,9 +75,9 @@ class SamplerCall:
     header: tuple[int, ...]
     """What it starts with."""
     sampling: Sampling
-    guide: Callable[[], Guide] | None
+    constraint: Callable[[], AnswerConstraint] | None
     """Makes what says which tokens may be chosen; None: any may."""
-    watch: Callable[[Tensor], None] | None
+    logits_callback: Callable[[Tensor], None] | None
     """To be shown the logits before each choice."""
 
 
@@ -93,17 +93,18 @@ class TokenSampler:
         sampling: Sampling,
         seed: int,
         seen: Iterable[int] = (),
-        watch: Callable[[Tensor], None] | None = None,
-        guide: Guide | None = None,
+        logits_callback: Callable[[Tensor], None] | None = None,
+        constraint: AnswerConstraint | None = None,
     ) -> None:
         """Random numbers are those of `seed`; `seen` are the tokens before the answer, for the repetition penalty.
 
-        `watch` is shown the logits before each choice. `guide` says which tokens may be chosen; forced ones always.
+        `watch` is shown the logits before each choice. `constraint` says which tokens may be chosen; forced ones
+        always.
         """
         self.sampling = sampling
-        self.guide = guide if sampling.forced is None else None
+        self.constraint = constraint if sampling.forced_token_ids is None else None
         self._seed = seed
-        self._watch = watch
+        self._watch = logits_callback
         self._taken = 0
         self.played: tuple[int, ...] = ()
         """What was chosen when the same was asked before, from the first token on: it is chosen again."""
@@ -114,7 +115,7 @@ class TokenSampler:
         self._seen = tuple(seen) if sampling.repetition_penalty != 1.0 else ()
         self._counted: CountedTokens | None = None
 
-    def choose(self, logits: Tensor) -> Chosen:
+    def choose(self, logits: Tensor) -> SampledToken:
         """The next token for [vocabulary] logits: the same as in any batch, and if it is asked again before `take`."""
         return choose_tokens([self], logits[None], BatchSampler())[0]
 
@@ -128,27 +129,27 @@ class TokenSampler:
 
     def forced(self) -> int | None:
         """The next token, if it is not to be chosen."""
-        if self.sampling.forced is not None:
-            return self.sampling.forced[self._taken]
+        if self.sampling.forced_token_ids is not None:
+            return self.sampling.forced_token_ids[self._taken]
         return self.played[self._taken] if self._taken < len(self.played) else None
 
     def draw(self, logits: Tensor) -> Draw:
         """What is to be drawn from the [vocabulary] logits. Asked again, it draws from the same random numbers."""
-        mask, allowed = None, None if self.guide is None else self.guide.allowed()
+        mask, allowed = None, None if self.constraint is None else self.constraint.allowed()
         if isinstance(allowed, Tensor):
             mask = allowed.to(logits.device)
         elif allowed is not None:
-            assert allowed, "a guide must allow a token"
+            assert allowed, "a constraint must allow a token"
             mask = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
             mask[list(allowed)] = True
         penalties = None if self._counted is None else self._counted.penalties()
         return Draw(self.sampling, noise_key(self._seed, self._taken), mask, penalties)
 
     def refuses(self, token: int) -> bool:
-        """Whether the guide wants another token in the place of the one that was drawn; not twice in one place."""
-        if self.guide is None or self._is_refused:
+        """Whether the constraint wants another token in the place of the one that was drawn; not twice in one place."""
+        if self.constraint is None or self._is_refused:
             return False
-        self._is_refused = self.guide.refuses(token)
+        self._is_refused = self.constraint.refuses(token)
         return self._is_refused
 
     def take(self, token: int) -> None:
@@ -157,8 +158,8 @@ class TokenSampler:
         self._is_shown = self._is_refused = False
         if self._counted is not None:
             self._counted.add(token)
-        if self.guide is not None:
-            self.guide.take(token)
+        if self.constraint is not None:
+            self.constraint.take(token)
 
     def withdraw(self) -> None:
         """See `Sampler`: what it knows concerns nobody else."""
@@ -169,9 +170,9 @@ def choose_tokens(
     logits: Tensor,
     batch: BatchSampler,
     meanwhile: Callable[[Tickets], None] | None = None,
-) -> list[Chosen]:
+) -> list[SampledToken]:
     """The next token of each request, for [requests, vocabulary] logits in the same order; see `BatchSampler.draw`."""
-    chosen: dict[int, Chosen] = {}
+    chosen: dict[int, SampledToken] = {}
     drawn: dict[int, TokenSampler] = {}
     tokens: dict[int, int] = {}
     for row, sampler in enumerate(samplers):
@@ -191,12 +192,12 @@ def choose_tokens(
         # Who is refused what was drawn is led elsewhere, and cannot be refused again.
         left = {row: sampler for row, sampler in left.items() if sampler.refuses(tokens[row])}
     asked = [row for row, sampler in drawn.items() if sampler.sampling.logprobs is not None]
-    chosen |= {row: Chosen(token) for row, token in tokens.items()}
+    chosen |= {row: SampledToken(token) for row, token in tokens.items()}
     if asked:
         most = [drawn[row].sampling.logprobs or 0 for row in asked]
         told = batch.log_probabilities(logits, [tokens[row] for row in asked], max(most), asked)
         for row, count, (own, likeliest) in zip(asked, most, told, strict=True):
-            chosen[row] = Chosen(tokens[row], own, tuple(likeliest[:count]))
+            chosen[row] = SampledToken(tokens[row], own, tuple(likeliest[:count]))
     return [chosen[row] for row in range(len(samplers))]
 
 
@@ -283,7 +284,7 @@ class BatchSampler:
             tokens |= zip(few, found, strict=True)
             many += [few[place] for place in tied]
         if many:
-            tokens |= zip(many, Sieve(work, step, asked, many).tokens(), strict=True)
+            tokens |= zip(many, NucleusFilter(work, step, asked, many).tokens(), strict=True)
         return [tokens[row] for row in rows]
 
     @torch.inference_mode()
@@ -341,7 +342,7 @@ def _cut(
     least = values.gather(1, last)
     tied = (values[:, count - 1 : count] == least) & (least > float("-inf")) & (count < work.width)
     values.masked_fill_(values < least, float("-inf"))
-    contest = Contest(work, Asked.by(mine, work.device), values, ids, values[:, :1].clone())
+    contest = GumbelMax(work, DrawColumns.by(mine, work.device), values, ids, values[:, :1].clone())
     return contest.winners(), tied[:, 0].nonzero()[:, 0].tolist()
 
 

@@ -4,6 +4,6 @@
 must do.
 """
 
-from choreo_agents.testing.script import HeardMessage, Script, ScriptedCall
+from choreo_agents.testing.script import PromptMessage, Script, ScriptedCall
 
-__all__ = ["HeardMessage", "Script", "ScriptedCall"]
+__all__ = ["PromptMessage", "Script", "ScriptedCall"]

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.errors import AdapterError, GuideError
+from choreo_agents.errors import AdapterError, ConstraintError
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.models import ChatFormat, FramedText, LoadedModel
+from choreo_agents.models import ChatFormat, LoadedModel, PromptText
 from choreo_agents.models.chat import ThoughtsFormat, TurnFormat
 from choreo_agents.models.support import MovedLogits, ProbePrompt
-from choreo_agents.sampling import Chosen, Guide, Sampler, SamplerCall, ThoughtsGuide
+from choreo_agents.sampling import AnswerConstraint, SampledToken, Sampler, SamplerCall, ThinkingConstraint
 
 if TYPE_CHECKING:
     from choreo_agents.attention.step import Attention
@@ -50,9 +50,9 @@ class ScriptedTokenizer:
     bos_token_id, end_token_id, thought_token_id = (SPECIAL_TOKENS.index(token) for token in (BOS, END, THOUGHT))
     unk_token_id = pad_token_id = None
 
-    def encode(self, text: str | FramedText, *, add_special_tokens: bool = False) -> list[int]:
+    def encode(self, text: str | PromptText, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text in which special tokens may stand; of framed text, in frames only."""
-        framed, known = FramedText.frame(text) if isinstance(text, str) else text, SPECIAL_TOKENS.index
+        framed, known = PromptText.special(text) if isinstance(text, str) else text, SPECIAL_TOKENS.index
         runs = framed.runs(_SPECIAL)
         return [token for run, special in runs for token in ([known(run)] if special else self.spell(run))]
 
@@ -142,29 +142,29 @@ class ScriptedSampler:
     def __init__(
         self, call: SamplerCall, tokens: Iterable[int], unsaid: Callable[[], None], thoughts: Iterable[int] = ()
     ) -> None:
-        self.guide = None if call.guide is None else call.guide()
+        self.constraint = None if call.constraint is None else call.constraint()
         self._call = call
         self._lines = _Lines(tokens, thoughts)
         self._unsaid: Callable[[], None] | None = unsaid
         self._next: int | None = None
         """What was chosen and is not taken yet."""
 
-    def choose(self, logits: Tensor) -> Chosen:
+    def choose(self, logits: Tensor) -> SampledToken:
         """The next token, of which it is certain."""
         token = self._next
         if token is None:
-            if self._call.watch is not None:
-                self._call.watch(logits)
+            if self._call.logits_callback is not None:
+                self._call.logits_callback(logits)
             self._unsaid = None
-            token = self._next = self._lines.next(self.guide)
+            token = self._next = self._lines.next(self.constraint)
         most = self._call.sampling.logprobs
-        return Chosen(token) if most is None else Chosen(token, 0.0, ((token, 0.0),)[:most])
+        return SampledToken(token) if most is None else SampledToken(token, 0.0, ((token, 0.0),)[:most])
 
     def take(self, token: int) -> None:
         """Go on with it."""
         self._next = None
-        if self.guide is not None:
-            self.guide.take(token)
+        if self.constraint is not None:
+            self.constraint.take(token)
 
     def withdraw(self) -> None:
         """See `Sampler`."""
@@ -180,26 +180,26 @@ class _Lines:
         self._tokens = chain(tokens, repeat(ScriptedTokenizer.end_token_id))
         self._thoughts = chain(thoughts, repeat(ScriptedTokenizer.thought_token_id))
 
-    def next(self, guide: Guide | None) -> int:
+    def next(self, constraint: AnswerConstraint | None) -> int:
         """The next token of a decode that is led so."""
-        if not isinstance(guide, ThoughtsGuide) or guide.answers:
+        if not isinstance(constraint, ThinkingConstraint) or constraint.answers:
             return next(self._tokens)
-        due = guide.allowed()
+        due = constraint.allowed()
         return next(self._thoughts) if due is None else int(due[0])
 
 
 def follows(call: SamplerCall, tokens: Iterable[int], thoughts: Iterable[int] = ()) -> bool:
     """Whether a decode may say these tokens, as far as its allowed answers go."""
-    if call.guide is None:
+    if call.constraint is None:
         return True
-    guide, lines = call.guide(), _Lines(tokens, thoughts)
-    while not guide.done:
-        token = lines.next(guide)
-        if guide.refuses(token) or not guide.permits(token):
+    constraint, lines = call.constraint(), _Lines(tokens, thoughts)
+    while not constraint.done:
+        token = lines.next(constraint)
+        if constraint.refuses(token) or not constraint.permits(token):
             return False
         try:
-            guide.take(token)
-        except GuideError:
+            constraint.take(token)
+        except ConstraintError:
             return False
     return True
 

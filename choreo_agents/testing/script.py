@@ -15,7 +15,7 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ScriptError
 from choreo_agents.models import LoadedModel
-from choreo_agents.sampling import Sampler, SamplerCall, Sampling, ThoughtsGuide
+from choreo_agents.sampling import Sampler, SamplerCall, Sampling, ThinkingConstraint
 from choreo_agents.testing.model import THINK, THOUGHT, ScriptedSampler, ScriptedTokenizer, follows, scripted_model
 
 _CONTEXT = 32_768
@@ -23,7 +23,7 @@ _load = Engine.load  # a test may put `Script.load` in its place
 
 
 @dataclass(frozen=True)
-class HeardMessage:
+class PromptMessage:
     """A message that a call sees."""
 
     author: str | None
@@ -40,7 +40,7 @@ class ScriptedCall:
     """The node that speaks, behind the subgraphs that it stands in: `"team|judge"`; None: nobody was named."""
     number: int
     """Which of its agent's calls this is, from 0."""
-    messages: tuple[HeardMessage, ...]
+    messages: tuple[PromptMessage, ...]
     """What its view held when it was made, in order."""
     header: str
     """What its message starts with, without special tokens."""
@@ -137,10 +137,10 @@ class Script:
             whose = part if part in self._lines else call.author
             number = min(self._unsaid[whose], default=self._asked[whose])
             asked = self._read(call, number)
-            if call.sampling.forced is not None:
-                said = replace(asked, said=self.model.decode([*call.sampling.forced], special=False))
+            if call.sampling.forced_token_ids is not None:
+                said = replace(asked, said=self.model.decode([*call.sampling.forced_token_ids], special=False))
                 self._calls.append(said)
-                return ScriptedSampler(call, call.sampling.forced, partial(self._withdraw, said))
+                return ScriptedSampler(call, call.sampling.forced_token_ids, partial(self._withdraw, said))
             thought, words = _thought_before(self._words(whose, asked))
             thoughts = [*ScriptedTokenizer().spell(thought)]
             # A grammar may not know the space that stands before a first word.
@@ -153,7 +153,7 @@ class Script:
                 raise _not_allowed(whose, words, call.sampling)
             self._asked[whose] = max(self._asked[whose], number + 1)
             self._unsaid[whose].discard(number)
-            thinks = isinstance(call.guide and call.guide(), ThoughtsGuide)
+            thinks = isinstance(call.constraint and call.constraint(), ThinkingConstraint)
             said = replace(asked, said=words, thought=thought if thinks else "")
             self._calls.append(said)
             return ScriptedSampler(call, tokens, partial(self._withdraw, said, whose), thoughts)
@@ -167,7 +167,7 @@ class Script:
 
     def _read(self, call: SamplerCall, number: int) -> ScriptedCall:
         seen = tuple(
-            HeardMessage(author, self.model.decode([*tokens], special=False).strip()) for author, tokens in call.view
+            PromptMessage(author, self.model.decode([*tokens], special=False).strip()) for author, tokens in call.view
         )
         header = self.model.decode([*call.header], special=False).strip()
         return ScriptedCall(call.author, number, seen, header, call.sampling)
@@ -205,10 +205,14 @@ def _is_line(lines: object) -> TypeIs[Line]:
 
 def _not_allowed(whose: str | None, words: str, sampling: Sampling) -> ScriptError:
     if not sampling.choices:
-        asked = "its guide" if sampling.guide is None else f"the guide {str(sampling.guide.plain())[:120]}"
+        asked = (
+            "its constraint"
+            if sampling.constraint is None
+            else f"the constraint {str(sampling.constraint.plain())[:120]}"
+        )
         return ScriptError(f"{whose!r} cannot say {words!r} in {sampling.max_tokens} tokens: {asked} does not allow it")
-    behind = f" behind {sampling.lead!r}" if sampling.lead else ""
-    example = f"{sampling.lead} {sampling.choices[0]}".strip()
+    behind = f" behind {sampling.answer_prefix!r}" if sampling.answer_prefix else ""
+    example = f"{sampling.answer_prefix} {sampling.choices[0]}".strip()
     return ScriptError(
         f"{whose!r} cannot say {words!r} in {sampling.max_tokens} tokens: one of {sampling.choices!r} is allowed"
         f"{behind}, as in {example!r}"

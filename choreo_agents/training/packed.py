@@ -91,15 +91,15 @@ class PackedTraces:
                     packed._encode(number, message, _view(trace, message, firsts))
                     continue
                 firsts[message.name], count = bank, len(message.tokens)
-                packed.mapped.append(MappedMessage(firsts[message.parents[0]], bank, count, message.new_offset))
+                packed.mapped.append(MappedMessage(firsts[message.parents[0]], bank, count, message.position))
                 bank += count
         return packed
 
     def _encode(self, number: int, message: TraceMessage, view: tuple[SeenRows, ...]) -> None:
         first, count = len(self.tokens), len(message.tokens)
-        self.messages.append(PackedMessage(first, count, message.new_offset, view))
+        self.messages.append(PackedMessage(first, count, message.position, view))
         self.tokens.extend(message.tokens)
-        self.positions.extend(range(message.new_offset, message.new_offset + count))
+        self.positions.extend(range(message.position, message.position + count))
         if message.adapter is not None:
             self.rows_of_adapters.setdefault(message.adapter, []).extend(range(first, first + count))
         if message.learn is not None:
@@ -113,7 +113,7 @@ def _view(trace: Trace, message: TraceMessage, firsts: Mapping[str, int]) -> tup
     """A message's parents, whose rows begin at `firsts`."""
     parents = [trace.by_name[parent] for parent in message.parents]
     return tuple(
-        SeenRows(firsts[parent.name], len(parent.tokens), parent.new_offset, offset - parent.new_offset)
+        SeenRows(firsts[parent.name], len(parent.tokens), parent.position, offset - parent.position)
         for parent, offset in zip(parents, message.offsets, strict=True)
     )
 

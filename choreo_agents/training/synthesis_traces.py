@@ -33,7 +33,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Fan:
+class BranchExample:
     """A trunk, branches that leave it, and what follows after all of them."""
 
     id: str
@@ -55,7 +55,7 @@ def boundaries_of(model: LoadedModel, branches: Sequence[Span]) -> tuple[tuple[i
     return found if all(found) else ()
 
 
-def asked_together(fans: Sequence[Fan]) -> Fan:
+def asked_together(fans: Sequence[BranchExample]) -> BranchExample:
     """One fan of several that have the same trunk and branches: these are encoded once for all of them.
 
     Raises:
@@ -128,7 +128,7 @@ def _stop(model: LoadedModel) -> tuple[int, ...]:
 
 
 def cache_trace(
-    fan: Fan,
+    fan: BranchExample,
     layout: SynthesisLayout,
     *,
     mapped: bool = False,
@@ -155,7 +155,7 @@ def cache_trace(
             seen: Any = {"parents": (words.name,), "offsets": (own,)}
             made.append(replace(made[-1], name=shown[-1], **seen, learn=None, mapped=True))
     encoded = {message.name: message for message in made}
-    placed = [(encoded[name].new_offset, len(encoded[name].tokens)) for name in shown]
+    placed = [(encoded[name].position, len(encoded[name].tokens)) for name in shown]
     offsets, anchors, end = place_branches(layout, [len(one.tokens) for one in fan.trunk], placed)
     view = list(zip([name for name, _ in trunk] + shown, offsets + anchors, strict=True))
     if boundaries and fan.boundaries:
@@ -168,7 +168,7 @@ def cache_trace(
     return Trace(fan.id, tuple(made))
 
 
-def text_trace(fan: Fan) -> Trace:
+def text_trace(fan: BranchExample) -> Trace:
     """The same answer from the same words as one ordinary prompt: each message sees all before it, but other answers.
 
     The learnt tokens are those of `cache_trace`, in their order.
@@ -194,7 +194,7 @@ class Views:
     text: bool = True
     """Whether the text trace is made as well."""
 
-    def example(self, fan: Fan, rng: random.Random) -> Example:
+    def example(self, fan: BranchExample, rng: random.Random) -> Example:
         """Show one."""
         layout = rng.choice(self.layouts)
         cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter, boundaries=self.boundaries)

@@ -15,9 +15,9 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuned import Tuned
-from choreo_agents.training.tuning import Held, Outcome, Passage, Source, Tuning, run_and_keep
+from choreo_agents.training.tuning import EvalScore, Outcome, Source, TrainingProgress, Tuning, run_and_keep
 
-Judged = tuple[Held, Mapping[str, float]]
+Judged = tuple[EvalScore, Mapping[str, float]]
 """How good the weights are, and what that is made of, by name."""
 
 
@@ -53,8 +53,8 @@ class Trained:
 
     out: Path
     outcome: Outcome
-    untrained: Held
-    best: Held
+    untrained: EvalScore
+    best: EvalScore
 
 
 def train_synthesizer(
@@ -64,7 +64,7 @@ def train_synthesizer(
     *,
     run: Path,
     out: Path,
-    on_progress: Callable[[Passage], None] = lambda passage: None,
+    on_progress: Callable[[TrainingProgress], None] = lambda passage: None,
     on_score: Callable[[int, Mapping[str, float]], None] = lambda epoch, shares: None,
     command: str = "",
 ) -> Trained:
@@ -87,7 +87,7 @@ def train_synthesizer(
     tuned = Tuned(model, settings)
     scored = curriculum.judge(tuned, run)
 
-    def judge(epoch: int) -> Held:
+    def judge(epoch: int) -> EvalScore:
         held, shares = scored()
         on_score(epoch, shares)
         return held
@@ -106,4 +106,4 @@ def train_synthesizer(
         run_and_keep(tuning, out, on_progress, describe, command=command)
     outcome = tuning.outcome
     assert outcome.best is not None
-    return Trained(out, outcome, Held(outcome.history[0]["held_out_score"]), outcome.best)
+    return Trained(out, outcome, EvalScore(outcome.history[0]["held_out_score"]), outcome.best)

@@ -16,7 +16,7 @@ from choreo_agents.kv.handle import MessageHandle
 class TraceMessage:
     """One message of a trace, as one call of the engine made it.
 
-    Positions are the call's own: `offsets[i]` is where parent i appears to it, `new_offset` where its first token
+    Positions are the call's own: `offsets[i]` is where parent i appears to it, `position` where its first token
     stands. Another call may show the same message elsewhere.
     """
 
@@ -27,7 +27,7 @@ class TraceMessage:
     parents: tuple[str, ...] = ()
     """Names of the messages it attends to, in order."""
     offsets: tuple[int, ...] = ()
-    new_offset: int = 0
+    position: int = 0
     learn: tuple[int, int] | None = None
     """Where the tokens whose log-loss counts begin, at least at 1, and end; None: it was given."""
     adapter: str | None = None
@@ -73,7 +73,7 @@ class Trace:
         """The first position that nothing of it reaches."""
         ends = [
             max(
-                message.new_offset + len(message.tokens),
+                message.position + len(message.tokens),
                 *(o + len(self.by_name[p].tokens) for p, o in zip(message.parents, message.offsets, strict=True)),
                 0,
             )
@@ -105,7 +105,7 @@ def _require_sound(trace: str, message: TraceMessage, known: Mapping[str, TraceM
         raise TrainingError(f"{where} has the name of another")
     if not message.tokens:
         raise TrainingError(f"{where} is empty")
-    if len(message.offsets) != len(message.parents) or min((*message.offsets, message.new_offset)) < 0:
+    if len(message.offsets) != len(message.parents) or min((*message.offsets, message.position)) < 0:
         raise TrainingError(f"{where} needs an offset of 0 or more for each parent, not {list(message.offsets)!r}")
     if message.learn is not None and not 1 <= message.learn[0] < message.learn[1] <= len(message.tokens):
         raise TrainingError(f"{where} is to learn tokens {message.learn!r} of its {len(message.tokens)}")
@@ -116,7 +116,7 @@ def _require_sound(trace: str, message: TraceMessage, known: Mapping[str, TraceM
 def _require_copy(where: str, message: TraceMessage, parents: Sequence[TraceMessage]) -> None:
     """Raise unless a mapped message is its only parent's words in the same place."""
     same = len(parents) == 1 and parents[0].tokens == message.tokens and not parents[0].mapped
-    if not same or message.new_offset != parents[0].new_offset or message.learn is not None:
+    if not same or message.position != parents[0].position or message.learn is not None:
         raise TrainingError(f"{where} is mapped: it repeats one encoded message, in its place, and learns nothing")
 
 
@@ -137,10 +137,10 @@ def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace
         TrainingError: It cannot be said as a trace: a mapped message was mapped once more.
     """
     made = engine.inspect.records(handles)
-    starts = {each.handle.id: each.new_offset for each in made}
+    starts = {each.handle.id: each.position for each in made}
     messages: list[TraceMessage] = []
     for each in made:
-        parents, offsets, start = tuple(parent.id for parent in each.parents), each.offsets, each.new_offset
+        parents, offsets, start = tuple(parent.id for parent in each.parents), each.offsets, each.position
         if each.mapped:
             # What it is a copy of may have been released, and encoded again elsewhere, since.
             start = starts[parents[0]]
@@ -168,6 +168,6 @@ def text_twin(trace: Trace) -> Trace:
         if message.learn is not None:
             words = [token for parent in message.parents for token in trace.by_name[parent].tokens]
             start, end = (len(words) + place for place in message.learn)
-            alone: dict[str, Any] = {"parents": (), "offsets": (), "new_offset": 0, "learn": (start, end)}
+            alone: dict[str, Any] = {"parents": (), "offsets": (), "position": 0, "learn": (start, end)}
             twins.append(replace(message, tokens=(*words, *message.tokens), **alone))
     return Trace(trace.id, tuple(twins))

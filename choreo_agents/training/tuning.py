@@ -53,7 +53,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Passage:
+class TrainingProgress:
     """How far a run has come."""
 
     epoch: int
@@ -72,7 +72,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Held:
+class EvalScore:
     """What the held-out split says of the weights; higher is better."""
 
     score: float
@@ -84,7 +84,7 @@ class Held:
         return self.score, -math.inf if self.loss is None else -self.loss
 
 
-Judge = Callable[[int], Held]
+Judge = Callable[[int], EvalScore]
 """Scores the weights as they are now, after so many epochs, on the held-out split."""
 
 
@@ -97,7 +97,7 @@ class Outcome:
     tokens: int = 0
     best_epoch: int = 0
     """0: the weights it began with were the best."""
-    best: Held | None = None
+    best: EvalScore | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     """By epoch: training loss, held-out score and loss."""
     seconds: float = 0.0
@@ -146,7 +146,9 @@ class Tuning:
         self._best_state: dict[str, Tensor] | None = None
         self._started, self._seconds_before, self._tokens_before = 0.0, 0.0, 0
 
-    def run(self, on_progress: Callable[[Passage], None], *, checkpoint_every_s: float = CHECKPOINT_EVERY_S) -> Outcome:
+    def run(
+        self, on_progress: Callable[[TrainingProgress], None], *, checkpoint_every_s: float = CHECKPOINT_EVERY_S
+    ) -> Outcome:
         """Train to the end, from the newest checkpoint if there is one.
 
         Args:
@@ -274,12 +276,12 @@ class Tuning:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
 
-    def _passage(self, batches: int) -> Passage:
+    def _passage(self, batches: int) -> TrainingProgress:
         seconds, tokens = time.perf_counter() - self._started, self.outcome.tokens - self._tokens_before
         loss = self._sum / self._learnt if self._learnt else math.nan
         score = self.outcome.history[-1]["held_out_score"]
         epochs = self.settings.epochs
-        return Passage(self._epoch, epochs, self._batch, batches, loss, tokens, seconds, score)
+        return TrainingProgress(self._epoch, epochs, self._batch, batches, loss, tokens, seconds, score)
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint has to have been written by."""
@@ -319,7 +321,7 @@ class Tuning:
                 )
             self._epoch, self._batch, self._sum, self._learnt, self._since_best = state["place"]
             epochs, steps, tokens, best_epoch, best, history = state["outcome"]
-            held = None if best is None else Held(*best)
+            held = None if best is None else EvalScore(*best)
             seconds = float(state.get("seconds", 0.0))
             self.outcome = Outcome(epochs, steps, tokens, best_epoch, held, list(history), seconds)
             self.tuned.load_state(state["parameters"])
@@ -340,7 +342,7 @@ _SHARE = "share_of_model"
 def run_and_keep(
     tuning: Tuning,
     out: Path,
-    on_progress: Callable[[Passage], None],
+    on_progress: Callable[[TrainingProgress], None],
     describe: Callable[[Outcome], Mapping[str, Any]],
     *,
     command: str = "",

@@ -97,7 +97,7 @@ class Case(Protocol):
         ...
 
 
-def said(state: Mapping[str, Any], node: str) -> list[str]:
+def answers_of(state: Mapping[str, Any], node: str) -> list[str]:
     """All that a node has said, in order."""
     words = {message.id: str(message.text) for message in state["messages"]}
     return [words[entry["message_id"]] for entry in state["handles"] if entry["author"] == node]

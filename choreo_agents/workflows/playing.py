@@ -16,17 +16,17 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
 
 from choreo_agents.engine import Engine, Memory
-from choreo_agents.engine.stock import MemoryMap
+from choreo_agents.engine.introspection import MemoryMap
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.graph.comparing import Comparison, compare
 from choreo_agents.graph.langgraph_internals import branch_of, superstep_of
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.view.run_place import Replay, RunOptions
+from choreo_agents.graph.view.call_id import Replay, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, said
+from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, answers_of
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
 
 Place = tuple[int, int]
@@ -217,7 +217,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Held:
+class MethodRun:
     """How it was played on one of them."""
 
     result: Result
@@ -226,7 +226,7 @@ class Held:
     """The engine's, at the end."""
 
 
-def hold(setting: Setting, variant: str, *, record: Path | None = None, **run: Any) -> Held:
+def run_method(setting: Setting, variant: str, *, record: Path | None = None, **run: Any) -> MethodRun:
     """Play an item on a fresh engine.
 
     Args:
@@ -240,7 +240,7 @@ def hold(setting: Setting, variant: str, *, record: Path | None = None, **run: A
     with Engine.load(setting.model, method=served.method, memory=setting.memory) as engine:
         with nullcontext() if record is None else engine.record(record):
             result, _, cost = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
-        return Held(result, cost, engine.kv.memory_map())
+        return MethodRun(result, cost, engine.kv.memory_map())
 
 
 def compared(setting: Setting, repeats: int, progress: Callable[[int, int], None]) -> Comparison:
@@ -282,7 +282,7 @@ async def _played(engine: Engine, setup: Setup, item: Item, **run: Any) -> tuple
     made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
     state, cost = await run_graph(engine, made.graph, made.messages, **run)
     nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in made.graph.nodes)
-    spoken = [{"node": node, "words": words} for node in nodes for words in said(state, node)]
+    spoken = [{"node": node, "words": words} for node in nodes for words in answers_of(state, node)]
     return setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost
 
 

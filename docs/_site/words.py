@@ -11,7 +11,7 @@ GLOSSARY = "explanation/glossary.md"
 _PAGE = Path(__file__).parents[1] / GLOSSARY
 _NAME = re.compile(r"\*\*(.+?)\*\*")
 _ROW = re.compile(r"\| (\*\*.+?) \|")
-_COMMON = {"message", "method", "branch", "module", "guide", "first token"}
+_COMMON = {"message", "method", "branch", "module", "constraint", "first token"}
 """Which say what they say in English, too, on most pages."""
 _WITHOUT = ("reference/", "decisions/", "changes.md", "licence.md", "examples/")
 """Pages that are not led from: they are looked things up in, or are code."""

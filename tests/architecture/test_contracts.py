@@ -22,7 +22,7 @@ PLANTED = {
         "synthesis/mapper.py",
         "transformers",
     ),
-    "Only models.guides knows llguidance": ("engine/leading.py", "llguidance"),
+    "Only models.constraints knows llguidance": ("engine/constraints.py", "llguidance"),
     "Only graph knows langgraph": ("workflows/playing.py", "langgraph.graph"),
     "Only testing.plugin knows pytest": ("testing/conformance.py", "pytest"),
     "What decides touches no tensors": ("runtime/scheduler.py", "torch"),

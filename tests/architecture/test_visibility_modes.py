@@ -46,7 +46,7 @@ def test_modes_are_told_apart_by_no_name() -> None:
         for path in sorted(PACKAGE.rglob("*.py"))
         for what in compared(path.read_text())
     ]
-    assert found == [], "ask the mode: shows, hands_on_encodings, encodes_again, keeps_out, opens"
+    assert found == [], "ask the mode: shows, shares_kv, encodes_again, keeps_out, opens"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,8 @@ def test_a_comparison_is_found(planted: str) -> None:
     assert len(list(compared(planted))) == 1
 
 
-@pytest.mark.parametrize("harmless", ['rule = Rule("private")', "seen = rule.mode.shows", 'how = {"private": 1}'])
+@pytest.mark.parametrize(
+    "harmless", ['rule = VisibilityRule("private")', "seen = rule.mode.shows", 'how = {"private": 1}']
+)
 def test_naming_a_mode_is_no_comparison(harmless: str) -> None:
     assert not list(compared(harmless))

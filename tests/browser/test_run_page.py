@@ -91,7 +91,7 @@ def test_modules_are_told_from_what_was_given_and_shared(browser: Any, runs: dic
         assert shown.page.locator("#detail svg .way.module").count() == 2 * 2
         shown.page.get_by_role("tab", name="Edges").click()
         edges = {row[0]: row for row in rows(shown.page, "What each edge saves")}
-        assert int(edges["team/rules → guide"][3]) > 0 and edges["team/bags → guide"][4] == "0"
+        assert int(edges["team/rules → constraint"][3]) > 0 and edges["team/bags → constraint"][4] == "0"
         assert not shown.complaints
 
 

@@ -16,7 +16,7 @@ import typer
 from choreo_server.asking import ChatBody, StreamOptions
 from choreo_server.command import serve
 from choreo_server.fields import Fields, Instead, marks
-from choreo_server.messages import ToldCall, ToldFunction, ToldMessage
+from choreo_server.messages import FunctionIn, MessageIn, ToolCallIn
 from choreo_server.tenancy import API_KEY, KEYS
 from support.installed import SERVER, install
 from support.served import PATHS, ROOT, free_port
@@ -98,9 +98,9 @@ def fields_table() -> str:
     """The table of what each field does, of the fields themselves: like ones share a row."""
     rows: list[tuple[list[str], str, str]] = []
     kinds: tuple[tuple[str, type[Fields]], ...] = (
-        ("", ChatBody), ("stream_options.", StreamOptions), ("messages[].", ToldMessage),
-        ("messages[].tool_calls[].", ToldCall),
-        ("messages[].tool_calls[].function.", ToldFunction),
+        ("", ChatBody), ("stream_options.", StreamOptions), ("messages[].", MessageIn),
+        ("messages[].tool_calls[].", ToolCallIn),
+        ("messages[].tool_calls[].function.", FunctionIn),
     )  # fmt: skip
     for before, kind in kinds:
         for name, field in kind.model_fields.items():

@@ -65,7 +65,7 @@ def backends_of(device: torch.device, dtype: torch.dtype) -> list[str]:
 def engine_of(model: Any, backend: str, sink: Any = None, *, scheduling: Any = None, **memory: Any) -> Engine:
     device = model.adapter.device
     room = {"kv_budget_bytes": 1 << 24} | memory
-    steps = Scheduling(step_tokens=512 if device.type == "cpu" else 4096, **(scheduling or {}))
+    steps = Scheduling(max_batched_tokens=512 if device.type == "cpu" else 4096, **(scheduling or {}))
     return Engine.load(
         model,
         backend=backend,  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def company(device: torch.device, name: str, dtype: torch.dtype) -> list[Found]:
         before = engine.tokens(engine.decode([call])[0])
         for i in range(2):
             engine.release(engine.prefill([11 + i, *range(9, 50)], []))
-        same, stats = before == engine.tokens(engine.decode([call])[0]), engine.owner.stats()
+        same, stats = before == engine.tokens(engine.decode([call])[0]), engine.admin.stats()
         back = f"{stats.restored_from_host} messages, words are {'the same' if same else 'others'}"
         found.append(Found(f"{about}: to the host and back", back, same and stats.restored_from_host > 0))
     return found
@@ -147,7 +147,7 @@ def graphs(device: torch.device, name: str, dtype: torch.dtype) -> list[Found]:
                 calls.append(Decode([5 + i, 6], shared[i % 3 :][::-1], sampling=sampling.model_copy(update=_LIKELY)))
             handles = [*engine.decode(calls), *engine.decode(calls[:3])]
             said.append([(engine.tokens(handle), engine.logprobs(handle)) for handle in handles])
-            stats = engine.owner.stats()
+            stats = engine.admin.stats()
             counts.append(f"{stats.graphs} captured {stats.graphs_why}, {stats.steps_ahead} steps ahead")
             is_seen = count == 2 or scheduling or (stats.graphs and stats.steps_ahead)
             found = [Found(f"{name}, {dtype}: captured, ahead", counts[0], bool(is_seen))]

@@ -25,11 +25,11 @@ ROOMS = {
         "graph/words/entries.py",
         "graph/view/placed_view.py",
         "graph/view/reader_rules.py",
-        "graph/view/reading.py",
+        "graph/view/view_builder.py",
         "graph/view/reencoding.py",
         "graph/view/view.py",
     ),
-    "memory": ("kv", "engine/messages", "engine/request_builder.py", "runtime/under_way.py"),
+    "memory": ("kv", "engine/messages", "engine/request_builder.py", "runtime/active_requests.py"),
     "seals": (
         "graph/provenance.py",
         "graph/signer.py",

@@ -43,7 +43,7 @@ def oracle(model_path: Path, adapters: list[Path]) -> PeftOracle:
 def served(model_path: Path, adapters: list[Path]) -> Iterator[Engine]:
     """An engine with both adapters; its own calls have none."""
     with Engine.load(
-        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=16)
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(max_batched_tokens=16)
     ) as engine:
         assert [engine.load_adapter(folder) for folder in adapters] == ["a1", "a2"]
         yield engine
@@ -68,8 +68,8 @@ def watched(
     call = Decode(
         header,
         parents,
-        sampling=Sampling(forced=tuple(rest)),
-        watch=lambda logits: seen.append(logits.clone()),
+        sampling=Sampling(forced_token_ids=tuple(rest)),
+        logits_callback=lambda logits: seen.append(logits.clone()),
         **options,
     )
     engine.release(engine.decode([call])[0])
@@ -89,7 +89,10 @@ def test_a_chain_of_adapted_messages_equals_peft_on_the_concatenation(
     with oracle.model.disable_adapter(), exactly():
         assert (oracle.logits([*one, *two, *header, *rest])[-1] - wanted[-1]).abs().max() > 0.1, "the adapter matters"
     with Engine.load(
-        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=16), adapter=adapters[0]
+        model_path,
+        memory=Memory(kv_budget_bytes=1 << 23),
+        scheduling=Scheduling(max_batched_tokens=16),
+        adapter=adapters[0],
     ) as engine:
         first = engine.prefill(one)
         second = engine.prefill(two, [first])
@@ -124,8 +127,8 @@ def test_rows_of_several_adapters_and_of_none_share_steps(served: Engine) -> Non
         Decode(
             header,
             [parent],
-            sampling=Sampling(forced=tuple(rest)),
-            watch=lambda logits, seen=seen: seen.append(logits.clone()),
+            sampling=Sampling(forced_token_ids=tuple(rest)),
+            logits_callback=lambda logits, seen=seen: seen.append(logits.clone()),
             adapter=name,
         )
         for header, rest, name, seen in zip(headers, rests, names, together, strict=True)

@@ -259,8 +259,8 @@ def heard(model: LoadedModel) -> Tensor:
         second = engine.prefill(one, [first], [0], 13)
         third = engine.prefill(two, [first], [4], 17)
         watch = lambda logits: seen.append(logits.double())  # noqa: E731
-        forced = Sampling(forced=tuple(rest))
-        engine.decode([Decode(header, [third, first, second], [0, 7, 20], 31, forced, watch=watch)])
+        forced = Sampling(forced_token_ids=tuple(rest))
+        engine.decode([Decode(header, [third, first, second], [0, 7, 20], 31, forced, logits_callback=watch)])
     return torch.stack(seen)
 
 

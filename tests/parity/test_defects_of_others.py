@@ -42,7 +42,7 @@ def draw(rng: random.Random, count: int) -> list[int]:
 
 
 def forced(tokens: list[int], seed: int) -> Sampling:
-    return Sampling(forced=tuple(tokens), seed=seed)
+    return Sampling(forced_token_ids=tuple(tokens), seed=seed)
 
 
 def require_close(mine: list[torch.Tensor], theirs: torch.Tensor) -> None:
@@ -101,7 +101,7 @@ def test_a_closing_token_stands_where_it_is_read(
     context, said, rest = draw(rng, 20), draw(rng, 7), draw(rng, 6)
     root, base = engine.prefill(context), oracle.encode(context, [], [], 0)
     sampling = forced([*said, 2] if own_end else said, 1)
-    message = engine.decode([5], [root], sampling=sampling, closing=[2, 11])
+    message = engine.decode([5], [root], sampling=sampling, turn_suffix=[2, 11])
     assert engine.tokens(message) == [5, *said, 2, 11]
     engine.decode([9], [root, message], sampling=forced(rest, 2))
     written = oracle.encode([5, *said, 2, 11], [base], [0], 20)
@@ -124,7 +124,7 @@ def test_moving_a_shared_parent_for_one_reader_leaves_it_where_it_was_for_the_ot
         ([a, b], [0, 25], 40),
     ]
     for number, (parents, offsets, new) in enumerate(views):
-        engine.decode([9], parents, offsets, new, sampling=forced(rest, number), memo=str(number))
+        engine.decode([9], parents, offsets, new, sampling=forced(rest, number), idempotency_key=str(number))
         wanted = oracle.encode([9, *rest], [seen[[a, b].index(p)] for p in parents], offsets, new)
         require_close(logits_by_seed[number], oracle.logits(wanted)[:-1])
 
@@ -143,7 +143,7 @@ def test_modules_come_back_in_the_order_of_the_request_not_of_their_use(
             for use in range(uses):
                 with engine.scope():
                     engine.decode([5 + use], [modules[number]], sampling=forced([4], 100))
-        engine.kv.park()
+        engine.kv.offload()
         order = [2, 0, 1]
         rest = draw(rng, 5)
         engine.decode([9], [modules[i] for i in order], sampling=forced(rest, 1))

@@ -35,7 +35,7 @@ def draw_tokens(rng: random.Random, low: int = 1, high: int = 40) -> list[int]:
 
 
 def forced(tokens: list[int], seed: int) -> Sampling:
-    return Sampling(forced=tuple(tokens), seed=seed)
+    return Sampling(forced_token_ids=tuple(tokens), seed=seed)
 
 
 def require_close(mine: list[torch.Tensor], theirs: torch.Tensor) -> None:
@@ -49,7 +49,7 @@ def test_greedy_decode_equals_hugging_face_generate(model: LoadedModel, oracle: 
     wanted, logits = oracle.generate(prompt, 24)
     for step_tokens in (512, 7):
         with Engine.load(
-            model, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=step_tokens)
+            model, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(max_batched_tokens=step_tokens)
         ) as engine:
             handle = engine.decode(prompt, sampling=Sampling(max_tokens=24, stop_tokens=()))
             require_same_tokens(engine.tokens(handle)[len(prompt) :], wanted, logits)
@@ -77,7 +77,7 @@ def test_random_choreographies_equal_the_oracle(
     rng, lazy = random.Random(seed), random.Random(f"lazy {seed}")
     made: list[tuple[MessageHandle, OracleMessage]] = []
     with Engine.load(
-        model, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=rng.choice([512, 16]))
+        model, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(max_batched_tokens=rng.choice([512, 16]))
     ) as engine:
         for round_ in range(4):
             prefills: list[Prefill] = []
@@ -125,7 +125,7 @@ def test_one_message_at_two_offsets_in_the_same_step(
     rng = random.Random(11)
     shared, header, rest = draw_tokens(rng, 30, 30), [5, 9], draw_tokens(rng, 10, 10)
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
-        message = engine.prefill(shared, new_offset=40)
+        message = engine.prefill(shared, position=40)
         calls = [
             Decode(header, [message], [offset], new, sampling=forced(rest, seed))
             for seed, (offset, new) in enumerate([(0, 30), (100, 130), (40, 20)])

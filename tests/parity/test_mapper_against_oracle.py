@@ -98,9 +98,9 @@ def draw(seed: int, *counts: int) -> list[list[int]]:
 def watched(engine: Engine, header: list[int], view: MergedView, rest: list[int]) -> Tensor:
     """The logits before each token of a forced decode, [tokens, vocabulary]."""
     seen: list[Tensor] = []
-    forced = Sampling(forced=tuple(rest))
+    forced = Sampling(forced_token_ids=tuple(rest))
     watch = lambda logits: seen.append(logits.clone())  # noqa: E731
-    [said] = engine.decode([Decode(header, view.handles, view.offsets, view.end, forced, watch=watch)])
+    [said] = engine.decode([Decode(header, view.handles, view.offsets, view.end, forced, logits_callback=watch)])
     engine.release(said)
     return torch.stack(seen)
 
@@ -121,7 +121,7 @@ def test_mapped_branches_equal_the_oracle_wherever_they_are_shown(
     starts = [23, 23 if parallel else 23 + 19]
     end = 23 + 19 if parallel else 23 + 19 + 14
     with Engine.load(
-        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=16)
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(max_batched_tokens=16)
     ) as engine:
         engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model))
         mapper = random_mapper(engine.model)
@@ -180,7 +180,7 @@ def test_mapped_keys_are_those_before_rotation(llama: Path, tmp_path: Path) -> N
 def test_a_mapper_of_zeros_changes_no_bit(model_path: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     root, one, two, header, rest = draw(3, 9, 21, 13, 2, 6)
     with Engine.load(
-        model_path, memory=Memory(kv_budget_bytes=1 << 23), dtype=dtype, scheduling=Scheduling(step_tokens=16)
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), dtype=dtype, scheduling=Scheduling(max_batched_tokens=16)
     ) as engine:
         adapter = engine.model.adapter
         CacheMapper(adapter.geometry, adapter.kinds).save(tmp_path, adapter.weights)

@@ -33,9 +33,9 @@ async def heard(engine: Engine, branches: list[MessageHandle], asked: list[int],
     """The logits before each token of what is said about branches, [tokens, vocabulary]."""
     seen: list[Tensor] = []
     view = await engine.branches.aview(branches, asked)
-    forced = Sampling(forced=tuple(rest))
+    forced = Sampling(forced_token_ids=tuple(rest))
     watch = lambda logits: seen.append(logits.clone())  # noqa: E731
-    made = await engine.adecode([Decode([9], view.handles, view.offsets, view.end, forced, watch=watch)])
+    made = await engine.adecode([Decode([9], view.handles, view.offsets, view.end, forced, logits_callback=watch)])
     for handle in (*made, *view.made):
         engine.release(handle)
     return torch.stack(seen)

@@ -61,14 +61,14 @@ def heard(model: LoadedModel, encoded: int, shown: int) -> Tensor:
     """Logits of what is said about two messages, one of which has seen the other, [tokens, vocabulary]."""
     one, two, header, rest = drawn()
     seen: list[Tensor] = []
-    forced = Sampling(forced=tuple(rest))
+    forced = Sampling(forced_token_ids=tuple(rest))
     watch = lambda logits: seen.append(logits.double())  # noqa: E731
     # A new engine each time: another would show what it has at another place.
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
-        first = engine.prefill(one, new_offset=encoded)
+        first = engine.prefill(one, position=encoded)
         second = engine.prefill(two, [first], [encoded], encoded + len(one))
         offsets = [shown, shown + len(one)]
-        engine.decode([Decode(header, [first, second], offsets, offsets[1] + len(two), forced, watch=watch)])
+        engine.decode([Decode(header, [first, second], offsets, offsets[1] + len(two), forced, logits_callback=watch)])
     return torch.stack(seen)
 
 

@@ -65,7 +65,7 @@ def test_prompts_equal_a_dense_pass_under_a_mask_of_blocks(
                         i for i, record in enumerate(engine.inspect.records(view.handles)) if record.handle.id in shown
                     ]
                     seed = 100 * len(kind) + number
-                    sampling = Sampling(forced=said, seed=seed)
+                    sampling = Sampling(forced_token_ids=said, seed=seed)
                     engine.decode([9], view.handles, view.offsets, view.end, sampling=sampling)
                 wanted = block_logits(oracle, [*blocks, Block((9, *said[:-1]), view.end, tuple(seen))])
                 error = (torch.stack(logits_by_seed[seed]) - wanted).abs().max().item()
@@ -87,7 +87,9 @@ def test_a_chain_of_modules_equals_an_ordinary_prompt(
         with library.assemble(schema.prompt("<a><b><c/></b></a> So what? <user>Say it.</user>")) as view:
             tokens = tuple(token for handle in view.handles for token in engine.tokens(handle))
             assert view.end == len(tokens), "there are no gaps"
-            engine.decode([9], view.handles, view.offsets, view.end, sampling=Sampling(forced=(5, 6, 7), seed=1))
+            engine.decode(
+                [9], view.handles, view.offsets, view.end, sampling=Sampling(forced_token_ids=(5, 6, 7), seed=1)
+            )
         assert engine.model.decode(list(tokens)).startswith(engine.chat.bos + "All of this is one text. So what?")
     wanted = block_logits(oracle, [Block((*tokens, 9, 5, 6), 0, ())])[-3:]
     error = (torch.stack(logits_by_seed[1]) - wanted).abs().max().item()

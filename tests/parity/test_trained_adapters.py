@@ -20,7 +20,7 @@ from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.trace import Trace, record, text_twin
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Held
+from choreo_agents.training.tuning import EvalScore
 
 TOLERANCE = 1e-4
 FREE = Sampling(temperature=1.0, max_tokens=8, stop_tokens=())
@@ -28,7 +28,7 @@ FREE = Sampling(temperature=1.0, max_tokens=8, stop_tokens=())
 
 def rising(_: Tuned) -> object:
     """Whatever was learnt last is the best."""
-    return lambda epoch: Held(float(epoch))
+    return lambda epoch: EvalScore(float(epoch))
 
 
 def trained(model: LoadedModel, folder: Path, **changes: object) -> Tuned:
@@ -93,7 +93,7 @@ def test_adapter_and_mapper_have_the_trainers_logits_in_the_engine(
         40,
         sampling=FREE,
         adapter=name,
-        watch=lambda logits: seen.append(logits.clone()),
+        logits_callback=lambda logits: seen.append(logits.clone()),
     )
     [said] = engine.decode([call])
     trace = record(engine, "merged", [said])

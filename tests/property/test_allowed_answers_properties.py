@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.byte_model import ByteModel
 
-from choreo_agents.engine.leading import answer_guide, answer_paths
+from choreo_agents.engine.constraints import answer_constraint, answer_paths
 from choreo_agents.runtime.request import Decoding
 from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler
 
@@ -30,7 +30,7 @@ class Case:
 
     def __init__(self, choices: tuple[str, ...], lead: str, stop: tuple[str, ...], used: int, extra: int) -> None:
         self.model = ByteModel(LONGER, used, ends=2)
-        self.sampling = Sampling(choices=choices, lead=lead, stop=stop, max_tokens=1000)
+        self.sampling = Sampling(choices=choices, answer_prefix=lead, stop=stop, max_tokens=1000)
         self.end = self.model.adapter.end_tokens[0]
         self.ends = frozenset(self.model.adapter.end_tokens)
         paths = self.paths()
@@ -49,8 +49,8 @@ class Case:
         return logits
 
     def decode(self, logits: torch.Tensor, sampling: Sampling, seed: int = 0) -> list[int]:
-        guide = answer_guide(self.model.loaded(), sampling, self.paths())
-        decoding = Decoding(sampling, TokenSampler(sampling, seed, guide=guide), self.ends, (self.end,))
+        constraint = answer_constraint(self.model.loaded(), sampling, self.paths())
+        decoding = Decoding(sampling, TokenSampler(sampling, seed, constraint=constraint), self.ends, (self.end,))
         sampled: list[int] = []
         while not sampled or not decoding.ends(sampled):
             sampled.append(decoding.sampler.choose(logits[len(sampled)]).token)
@@ -63,7 +63,7 @@ class Case:
         model, sampling, paths = self.model, self.sampling, self.paths()
         out: list[int] = []
         led: list[tuple[int, ...]] | None = None
-        while sampling.lead and not model.decode(out).endswith(sampling.lead):
+        while sampling.answer_prefix and not model.decode(out).endswith(sampling.answer_prefix):
             step = logits[len(out)]
             stopped = int(step.argmax()) in self.ends or any(stop in model.decode(out) for stop in sampling.stop)
             if led is None and (stopped or sampling.max_tokens - len(out) <= paths.needed):
@@ -108,8 +108,8 @@ def test_an_answer_is_always_there(case: Case, seed: int, temperature: float, k:
     assert len(sampled) <= sampling.max_tokens
     assert case.ends.isdisjoint(sampled[:-1]), "nothing ends before the answer does"
     said = case.model.decode(sampled)
-    spelled = [sampling.lead + space + choice for choice in sampling.choices for space in ("", " ")]
-    assert any(said.endswith(each) for each in spelled) if sampling.lead else said in spelled
+    spelled = [sampling.answer_prefix + space + choice for choice in sampling.choices for space in ("", " ")]
+    assert any(said.endswith(each) for each in spelled) if sampling.answer_prefix else said in spelled
 
 
 @given(cases, st.integers(0, 2**32))

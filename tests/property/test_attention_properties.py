@@ -25,7 +25,7 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.attention.window import windowed
-from choreo_agents.native.library import found as kernels_found
+from choreo_agents.native.library import available_kernels as kernels_found
 
 DIM, KV_HEADS = 16, 2
 ROTATION = PureRotation(1.0 / 10_000 ** (torch.arange(0, DIM, 2) / DIM))

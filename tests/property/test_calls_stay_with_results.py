@@ -12,11 +12,11 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolNode
 
-from choreo_agents import END, START, Agent, ChoreoGraph, Rule
-from choreo_agents.graph import Keep, send
+from choreo_agents import END, START, Agent, ChoreoGraph, VisibilityRule
+from choreo_agents.graph import HistoryLimit, send
 from choreo_agents.testing import Script
 
-BOUNDS = st.builds(Keep, last=st.integers(0, 8)) | st.builds(Keep, tokens=st.integers(1, 900))
+BOUNDS = st.builds(HistoryLimit, last=st.integers(0, 8)) | st.builds(HistoryLimit, tokens=st.integers(1, 900))
 
 
 @tool
@@ -44,7 +44,7 @@ def require_whole(seen: str, turns: list[int]) -> None:
 
 @given(turns=st.lists(st.integers(0, 3), min_size=1, max_size=4), bound=BOUNDS, ends=st.booleans())
 @settings(max_examples=12)
-def test_a_bounded_view_tears_no_call_from_its_result(turns: list[int], bound: Keep, ends: bool) -> None:
+def test_a_bounded_view_tears_no_call_from_its_result(turns: list[int], bound: HistoryLimit, ends: bool) -> None:
     script = Script({"ann": "Done."})
     graph = ChoreoGraph().add_node(Agent("ann", history=bound)).add_edge(START, "ann")
     with script.load() as engine:
@@ -62,7 +62,7 @@ def test_so_is_the_history_of_an_edge(most: Any) -> None:
     """Results are said when their call is."""
     turns = [1, 2, 1]
     script = Script({"ann": "Done."})
-    agent = Agent("ann", reads={START: Rule("reencoded", history=most)})
+    agent = Agent("ann", reads={START: VisibilityRule("reencoded", history=most)})
     graph = ChoreoGraph().add_node(agent).add_edge(START, "ann")
     with script.load() as engine:
         graph.compile(engine=engine).invoke({"messages": history(turns)})
@@ -75,7 +75,10 @@ def test_so_are_a_call_and_its_result_from_two_sources(most: Any, of_input: Any)
     """A person answers the calls of an agent, whom another agent reads."""
     said = [f'turn {n}<tool_call>{{"name": "find", "arguments": {{"thing": "t{n}"}}}}</tool_call>' for n in range(3)]
     script = Script({"ann": said, "bob": "Seen."})
-    bob = Agent("bob", reads={START: Rule("reencoded", history=of_input), "ann": Rule("reencoded", history=most)})
+    bob = Agent(
+        "bob",
+        reads={START: VisibilityRule("reencoded", history=of_input), "ann": VisibilityRule("reencoded", history=most)},
+    )
     graph = ChoreoGraph().add_node(Agent("ann", tools=[find])).add_node(bob)
     graph.add_edge(START, "ann").add_edge("ann", "bob")
     with script.load() as engine:
@@ -98,7 +101,9 @@ def test_a_send_may_hand_on_a_call_with_its_result() -> None:
     call = '<tool_call>{"name": "find", "arguments": {"thing": "t0"}}</tool_call>'
     script = Script({"ann": [call, "Done."], "bob": "Seen."})
     graph = ChoreoGraph()
-    graph.add_node(Agent("ann", tools=[find])).add_node(Agent("bob", reads={"ann": Rule("shared", history=2)}))
+    graph.add_node(Agent("ann", tools=[find])).add_node(
+        Agent("bob", reads={"ann": VisibilityRule("shared", history=2)})
+    )
     graph.add_node("tools", ToolNode([find])).add_edge(START, "ann").add_edge("tools", "ann").add_edge("bob", END)
 
     def route(state: Any) -> Any:

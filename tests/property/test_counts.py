@@ -39,7 +39,7 @@ class Program:
             model,
             method=method,
             memory=Memory(kv_budget_bytes=BUDGET * token, host_bytes=rng.choice([0, 0, 150]) * token),
-            scheduling=Scheduling(step_tokens=rng.choice([512, 512, 16])),
+            scheduling=Scheduling(max_batched_tokens=rng.choice([512, 512, 16])),
             sink=self.events,
         )
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)
@@ -103,7 +103,7 @@ class Program:
         calls = []
         for number in range(self.rng.randint(1, 4)):
             forced = tuple(self.rng.randrange(5, 300) for _ in range(self.rng.randint(1, 6)))
-            sampling = Sampling(forced=(*forced, 300 + number), n=self.rng.choice([1, 1, 2]))
+            sampling = Sampling(forced_token_ids=(*forced, 300 + number), n=self.rng.choice([1, 1, 2]))
             calls.append(Decode([7, number], self.view(), sampling=sampling, priority=self.rng.choice([0, 0, 5])))
         said = self.engine.decode(calls)
         views = [call for call in calls for _ in range(call.sampling.n)]
@@ -111,14 +111,16 @@ class Program:
             own = handle.length if self.engine.method == "choreo" else handle.length - 1
             usage = self.engine.usage(handle)
             assert usage.prompt_tokens == sum(parent.length for parent in call.parents) + own
-            assert usage.tokens_reused >= 0 and usage.tokens_beyond <= usage.tokens_encoded + usage.tokens_recomputed
+            assert (
+                usage.tokens_reused >= 0 and usage.tokens_outside_view <= usage.tokens_encoded + usage.tokens_recomputed
+            )
         self.made += said
 
     def park(self) -> None:
-        self.engine.kv.park()
+        self.engine.kv.offload()
 
     def restore(self) -> None:
-        self.engine.kv.restore(self.view())
+        self.engine.kv.prefetch(self.view())
 
     def map(self) -> None:
         sources = [handle for handle in self.view() if "~" not in handle.model]
@@ -132,7 +134,7 @@ class Program:
                 seen.add(source)
 
     def give_up(self) -> None:
-        forced = Sampling(forced=tuple(range(5, 60)))
+        forced = Sampling(forced_token_ids=tuple(range(5, 60)))
         calls = [Decode([7], self.view(), sampling=forced) for _ in range(2)]
         steps = self.engine.stats().steps + self.rng.choice([0, 1, 5])
         answers = self.engine._tenant.submit(calls, None)
@@ -166,26 +168,31 @@ def test_text_is_charged_alike(tiny: LoadedModel, method: MethodName, seed: int)
 
 def usages(engine: Engine, handles: Sequence[MessageHandle]) -> list[tuple[int, ...]]:
     found = [engine.usage(handle) for handle in handles]
-    return [(u.tokens_encoded, u.tokens_reused, u.tokens_recomputed, u.tokens_beyond) for u in found]
+    return [(u.tokens_encoded, u.tokens_reused, u.tokens_recomputed, u.tokens_outside_view) for u in found]
 
 
 def test_the_first_submitted_of_several_readers_pays(make_engine: Any) -> None:
     engine = make_engine()
     [seen] = engine.prefill([Prefill([5] * 20, lazy=True)])
     [told] = engine.prefill([Prefill([6] * 10, [seen], lazy=True)])
-    calls = [Decode([7, 8], view, sampling=Sampling(forced=(5, n))) for n, view in enumerate([[told], [told, seen]])]
+    calls = [
+        Decode([7, 8], view, sampling=Sampling(forced_token_ids=(5, n)))
+        for n, view in enumerate([[told], [told, seen]])
+    ]
     said = engine.decode(calls)
     # The first attends to what `told` has seen only through it.
     assert usages(engine, said) == [(34, 0, 0, 20), (4, 30, 0, 0)]
-    engine.kv.park()
-    said = engine.decode([Decode([7, 9], view, sampling=Sampling(forced=(5,))) for view in ([told, told], [seen])])
+    engine.kv.offload()
+    said = engine.decode(
+        [Decode([7, 9], view, sampling=Sampling(forced_token_ids=(5,))) for view in ([told, told], [seen])]
+    )
     assert usages(engine, said) == [(3, 10, 30, 20), (3, 20, 0, 0)], "one message at two places is encoded once"
 
 
 def test_the_first_submitted_pays_though_another_comes_first(make_engine: Any) -> None:
     engine = make_engine()
     [seen] = engine.prefill([Prefill([5] * 20, lazy=True)])
-    calls = [Decode([7, 8], [seen], sampling=Sampling(forced=(5, n)), priority=n) for n in range(3)]
+    calls = [Decode([7, 8], [seen], sampling=Sampling(forced_token_ids=(5, n)), priority=n) for n in range(3)]
     assert usages(engine, engine.decode(calls)) == [(24, 0, 0, 0), (4, 20, 0, 0), (4, 20, 0, 0)]
 
 
@@ -193,9 +200,9 @@ def test_what_is_brought_back_for_nobody_is_only_recomputed(make_engine: Any) ->
     engine = make_engine()
     seen = engine.prefill([5] * 20)
     told = engine.prefill([6] * 10, [seen])
-    engine.kv.park([told])
+    engine.kv.offload([told])
     before = engine.stats()
-    engine.kv.restore([told])
+    engine.kv.prefetch([told])
     after = engine.stats()
     assert after.tokens_recomputed - before.tokens_recomputed == 10
     assert (after.tokens_encoded, after.tokens_reused) == (before.tokens_encoded, before.tokens_reused)
@@ -208,16 +215,16 @@ def test_what_a_mapper_makes_again_is_recomputed_too(make_engine: Any) -> None:
     engine._core.adapters.add_default(Loaded(Path("zero"), None, mapper, mapper.fingerprint))
     [copy] = engine.branches.map([engine.prefill([5] * 20)])
     before = engine.stats()
-    engine.kv.park()
-    engine.decode([7], [copy], sampling=Sampling(forced=(5,)))
+    engine.kv.offload()
+    engine.decode([7], [copy], sampling=Sampling(forced_token_ids=(5,)))
     spent = engine.stats().tokens_recomputed - before.tokens_recomputed, engine.stats().tokens_mapped
     assert spent == (20 + 20, before.tokens_mapped), "the copy, and what it is a copy of"
 
 
 def test_who_goes_on_waiting_pays_the_rest(make_engine: Any) -> None:
-    engine = make_engine(step_tokens=8)
+    engine = make_engine(max_batched_tokens=8)
     [seen] = engine.prefill([Prefill([5] * 200, lazy=True)])
-    calls = [Decode([7, n], [seen], sampling=Sampling(forced=(5,))) for n in range(2)]
+    calls = [Decode([7, n], [seen], sampling=Sampling(forced_token_ids=(5,))) for n in range(2)]
     first, second = engine._tenant.submit(calls, None)
     while engine.stats().tokens_encoded < 24:
         pass
@@ -229,13 +236,13 @@ def test_who_goes_on_waiting_pays_the_rest(make_engine: Any) -> None:
 
 def test_a_reader_that_gives_up_pays_for_what_it_caused(make_engine: Any) -> None:
     events = EventList()
-    engine = make_engine(sink=events, step_tokens=8)
+    engine = make_engine(sink=events, max_batched_tokens=8)
     [seen] = engine.prefill([Prefill([5] * 200, lazy=True)])
-    [first] = engine._tenant.submit([Decode([7], [seen], sampling=Sampling(forced=(5,)))], None)
+    [first] = engine._tenant.submit([Decode([7], [seen], sampling=Sampling(forced_token_ids=(5,)))], None)
     while engine.stats().tokens_encoded < 24:
         pass
     first.cancel()
-    last = engine.decode([8], [seen], sampling=Sampling(forced=(5,)))
+    last = engine.decode([8], [seen], sampling=Sampling(forced_token_ids=(5,)))
     ended = [each for each in events.events if isinstance(each, RequestFinished)]
     assert sum(each.tokens_encoded for each in ended) == engine.stats().tokens_encoded
     [gone] = [each for each in ended if each.outcome == "cancelled" and each.tokens_encoded]

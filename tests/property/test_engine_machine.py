@@ -80,10 +80,10 @@ class Machine(RuleBasedStateMachine):
                 kv_budget_bytes=BUDGET * self.token,
                 host_bytes=100 * self.token if tiers in ("host", "both", "all") else 0,
                 disk=self.folder if tiers in ("disk", "both", "all") else None,
-                kept=self.folder if tiers in ("kept", "all") else None,
-                kept_bytes=200 * self.token,
+                persist_dir=self.folder if tiers in ("kept", "all") else None,
+                persist_bytes=200 * self.token,
             ),
-            scheduling=Scheduling(step_tokens=step_tokens),
+            scheduling=Scheduling(max_batched_tokens=step_tokens),
             salt="machine",
         )
         # One that changes nothing: a copy reads as its source does.
@@ -123,7 +123,9 @@ class Machine(RuleBasedStateMachine):
         calls, drawn = [], []
         for _ in range(branches):
             (view, offsets, start), header, rest = self.draw_view(rng), draw_tokens(rng, 1, 9), draw_tokens(rng, 1, 20)
-            calls.append(Decode(header, view, offsets, start, sampling=Sampling(forced=tuple(rest), seed=seed)))
+            calls.append(
+                Decode(header, view, offsets, start, sampling=Sampling(forced_token_ids=tuple(rest), seed=seed))
+            )
             drawn.append((header + rest, view, offsets, start))
         handles = self.tried(lambda: self.engine.decode(calls))
         for handle, (content, view, offsets, start) in zip(handles or [], drawn, strict=False):
@@ -136,8 +138,8 @@ class Machine(RuleBasedStateMachine):
         calls, drawn = [], []
         for number in range(branches):
             (view, offsets, start), header, rest = self.draw_view(rng), draw_tokens(rng, 1, 9), draw_tokens(rng, 1, 20)
-            sampling = Sampling(forced=tuple(rest), seed=seed)
-            calls.append(Decode(header, view, offsets, start, sampling=sampling, memo=f"{seed} {number}"))
+            sampling = Sampling(forced_token_ids=tuple(rest), seed=seed)
+            calls.append(Decode(header, view, offsets, start, sampling=sampling, idempotency_key=f"{seed} {number}"))
             drawn.append((header + rest, view, offsets, start))
         with any_fault(self.engine, rng):
             came = [self.submitted(call) for call in calls]
@@ -161,7 +163,7 @@ class Machine(RuleBasedStateMachine):
     def cancel(self, seed: int) -> None:
         rng = Random(seed)
         view, offsets, start = self.draw_view(rng)
-        call = Decode([5], view, offsets, start, sampling=Sampling(forced=tuple(draw_tokens(rng, 30, 40))))
+        call = Decode([5], view, offsets, start, sampling=Sampling(forced_token_ids=tuple(draw_tokens(rng, 30, 40))))
         try:
             [answer] = self.engine._tenant.submit([call], None)
         except KVBudgetError:
@@ -206,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         rng = Random(seed)
         branches = rng.sample(list(self.leases), min(2, len(self.leases)))
         options: dict[str, Any] = {"strategy": strategy, "adapter": None if mapped else "base", "header": [5]}
-        forced = Sampling(forced=tuple(draw_tokens(rng, 1, 9)))
+        forced = Sampling(forced_token_ids=tuple(draw_tokens(rng, 1, 9)))
         merged = self.tried(lambda: self.engine.branches.merge(branches, [6, 7], sampling=forced, **options))
         if merged is not None:
             self.engine.release(merged)
@@ -239,14 +241,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def park(self) -> None:
-        self.engine.kv.park()
+        self.engine.kv.offload()
 
     @rule(seed=seeds, waits=st.booleans(), again=st.booleans())
     def keep(self, seed: int, waits: bool, again: bool) -> None:
         handles = self.draw_view(Random(seed))[0]
         if again:
-            self.engine.kv.discard(handles)
-        self.engine.kv.keep(handles)
+            self.engine.kv.unpersist(handles)
+        self.engine.kv.persist(handles)
         if waits:
             self.flush()
 
@@ -323,7 +325,7 @@ class Machine(RuleBasedStateMachine):
 
         TokenSampler.shown = listening  # type: ignore[method-assign]
         try:
-            probe = self.tried(lambda: self.engine.decode([7, 8], [handle], sampling=Sampling(forced=(9,))))
+            probe = self.tried(lambda: self.engine.decode([7, 8], [handle], sampling=Sampling(forced_token_ids=(9,))))
         finally:
             TokenSampler.shown = shown  # type: ignore[method-assign]
         if probe is None:

@@ -22,7 +22,7 @@ from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.native.library import found
+from choreo_agents.native.library import available_kernels
 from choreo_agents.runtime.step import Row, StepMaker, make_step
 
 BLOCK, BLOCKS = 5, 12
@@ -79,7 +79,7 @@ def test_a_step_that_keeps_its_layout_is_the_step_that_is_made_anew(steps: list[
 
 def backends() -> Iterator[AttentionBackend]:
     yield FoldedBackend(torch.float32, CPU)
-    if not isinstance(found(), str):
+    if not isinstance(available_kernels(), str):
         yield NativeBackend(torch.float32, HEADS)
 
 
@@ -119,7 +119,7 @@ def test_most_steps_of_a_decode_keep_their_layout() -> None:
 
 
 def test_a_window_that_begins_to_hide_while_a_decode_goes_on_is_noticed() -> None:
-    if isinstance(found(), str):
+    if isinstance(available_kernels(), str):
         pytest.skip("there are no kernels")
     geometry = KVGeometry(len(KINDS), HEADS.kv_heads, HEADS.head_dim, torch.float32)
     pool = KVPool(geometry, 40 * geometry.bytes_per_token, CPU, 40)

@@ -28,7 +28,7 @@ def entries(draw: st.DrawFn) -> HandleEntry:
     if draw(st.booleans()):
         entry["seals"] = {"conversation": "c", "handles": {seal: "s"}}
     if draw(st.booleans()):
-        entry["also"] = {"o": {"id": "w" * 32, "model": "o", "length": 1}}
+        entry["handles_by_model"] = {"o": {"id": "w" * 32, "model": "o", "length": 1}}
     mark = draw(st.sampled_from(["", "select", "borrowed"]))
     if mark == "select":
         entry["select"], entry["behind"] = "shared", 1

@@ -16,7 +16,7 @@ def test_given_offsets_stand_and_relative_ones_survive_a_move(parents, new_offse
     for length, asked, got in zip(lengths, offsets, placed.offsets, strict=True):
         assert got == (following if asked is None else asked)
         following = got + length
-    assert placed.new_offset == (following if new_offset is None else new_offset)
-    moved = place(lengths, [offset + 13 for offset in placed.offsets], placed.new_offset + 13)
-    assert moved.relative() == placed.relative() == tuple(offset - placed.new_offset for offset in placed.offsets)
+    assert placed.position == (following if new_offset is None else new_offset)
+    moved = place(lengths, [offset + 13 for offset in placed.offsets], placed.position + 13)
+    assert moved.relative() == placed.relative() == tuple(offset - placed.position for offset in placed.offsets)
     assert moved.end(lengths, 3) == placed.end(lengths, 3) + 13

@@ -19,10 +19,10 @@ from choreo_agents.sampling import (
     Draw,
     Sampling,
     TokenSampler,
-    contest,
+    gumbel_max,
     likeliest,
+    nucleus_filter,
     sampler,
-    sieve,
     workspace,
 )
 from choreo_agents.sampling import rows as rows_of_a_step
@@ -129,15 +129,15 @@ def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
     usual = drawn(rows)
     with changed(workspace, _BLOCK_WORDS={"cpu": 1}):
         assert drawn(rows) == usual
-    with changed(contest, _MARGIN=math.inf):
+    with changed(gumbel_max, _MARGIN=math.inf):
         assert drawn(rows) == usual
-    with changed(contest, _MARGIN=0.999):
+    with changed(gumbel_max, _MARGIN=0.999):
         assert drawn(rows) == usual
-    with changed(contest, _EXPONENT_MARGIN=1e9):
+    with changed(gumbel_max, _EXPONENT_MARGIN=1e9):
         assert drawn(rows) == usual
-    with changed(sieve, _WORTH=0):
+    with changed(nucleus_filter, _WORTH=0):
         assert drawn(rows) == usual
-    with changed(sieve, _WORTH=math.inf):
+    with changed(nucleus_filter, _WORTH=math.inf):
         assert drawn(rows) == usual
     with changed(rows_of_a_step, LOW=math.inf):
         assert drawn(rows) == usual

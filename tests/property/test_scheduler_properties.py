@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from choreo_agents.runtime.active_requests import place_in_queue
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
-from choreo_agents.runtime.under_way import place_in_queue
 
 plan_step = FirstComeFirstServed().plan
 pending = st.one_of(st.just(1), st.integers(1, 40))
@@ -17,7 +17,7 @@ pending = st.one_of(st.just(1), st.integers(1, 40))
 def situations(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], int, Limits]:
     """No more are running than a step can serve, as earlier plans have left it."""
     limits = Limits(draw(st.integers(1, 8) | st.integers(1, 50)), draw(st.integers(1, 12)))
-    counts = draw(st.just([]) | st.lists(pending, max_size=min(limits.rows, limits.step_tokens, 6)))
+    counts = draw(st.just([]) | st.lists(pending, max_size=min(limits.max_num_seqs, limits.max_batched_tokens, 6)))
     ready = st.sampled_from([True, True, True, False])
     asked = draw(st.lists(st.tuples(st.integers(1, 30), ready, pending), max_size=8))
     waiting = [Waiting(100 + i, *rest) for i, rest in enumerate(asked)]
@@ -30,7 +30,7 @@ def test_admission_is_first_come_first_served_within_memory_and_rows(situation) 
     waiting, running, free, limits = situation
     plan = plan_step(*situation)
     ready = [request for request in waiting if request.ready]
-    most = min(limits.rows, limits.step_tokens) - len(running)
+    most = min(limits.max_num_seqs, limits.max_batched_tokens) - len(running)
     fitting = next((n for n in range(len(ready)) if sum(r.room for r in ready[: n + 1]) > free), len(ready))
     wanted = ready[: min(fitting, most)]
     if not wanted and not running:
@@ -55,7 +55,7 @@ def test_everyone_is_served_and_what_is_left_goes_to_the_first(situation) -> Non
     assert [number for number, _ in plan.chunks] == [number for number, _ in needs]
     counts, wanted = [count for _, count in plan.chunks], [count for _, count in needs]
     assert all(1 <= count <= most for count, most in zip(counts, wanted, strict=True))
-    assert sum(counts) == min(limits.step_tokens, sum(wanted))
+    assert sum(counts) == min(limits.max_batched_tokens, sum(wanted))
     in_part = next((i for i, (count, most) in enumerate(zip(counts, wanted, strict=True)) if count < most), len(counts))
     assert all(count == 1 for count in counts[in_part + 1 :]), "a later one got more"
 
@@ -88,8 +88,8 @@ def test_what_follows_shares_the_step_that_ends_what_it_waits_for(situation) -> 
     assert plan.stuck == plain.stuck
     assert plan.admitted[: len(plain.admitted)] == plain.admitted, "nobody gives way to what follows"
     assert plan.chunks[: len(plain.chunks)] == plain.chunks
-    assert sum(count for _, count in plan.chunks) <= limits.step_tokens
-    assert len(plan.chunks) <= max(limits.rows, len(plain.chunks))
+    assert sum(count for _, count in plan.chunks) <= limits.max_batched_tokens
+    assert len(plan.chunks) <= max(limits.max_num_seqs, len(plain.chunks))
     by_number = {each.number: each for each in waiting}
     if any(each.ready and each.number not in plain.admitted for each in waiting):
         assert plan == plain, "nobody overtakes who waits for memory or a row"
@@ -111,7 +111,9 @@ def test_nothing_that_could_follow_is_left_out(situation) -> None:
     left_out = [w for w in waiting if w.after and w.number not in plan.admitted and whole.issuperset(w.after)]
     rooms = sum(each.room for each in waiting if each.number in plan.admitted)
     ready_left = any(each.ready and each.number not in plan.admitted for each in waiting)
-    full = sum(count for _, count in plan.chunks) == limits.step_tokens or len(plan.chunks) >= limits.rows
+    full = (
+        sum(count for _, count in plan.chunks) == limits.max_batched_tokens or len(plan.chunks) >= limits.max_num_seqs
+    )
     if left_out and not full and not ready_left:
         # Who follows keeps its turn: the first that finds no room holds up the rest.
         assert any(each.room > free - rooms for each in left_out)
@@ -192,9 +194,9 @@ def prefill_finishes(prompt: int, samples: int, limits: Limits, *, steps: int) -
     loop = Loop(10_000, limits)
     for now in range(steps):
         number = 1000 * (now + 1)
-        loop.waiting.extend(Job(number + i, 1, samples, now) for i in range(limits.rows - len(loop.waiting)))
+        loop.waiting.extend(Job(number + i, 1, samples, now) for i in range(limits.max_num_seqs - len(loop.waiting)))
         if now == 0:
-            loop.waiting.insert(limits.rows // 2, Job(0, prompt, 0, 0))
+            loop.waiting.insert(limits.max_num_seqs // 2, Job(0, prompt, 0, 0))
         loop.step()
     return 0 in loop.finished
 
@@ -205,8 +207,8 @@ def test_a_long_prefill_is_not_starved_by_short_calls_that_never_end(rows, promp
 
 
 def test_a_long_prefill_is_not_starved_when_a_step_has_fewer_tokens_than_rows() -> None:
-    """An engine serves up to 256 requests at once and lets its user set any `step_tokens`."""
-    assert prefill_finishes(20, 3, Limits(step_tokens=4, rows=8), steps=1000)
+    """An engine serves up to 256 requests at once and lets its user set any `max_batched_tokens`."""
+    assert prefill_finishes(20, 3, Limits(max_batched_tokens=4, max_num_seqs=8), steps=1000)
 
 
 @given(jobs, st.integers(1, 16), st.integers(1, 6))
@@ -285,12 +287,12 @@ def brute_force(jobs: list[Job], memory: int, limits: Limits) -> dict[int, int]:
     ends: dict[int, int] = {}
     step = 0
     while queue or active:
-        while queue and len(active) < min(limits.rows, limits.step_tokens) and queue[0].room <= memory:
+        while queue and len(active) < min(limits.max_num_seqs, limits.max_batched_tokens) and queue[0].room <= memory:
             job = queue.popleft()
             memory -= job.room
             active.append(Simulated(job.number, job.prompt, job.samples))
         got = dict.fromkeys((one.number for one in active), 0)
-        for _ in range(limits.step_tokens):
+        for _ in range(limits.max_batched_tokens):
             # A prompt's tokens can all go into one step; what is sampled at its end goes into the next.
             hungry = [one for one in active if got[one.number] < max(one.prompt, 1)]
             if hungry:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from support.templates import tokenizer_for
 from support.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 
-from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.models import ChatFormat, PromptText
 from choreo_agents.models.chat import chat_format
-from choreo_agents.models.chat.telling import tools_format
-from choreo_agents.models.chat.tools import BrokenCall, CallPart, SaidWords, ToolCall
+from choreo_agents.models.chat.tool_prompt import tools_format
+from choreo_agents.models.chat.tools import BrokenCall, CallPart, TextPart, ToolCall
 from choreo_agents.models.chat.tools.reading import ToolCallReader
 
 FAMILIES = [*TOOL_TEMPLATES, "ours"]
@@ -68,7 +68,7 @@ def reader_of(family: str, calls: Sequence[ToolCall] = ()) -> ToolCallReader:
     return tools_format(chat).reader(known, controls)
 
 
-def pieces(text: FramedText, controls: Sequence[str]) -> Iterator[Piece]:
+def pieces(text: PromptText, controls: Sequence[str]) -> Iterator[Piece]:
     """A text as a tokenizer takes it apart, in letters between its control tokens."""
     pattern = re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))) or "(?!)")
     for run, is_control in text.runs(pattern):
@@ -78,7 +78,7 @@ def pieces(text: FramedText, controls: Sequence[str]) -> Iterator[Piece]:
             yield from ((letter, False) for letter in run)
 
 
-def cut(text: FramedText, controls: Sequence[str], cuts: Sequence[int]) -> Iterator[Piece]:
+def cut(text: PromptText, controls: Sequence[str], cuts: Sequence[int]) -> Iterator[Piece]:
     """The same in longer pieces."""
     sizes, held = iter([*cuts, *[3] * 10_000]), ""
     size = next(sizes)
@@ -95,7 +95,7 @@ def cut(text: FramedText, controls: Sequence[str], cuts: Sequence[int]) -> Itera
         yield held, False
 
 
-def heard(reader: ToolCallReader, given: Iterator[Piece]) -> list[SaidWords | CallPart]:
+def heard(reader: ToolCallReader, given: Iterator[Piece]) -> list[TextPart | CallPart]:
     said = [each for text, is_control in given for each in reader.add(text, is_control=is_control)]
     return said + reader.end()
 
@@ -120,16 +120,16 @@ def test_what_is_written_is_read(family: str, calls: list[ToolCall], cuts: list[
         parts = [part for part in said if isinstance(part, CallPart) and part.number == number]
         assert [part.name for part in parts if part.name is not None] == [call.name]
         assert json.loads("".join(part.arguments for part in parts)) == call.arguments
-    assert "".join(part.text for part in said if isinstance(part, SaidWords)).strip() == words
+    assert "".join(part.text for part in said if isinstance(part, TextPart)).strip() == words
     assert how.turn(words, [call for call in reader.calls if isinstance(call, ToolCall)]).text == turn.text
 
 
-def _behind(turn: FramedText, opening: str, end: str) -> FramedText:
+def _behind(turn: PromptText, opening: str, end: str) -> PromptText:
     """A turn as a model says it."""
     first, *rest = turn.parts
     parts = [(first[0].removeprefix(opening), first[1]), *rest]
     parts[-1] = (parts[-1][0].removesuffix(end), parts[-1][1])
-    return FramedText(tuple(part for part in parts if part[0]))
+    return PromptText(tuple(part for part in parts if part[0]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,7 +144,7 @@ def test_words_alone_stay_words_and_nothing_is_lost(family: str, text: str, ever
         assert reader.words == text
     else:
         assert (family in ("Hermes", "ours") and "<tool_call>" in text) or family == "Llama 3.1"
-    assert reader.words == "".join(each.text for each in said if isinstance(each, SaidWords))
+    assert reader.words == "".join(each.text for each in said if isinstance(each, TextPart))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

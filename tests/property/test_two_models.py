@@ -58,7 +58,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, str], ChoreoGraph]:
         for source in NAMES:
             mode = draw(st.sampled_from(MODES))
             if mode is not None and source != reader:
-                graph.share(source, reader, mode)
+                graph.set_visibility(source, reader, mode)
     graph.add_edge(START, "ann").add_edge("ann", "bob", visibility={}).add_edge("ann", "carl", visibility={})
     graph.add_edge(["bob", "carl"], "dora", visibility={}).add_edge("dora", END)
     return on, graph

@@ -11,7 +11,7 @@ from support.tiny import save_tiny_llama
 from support.visible_graphs import MODES, OWN, Forced, Spec, specs
 
 from choreo_agents.models import load_model
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 # Declared-private pairs are broken on purpose here: the audit is asked, not obeyed.
 pytestmark = pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning")
@@ -46,9 +46,9 @@ def test_encodings_in_users_turns_do_not_interfere(spec: Spec, seed: int, family
     readers = unreached(spec, report, context, "encoding")
     assume(readers)
     other, authors = changed(spec, context)
-    timetable = Timetable()
-    one, _, _ = run(spec, Forced(seed), timetable, echoing=False, model=family)
-    two, _, _ = run(other, Forced(seed, authors), timetable.again(), echoing=False, model=family)
+    step_trace = StepTrace()
+    one, _, _ = run(spec, Forced(seed), step_trace, echoing=False, model=family)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), echoing=False, model=family)
     for key in one:
         if key[0] in readers:
             assert one[key] == two[key], f"{context} reached {key}"

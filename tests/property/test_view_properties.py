@@ -5,13 +5,15 @@ from hypothesis import strategies as st
 
 from choreo_agents.graph.state import HandleEntry, merge_entries
 from choreo_agents.graph.view.view import visible
-from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, VisibilityTable
+from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, VisibilityRule, VisibilityTable
 
 AUTHORS = ("a", "b", "c", "me", START_SOURCE)
 rules_by_source = st.dictionaries(
     st.sampled_from(AUTHORS),
     st.builds(
-        Rule, st.sampled_from(["private", "shared", "reencoded"]), st.sampled_from(["all", "last"]) | st.integers(1, 3)
+        VisibilityRule,
+        st.sampled_from(["private", "shared", "reencoded"]),
+        st.sampled_from(["all", "last"]) | st.integers(1, 3),
     ),
 )
 
@@ -39,17 +41,17 @@ repeating = histories(st.sampled_from("123"))
 
 
 @given(histories(), rules_by_source, st.randoms(use_true_random=False))
-def test_a_view_does_not_depend_on_the_order_of_entries(entries, rules: dict[str, Rule], random) -> None:
+def test_a_view_does_not_depend_on_the_order_of_entries(entries, rules: dict[str, VisibilityRule], random) -> None:
     shuffled = random.sample(entries, len(entries))
     assert visible(shuffled, "me", rules) == visible(entries, "me", rules)
 
 
 @given(histories(), rules_by_source)
-def test_exactly_what_the_rules_allow_is_seen_once(entries, rules: dict[str, Rule]) -> None:
+def test_exactly_what_the_rules_allow_is_seen_once(entries, rules: dict[str, VisibilityRule]) -> None:
     wanted = {}
     for entry in entries:
         source = entry["author"]
-        rule = Rule() if source == "me" else rules.get(source, Rule("private"))
+        rule = VisibilityRule() if source == "me" else rules.get(source, VisibilityRule("private"))
         later = {e["superstep"] for e in entries if e["author"] == source and e["superstep"] > entry["superstep"]}
         kept = {"all": len(entries), "last": 1}.get(rule.history, rule.history)
         if rule.mode.shows and len(later) < kept:
@@ -60,7 +62,9 @@ def test_exactly_what_the_rules_allow_is_seen_once(entries, rules: dict[str, Rul
 
 
 @given(histories(), rules_by_source)
-def test_a_view_is_sorted_by_superstep_then_input_own_and_declared_sources(entries, rules: dict[str, Rule]) -> None:
+def test_a_view_is_sorted_by_superstep_then_input_own_and_declared_sources(
+    entries, rules: dict[str, VisibilityRule]
+) -> None:
     order = [START_SOURCE, "me", *(source for source in rules if source not in (START_SOURCE, "me"))]
     found = [entry for entry, _ in visible(entries, "me", rules)]
     keys = [(entry["superstep"], order.index(entry["author"]), entry["branch"]) for entry in found]
@@ -85,9 +89,9 @@ def test_the_later_entry_of_a_message_stands(left: list[HandleEntry], right: lis
     assert {entry["message_id"]: entry for entry in merge_entries(left, right)} == last
 
 
-@given(histories(), rules_by_source, st.builds(Rule, st.sampled_from(["shared", "reencoded"])))
+@given(histories(), rules_by_source, st.builds(VisibilityRule, st.sampled_from(["shared", "reencoded"])))
 def test_who_reads_everyone_reads_each_as_declared_and_the_others_without_their_secrets(
-    entries, rules: dict[str, Rule], usual: Rule
+    entries, rules: dict[str, VisibilityRule], usual: VisibilityRule
 ) -> None:
     table = VisibilityTable(default=usual)
     for source in sorted(rules.keys() - {"me"}):
@@ -97,11 +101,11 @@ def test_who_reads_everyone_reads_each_as_declared_and_the_others_without_their_
     open_to_all = [
         e for e in entries if e["author"] in {*table.rules.get("me", ()), START_SOURCE, "me"} or not e["confidential"]
     ]
-    spelled = {"a": usual, "b": usual, "c": usual, START_SOURCE: Rule(), **table.rules.get("me", {})}
+    spelled = {"a": usual, "b": usual, "c": usual, START_SOURCE: VisibilityRule(), **table.rules.get("me", {})}
     expected = visible(open_to_all, "me", spelled)
     assert {e["message_id"]: rule for e, rule in found} == {e["message_id"]: rule for e, rule in expected}
     keys = [(e["superstep"], e["author"] != START_SOURCE, e["author"], e["branch"]) for e, _ in found]
     assert keys == sorted(keys)
     # In a stock graph nobody knows the nodes: whoever is not named is meant.
-    stock = {START_SOURCE: Rule(), **table.rules.get("me", {}), EVERYONE: usual}
+    stock = {START_SOURCE: VisibilityRule(), **table.rules.get("me", {}), EVERYONE: usual}
     assert visible(entries, "me", stock, undeclared={EVERYONE}) == found

@@ -15,12 +15,12 @@ from support.interference import QUESTION, WARN, changed, contexts_of, models, r
 from support.tuning import make_tuning
 from support.visible_graphs import BOX, MODES, OWN, Forced, Speaker, Spec, key_of, specs
 
-from choreo_agents import Engine, Memory, Rule, RunOptions
+from choreo_agents import Engine, Memory, RunOptions, VisibilityRule
 from choreo_agents.graph.audit.report import Finding
 from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
-from choreo_agents.runtime.timetable import Timetable
-from choreo_agents.training.tuning import Held
+from choreo_agents.runtime.step_trace import StepTrace
+from choreo_agents.training.tuning import EvalScore
 
 # Declared-private pairs are broken on purpose here: the audit is asked, not obeyed.
 pytestmark = pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning")
@@ -63,9 +63,9 @@ def test_visibility_non_interference_of_encodings_is_bitwise(spec: Spec, seed: i
     readers = unreached(spec, report, context, "encoding")
     assume(readers)
     other, authors = changed(spec, context)
-    timetable = Timetable()
-    one, _, _ = run(spec, Forced(seed), timetable, echoing=False)
-    two, _, _ = run(other, Forced(seed, authors), timetable.again(), echoing=False)
+    step_trace = StepTrace()
+    one, _, _ = run(spec, Forced(seed), step_trace, echoing=False)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), echoing=False)
     for key in one:
         if key[0] in readers:
             assert one[key] == two[key], f"{context} reached {key}"
@@ -75,7 +75,7 @@ def test_visibility_non_interference_of_encodings_is_bitwise(spec: Spec, seed: i
 def trained(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter that was trained on traces of whatever views."""
     folder = tmp_path_factory.mktemp("trained")
-    tuning = make_tuning(tiny, folder, judge=lambda _: lambda epoch: Held(float(epoch)), mapper_rank=0)
+    tuning = make_tuning(tiny, folder, judge=lambda _: lambda epoch: EvalScore(float(epoch)), mapper_rank=0)
     tuning.run(lambda passage: None)
     tuning.tuned.save(folder / "adapter")
     return folder / "adapter"
@@ -93,9 +93,9 @@ def test_visibility_non_interference_is_bitwise_after_training(
     readers = unreached(spec, report, context, "encoding")
     assume(readers)
     other, authors = changed(spec, context)
-    timetable = Timetable()
-    one, _, found = run(spec, Forced(seed), timetable, trained, echoing=False)
-    two, _, _ = run(other, Forced(seed, authors), timetable.again(), trained, echoing=False)
+    step_trace = StepTrace()
+    one, _, found = run(spec, Forced(seed), step_trace, trained, echoing=False)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), trained, echoing=False)
     known = {(finding.context, finding.reader, finding.channel) for finding in report.findings}
     assert {(each.context, each.reader, each.channel) for each in found.findings} <= known
     for key in one:
@@ -130,10 +130,10 @@ def test_visibility_non_interference_holds_when_decoding_freely(spec: Spec, seed
     readers = unreached(spec, report, context, "encoding", "words")
     assume(readers)
     influenced = frozenset(speaker.name for speaker in spec.speakers) - readers
-    timetable = Timetable()
-    one, said, _ = run(spec, Forced(seed, free=frozenset(readers)), timetable)
+    step_trace = StepTrace()
+    one, said, _ = run(spec, Forced(seed, free=frozenset(readers)), step_trace)
     other = Forced(seed, influenced, free=frozenset(readers))
-    two, said_again, _ = run(changed(spec, context)[0], other, timetable.again())
+    two, said_again, _ = run(changed(spec, context)[0], other, step_trace.again())
     for key in one:
         if key[0] in readers:
             assert said[key] == said_again[key] and one[key] == two[key], f"{context} reached {key}"
@@ -166,7 +166,7 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
 
 PAIR = Spec(
     (Speaker("ann", "ann", True, False, False), Speaker("bob", "bob", True, False, False)),
-    {("ann", "bob"): Rule("reencoded")},
+    {("ann", "bob"): VisibilityRule("reencoded")},
     (("ann",), ("bob",)),
     1,
 )
@@ -174,13 +174,13 @@ PAIR = Spec(
 
 def test_visibility_the_comparison_of_bits_sees_a_module() -> None:
     told = [Speaker("ann", "ann", False, False, False, "box"), Speaker("bob", "bob", True, False, False)]
-    for rule, reaches in ((Rule("shared"), True), (Rule("reencoded"), False)):
+    for rule, reaches in ((VisibilityRule("shared"), True), (VisibilityRule("reencoded"), False)):
         spec = replace(PAIR, speakers=tuple(told), rules={("ann", "bob"): rule})
         assert (BOX in spec.graph(WARN).audit().reached("bob", "encoding")) == reaches
         for number in (7, 123456):  # as many tokens as before, and more
-            timetable = Timetable()
-            one, _, _ = run(spec, Forced(1), timetable)
-            two, _, _ = run(changed(spec, BOX, number)[0], Forced(1), timetable.again() if number == 7 else None)
+            step_trace = StepTrace()
+            one, _, _ = run(spec, Forced(1), step_trace)
+            two, _, _ = run(changed(spec, BOX, number)[0], Forced(1), step_trace.again() if number == 7 else None)
             assert one["ann", 1, 0] != two["ann", 1, 0]
             if number == 7 or reaches:
                 assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches
@@ -190,26 +190,26 @@ def test_visibility_the_comparison_of_bits_sees_a_module() -> None:
 @pytest.mark.parametrize(
     ("rule", "reaches"),
     [
-        (Rule("shared"), True),
-        (Rule("reencoded"), False),
-        (Rule("reencoded", scope="public"), False),
-        (Rule("reencoded", scope=("ann.system",)), True),
-        (Rule(OWN[0]), False),
-        (Rule(OWN[1]), True),
+        (VisibilityRule("shared"), True),
+        (VisibilityRule("reencoded"), False),
+        (VisibilityRule("reencoded", scope="public"), False),
+        (VisibilityRule("reencoded", scope=("ann.system",)), True),
+        (VisibilityRule(OWN[0]), False),
+        (VisibilityRule(OWN[1]), True),
     ],
     ids=str,
 )
 def test_visibility_the_comparison_of_bits_sees_a_leak(
-    trained: Path, rule: Rule, reaches: bool, is_trained: bool
+    trained: Path, rule: VisibilityRule, reaches: bool, is_trained: bool
 ) -> None:
     """The property above can fail: flip the edge, and the reader's bits change; and the audit says so."""
     spec = replace(PAIR, rules={("ann", "bob"): rule})
     report = spec.graph(WARN).audit()
     assert ("ann.system" in report.reached("bob", "encoding")) == reaches
-    timetable = Timetable()
+    step_trace = StepTrace()
     adapter = trained if is_trained else None
-    one, _, _ = run(spec, Forced(1), timetable, adapter)
-    two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), timetable.again(), adapter)
+    one, _, _ = run(spec, Forced(1), step_trace, adapter)
+    two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), step_trace.again(), adapter)
     if is_trained:
         assert one != run(spec, Forced(1))[0], "the adapter is served, and changes what is said"
     assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches

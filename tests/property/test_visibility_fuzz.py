@@ -12,7 +12,7 @@ from support.interference import QUESTION, WARN, changed, contexts_of, forged, m
 from support.visible_graphs import ECHO, MODES, OWN, Forced, Spec, specs
 
 from choreo_agents.models import LoadedModel
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,8 +41,8 @@ def test_visibility_non_interference_of_hundreds_of_graphs(tiny: LoadedModel, re
         context = data.draw(st.sampled_from([each for each, readers in possible.items() if readers] or [*possible]))
         readers = possible[context]
         free = frozenset(readers if freely else ())
-        timetable, asked = Timetable(), forged(spec) if forges else QUESTION
-        one, said, found = run(spec, Forced(seed, free=free), timetable, echoing=freely, asked=asked)
+        step_trace, asked = StepTrace(), forged(spec) if forges else QUESTION
+        one, said, found = run(spec, Forced(seed, free=free), step_trace, echoing=freely, asked=asked)
         known = {(each.context, each.reader, each.channel) for each in report.findings}
         assert {(each.context, each.reader, each.channel) for each in found.findings} <= known
         counts["graphs"] += 1
@@ -55,7 +55,7 @@ def test_visibility_non_interference_of_hundreds_of_graphs(tiny: LoadedModel, re
         other, authors = changed(spec, context)
         if freely:
             authors = frozenset(speaker.name for speaker in spec.speakers) - readers
-        again = timetable.again()
+        again = step_trace.again()
         two, said_again, _ = run(other, Forced(seed, authors, free=free), again, echoing=freely, asked=asked)
         counts["pairs of runs"] += 1
         for key in one:

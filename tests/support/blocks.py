@@ -26,12 +26,12 @@ def blocks_of(engine: Engine, view: Sequence[MessageHandle], offsets: Sequence[i
     """All that a view descends from, as the engine's lineage has it; nothing in it may have been moved."""
     records = engine.inspect.records(view)
     places = {record.handle.id: number for number, record in enumerate(records)}
-    starts = {record.handle.id: record.new_offset for record in records}
+    starts = {record.handle.id: record.position for record in records}
     assert [starts[handle.id] for handle in view] == list(offsets)
     for record in records:
         assert [starts[parent.id] for parent in record.parents] == list(record.offsets)
     return [
-        Block(record.tokens, record.new_offset, tuple(places[parent.id] for parent in record.parents))
+        Block(record.tokens, record.position, tuple(places[parent.id] for parent in record.parents))
         for record in records
     ]
 

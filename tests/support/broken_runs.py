@@ -111,7 +111,7 @@ def heard_on(leg: Leg, model: LoadedModel) -> Heard:
 
         return show
 
-    memory, scheduling = Memory(kv_budget_bytes=1 << 23), Scheduling(step_tokens=leg.step_tokens)
+    memory, scheduling = Memory(kv_budget_bytes=1 << 23), Scheduling(max_batched_tokens=leg.step_tokens)
     with (
         Engine.load(model, memory=memory, scheduling=scheduling, salt="s") as engine,
         _saver(leg.states) as saver,
@@ -123,7 +123,7 @@ def heard_on(leg: Leg, model: LoadedModel) -> Heard:
         app = leg.program.graph().compile(
             saver, engine=engine, interrupt_before=[*leg.stop.before], interrupt_after=[*leg.stop.after]
         )
-        options = RunOptions(seed=5, watch=watch, replay=defaultdict(lambda: None, leg.replay))
+        options = RunOptions(seed=5, logits_callback=watch, replay=defaultdict(lambda: None, leg.replay))
         config: Any = {"configurable": {"thread_id": "1", "choreo": options}, "callbacks": [seeds]}
         start: Any = [*app.get_state_history(config)][-1].config if leg.from_start else {}
         state = app.invoke(QUESTION if leg.begins else None, merge_configs(config, start))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import LoadedModel, PromptText
 
 
 class ByteModel:
@@ -26,7 +26,7 @@ class ByteModel:
         first = len(self.pieces)
         self.adapter = SimpleNamespace(end_tokens=tuple(range(first, first + ends)), vocabulary_size=first + ends)
 
-    def encode(self, text: str | FramedText) -> list[int]:
+    def encode(self, text: str | PromptText) -> list[int]:
         rest, tokens = str(text).encode(), []
         while rest:
             tokens.append(next(token for token in self._used if rest.startswith(self.pieces[token])))

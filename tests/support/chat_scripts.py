@@ -12,10 +12,10 @@ from typing import Any
 
 from choreo_agents import Engine, Memory
 from choreo_agents.models import load_model
-from choreo_agents.sampling import Sampler, SamplerCall, ThoughtsGuide
+from choreo_agents.sampling import Sampler, SamplerCall, ThinkingConstraint
 from choreo_agents.testing.model import follows
 from support.checkpoints import save_checkpoint
-from support.speaking import Speaking
+from support.speaking import OutputStream
 from support.tool_templates import TOOL_CHECKPOINTS
 
 JOKE = {"setup": "Why do cats purr?", "punchline": "Nobody else would."}
@@ -87,12 +87,12 @@ class FamilyScript:
         read = [token for _, tokens in call.view for token in tokens] + [*call.header]
         prompt = self.model.decode(read)
         self.prompts.append(prompt)
-        guide = None if call.guide is None else call.guide()
-        thinks = isinstance(guide, ThoughtsGuide)
-        for text in self._texts(prompt, is_led=guide is not None and not thinks):
+        constraint = None if call.constraint is None else call.constraint()
+        thinks = isinstance(constraint, ThinkingConstraint)
+        for text in self._texts(prompt, is_led=constraint is not None and not thinks):
             tokens = self.model.encode(self._thought(text) if thinks else text)
-            if thinks or guide is None or follows(call, tokens):
-                return Speaking(call, tokens)
+            if thinks or constraint is None or follows(call, tokens):
+                return OutputStream(call, tokens)
         raise AssertionError(f"nothing that the script says is allowed behind {prompt[-200:]!r}")
 
     def _thought(self, text: str) -> str:

@@ -40,7 +40,7 @@ MERGES = 4000
 _CORPUS = Path(__file__).with_name("corpus.txt")
 """A frozen text: with one that is edited, the tokenizers of tests would change, and near ties with them."""
 _HIDDEN = 32
-Spelling = Literal["bytes", "metaspace"]
+SafeTokenizer = Literal["bytes", "metaspace"]
 """Words as bytes, as GPT-2 writes them, or with a low line for each space, as SentencePiece does."""
 
 
@@ -58,7 +58,7 @@ class Family:
     template: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the configuration, beside its width."""
-    spelling: Spelling = "bytes"
+    spelling: SafeTokenizer = "bytes"
     writes_bos: bool = False
     """Whether the tokenizer puts the first token before every text."""
     read: tuple[str, ...] = ()
@@ -411,7 +411,7 @@ def checkpoint_tokenizer(family: Family) -> PreTrainedTokenizerFast:
 
 
 @lru_cache
-def _trained(spelling: Spelling) -> str:
+def _trained(spelling: SafeTokenizer) -> str:
     """A tokenizer without special tokens, as JSON."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=spelling == "metaspace"))
     if spelling == "bytes":

@@ -12,19 +12,19 @@ import torch
 
 from choreo_agents import Engine
 from choreo_agents.engine.messages.from_cache import FromCache
-from choreo_agents.engine.messages.message import Label, Naming, Usage
+from choreo_agents.engine.messages.message import Label, MessageIds, Usage
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.request_builder import Pending
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
-from choreo_agents.models.guides.masks import StepMasks
+from choreo_agents.models.constraints.masks import StepMasks
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Step
 from choreo_agents.sampling import BatchSampler, TokenSampler
 
 AT_THE_END: dict[str, tuple[type, str]] = {
-    "the message is named": (Naming, "handle"),
+    "the message is named": (MessageIds, "handle"),
     "its cost is told": (Usage, "of"),
     "its encoding is closed": (FromCache, "close"),
     "its parents are unpinned": (FromCache, "unpin"),
@@ -57,10 +57,10 @@ BEFORE: dict[str, tuple[type, str]] = {
 }
 """What is done before, and on the way."""
 DRAWING: dict[str, tuple[type, str]] = {
-    "what a guide allows is filled in": (StepMasks, "filling"),
+    "what a constraint allows is filled in": (StepMasks, "filling"),
     "a sampler sees its logits": (TokenSampler, "shown"),
     "a sampler says what it draws": (TokenSampler, "draw"),
-    "a guide refuses": (TokenSampler, "refuses"),
+    "a constraint refuses": (TokenSampler, "refuses"),
     "tokens are drawn": (BatchSampler, "draw"),
     "a sampler goes on": (TokenSampler, "take"),
     "a call is withdrawn": (TokenSampler, "withdraw"),

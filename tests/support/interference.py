@@ -15,11 +15,11 @@ from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.signer import digest_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.models import LoadedModel
-from choreo_agents.runtime import timetable as timetables
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime import step_trace as step_traces
+from choreo_agents.runtime.step_trace import StepTrace
 from support.visible_graphs import BOX, CELLAR, ECHO, Forced, Spec, heard, key_of
 
-timetables.PATIENCE_S = 300.0  # these programs make the calls that were written down, on however loaded a machine
+step_traces.PATIENCE_S = 300.0  # these programs make the calls that were written down, on however loaded a machine
 QUESTION = {"messages": [("user", "What does Ann have?")]}
 WARN = Policy(on_violation="warn")
 models: dict[str, LoadedModel] = {}
@@ -29,7 +29,7 @@ models: dict[str, LoadedModel] = {}
 def run(
     spec: Spec,
     forced: Forced | None = None,
-    timetable: Timetable | None = None,
+    step_trace: StepTrace | None = None,
     adapter: Path | None = None,
     *,
     echoing: bool = True,
@@ -44,7 +44,7 @@ def run(
     with load(
         models[model],
         memory=Memory(kv_budget_bytes=1 << 23),
-        scheduling=Scheduling(timetable=timetable),
+        scheduling=Scheduling(step_trace=step_trace),
         adapter=adapter,
     ) as engine:
         app = spec.graph(WARN, echoing=echoing).compile(engine=engine)

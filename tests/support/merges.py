@@ -22,7 +22,12 @@ def team(engine: Engine, lengths: tuple[int, ...] = (12, 20, 16)) -> tuple[list[
     task = engine.prefill(words(2, 18), [root])
     said = engine.decode(
         [
-            Decode([7, 8 + i], [root, task], sampling=Sampling(forced=tuple(words(50 * i, length - 2))), author=f"w{i}")
+            Decode(
+                [7, 8 + i],
+                [root, task],
+                sampling=Sampling(forced_token_ids=tuple(words(50 * i, length - 2))),
+                author=f"w{i}",
+            )
             for i, length in enumerate(lengths)
         ]
     )
@@ -36,8 +41,8 @@ def watching(seen: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
 def heard(engine: Engine, view: MergedView) -> torch.Tensor:
     """The logits over a merged view, [tokens, vocabulary]."""
     seen: list[torch.Tensor] = []
-    forced = Sampling(forced=(5, 6, 7))
-    [said] = engine.decode([Decode([9], view.handles, view.offsets, view.end, forced, watch=watching(seen))])
+    forced = Sampling(forced_token_ids=(5, 6, 7))
+    [said] = engine.decode([Decode([9], view.handles, view.offsets, view.end, forced, logits_callback=watching(seen))])
     engine.release(said)
     return torch.stack(seen)
 

@@ -64,7 +64,7 @@ class Oracle:
         offsets: Sequence[int],
         new_offset: int,
     ) -> OracleMessage:
-        """The message of `tokens` at `new_offset` that sees `parents` at `offsets`."""
+        """The message of `tokens` at `position` that sees `parents` at `offsets`."""
         return OracleMessage(tuple(tokens), tuple(parents), tuple(offsets), new_offset)
 
     def logits(self, message: OracleMessage) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from hypothesis import strategies as st
 
-from choreo_agents.models import ChatFormat, FramedText, LoadedModel
+from choreo_agents.models import ChatFormat, LoadedModel, PromptText
 from choreo_agents.models.chat import TurnFormat
 from choreo_agents.pml import Schema, Slot, assistant, module, system, union, user
 from choreo_agents.pml.building import Part
@@ -41,7 +41,7 @@ class WordModel:
         self.adapter = SimpleNamespace(max_positions=context, end_tokens=(7,))
         self.tokenizer = SimpleNamespace(unk_token_id=unknown, pad_token_id=None)
 
-    def encode(self, text: str | FramedText) -> list[int]:
+    def encode(self, text: str | PromptText) -> list[int]:
         tokens = []
         for word in _PIECES.findall(str(text)):
             if word not in self.words:

@@ -87,7 +87,7 @@ def _modules(folder: Path, _: dict[str, Looked]) -> Looked:
     graph.add_node(Agent("scout", prompt=schema.prompt("<rules/>"), sampling=FREE))
     graph.add_node(Agent("guide", prompt=schema.prompt("<rules/><bags/>"), sampling=FREE))
     graph.add_edge(START, "scout").add_edge("scout", "guide", visibility="reencoded")
-    return _recorded(folder, "modules", graph.share(START, "guide", "reencoded"))
+    return _recorded(folder, "modules", graph.set_visibility(START, "guide", "reencoded"))
 
 
 def _fork(folder: Path, made: dict[str, Looked]) -> Looked:

@@ -12,39 +12,39 @@ from typing import Any
 
 from torch import Tensor
 
-from choreo_agents import Engine, FramedText, Memory
+from choreo_agents import Engine, Memory, PromptText
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.sampling import Chosen, Sampler, SamplerCall
+from choreo_agents.sampling import SampledToken, Sampler, SamplerCall
 from support.checkpoints import Family, save_checkpoint
 
 
-class Speaking:
+class OutputStream:
     """Chooses given tokens, those that a call forces in their place, and then the last of them again and again."""
 
     def __init__(self, call: SamplerCall, tokens: Sequence[int]) -> None:
-        said = tokens if call.sampling.forced is None else call.sampling.forced
-        self.guide = None if call.guide is None else call.guide()
+        said = tokens if call.sampling.forced_token_ids is None else call.sampling.forced_token_ids
+        self.constraint = None if call.constraint is None else call.constraint()
         self._call = call
         self._left = chain(said, repeat(said[-1] if said else 0))
         self._next: int | None = None
 
-    def choose(self, logits: Tensor) -> Chosen:
+    def choose(self, logits: Tensor) -> SampledToken:
         if self._next is None:
-            # What a guide makes a model say, as where its thoughts have to end, comes before what is given.
-            made = None if self.guide is None else self.guide.allowed()
+            # What a constraint makes a model say, as where its thoughts have to end, comes before what is given.
+            made = None if self.constraint is None else self.constraint.allowed()
             given = next(self._left)
             self._next = made[0] if isinstance(made, tuple) and len(made) == 1 else given
             if self._next != given:
                 self._left = chain([given], self._left)
-            if self._call.watch is not None:
-                self._call.watch(logits)
+            if self._call.logits_callback is not None:
+                self._call.logits_callback(logits)
         logprob = None if self._call.sampling.logprobs is None else float(logits.log_softmax(-1)[self._next])
-        return Chosen(self._next, logprob)
+        return SampledToken(self._next, logprob)
 
     def take(self, token: int) -> None:
         self._next = None
-        if self.guide is not None:
-            self.guide.take(token)
+        if self.constraint is not None:
+            self.constraint.take(token)
 
     def withdraw(self) -> None:
         pass
@@ -52,7 +52,7 @@ class Speaking:
 
 @contextmanager
 def engine_that_says(
-    family: Family, says: str | Callable[[str], str | FramedText], **memory: Any
+    family: Family, says: str | Callable[[str], str | PromptText], **memory: Any
 ) -> Iterator[tuple[Engine, list[str]]]:
     """An engine over a checkpoint of a family that says this, and a list of the prompts that it has read.
 
@@ -67,7 +67,7 @@ def engine_that_says(
     def sampler(call: SamplerCall) -> Sampler:
         read = [token for _, tokens in call.view for token in tokens]
         prompts.append(model.decode([*read, *call.header]))
-        return Speaking(call, model.encode(says if isinstance(says, str) else says(prompts[-1])))
+        return OutputStream(call, model.encode(says if isinstance(says, str) else says(prompts[-1])))
 
     with Engine.load(replace(model, sampler=sampler), memory=Memory(**{"kv_budget_bytes": 1 << 26} | memory)) as engine:
         yield engine, prompts
@@ -88,6 +88,6 @@ def speaking(model: LoadedModel, said: list[Sequence[int]]) -> LoadedModel:
     """The model, whose next decodes sample the tokens that the list then holds, one element each."""
 
     def sampler(call: SamplerCall) -> Sampler:
-        return Speaking(call, () if call.sampling.forced is not None else said.pop(0))
+        return OutputStream(call, () if call.sampling.forced_token_ids is not None else said.pop(0))
 
     return replace(model, sampler=sampler)

@@ -10,7 +10,7 @@ from langgraph.store.base import BaseStore, Op, PutOp
 from langgraph.store.memory import InMemoryStore
 
 from choreo_agents.engine.lineage import DescribedMessage, LineageRow, Note
-from choreo_agents.engine.messages.message import Naming
+from choreo_agents.engine.messages.message import MessageIds
 from choreo_agents.graph.durable.thread_log import ThreadLog
 
 SALT = "s"
@@ -31,8 +31,8 @@ def described(number: int, parents: Sequence[int] = (), memos: Sequence[str] = (
 
 def log_of(store: BaseStore, thread: str = "1", salt: str = SALT) -> ThreadLog:
     """As a tenant has it: no model, no engine."""
-    naming = Naming(salt, "", b"")
-    engine: Any = SimpleNamespace(lineage=SimpleNamespace(seals=naming.seals, name=naming.tenant))
+    message_ids = MessageIds(salt, "", b"")
+    engine: Any = SimpleNamespace(lineage=SimpleNamespace(seals=message_ids.seals, name=message_ids.tenant))
     return ThreadLog(store, engine, thread)
 
 

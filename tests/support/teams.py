@@ -98,7 +98,7 @@ class Team:
         )
         graph.add_node("tools", ToolNode([count]))
         graph.add_edge("judge", "cal", visibility=self.caller).add_edge("cal", "tools")  # type: ignore[arg-type]
-        graph.add_edge("tools", "bob").share("judge", "bob", mode=self.mode).share("cal", "bob")  # type: ignore[arg-type]
+        graph.add_edge("tools", "bob").set_visibility("judge", "bob", mode=self.mode).set_visibility("cal", "bob")  # type: ignore[arg-type]
 
 
 @st.composite

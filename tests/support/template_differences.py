@@ -19,7 +19,7 @@ from choreo_agents.models.checking import ViewComparison
 from choreo_agents.models.checking.comparing import compared, given_as, ways
 from choreo_agents.models.checking.talk import QUESTION, View, views
 from choreo_agents.models.checkpoint import Checkpoint
-from choreo_agents.models.spelling import Spelling, spelling_of
+from choreo_agents.models.safe_tokenization import SafeTokenizer, safe_tokenizer
 from support.template_renderings import ALTERNATIVES, AnswerPlaces, Reason, Rendering, Undone
 
 _Alternative = tuple[str, object, Reason]
@@ -79,7 +79,7 @@ def explained_views(folder: Path, options: Mapping[str, Any]) -> list[ExplainedV
         options: Variables of its chat template, and `date`.
     """
     tokenizer = Checkpoint.read(str(folder), folder).tokenizer()
-    comparing = Comparing(chat_format(tokenizer, options), Template(tokenizer, options), spelling_of(tokenizer))
+    comparing = Comparing(chat_format(tokenizer, options), Template(tokenizer, options), safe_tokenizer(tokenizer))
     return [comparing.compare(view) for again in (False, True) for view in views(encodes_again=again)]
 
 
@@ -92,7 +92,7 @@ class Comparing:
         spelling: Of its tokenizer.
     """
 
-    def __init__(self, chat: ChatFormat, template: Template, spelling: Spelling) -> None:
+    def __init__(self, chat: ChatFormat, template: Template, spelling: SafeTokenizer) -> None:
         self.chat, self.template, self.spelling = chat, template, spelling
         self.tokenizer = template.tokenizer
 

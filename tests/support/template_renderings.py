@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 
 from choreo_agents.models.checking.rendering import ReadMessage
 from choreo_agents.models.checking.talk import PARTED, QUESTION, TalkTurn, View
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
 
-_Part = tuple[str, FramedText, str]
+_Part = tuple[str, PromptText, str]
 """Of a user's turn: whose, what, and what stands before the next part."""
 
 
@@ -129,24 +129,24 @@ class Rendering:
         self.thinks = chat.thoughts is not None and chat.thoughts.usual
 
     @property
-    def text(self) -> FramedText:
+    def text(self) -> PromptText:
         """All of it."""
-        return reduce(add, (each.text for each in self.messages()), FramedText())
+        return reduce(add, (each.text for each in self.messages()), PromptText())
 
     def messages(self) -> list[ReadMessage]:
         """It, message by message."""
         chat, undone, (public, own) = self.chat, self.undone, self._instructions()
-        started = (FramedText.frame(chat.bos), FramedText.frame(chat.default_system))
+        started = (PromptText.special(chat.bos), PromptText.special(chat.default_system))
         leading: list[_Part] = []
         if public is not None and not chat.leads:
-            started = (chat.root(public), FramedText())
+            started = (chat.root(public), PromptText())
         elif public is not None:
-            started = (FramedText.frame(chat.bos), FramedText())
+            started = (PromptText.special(chat.bos), PromptText())
             leading = [("start", chat.system.around(public), "")]
             if undone.last_user is None:
                 # Encoded as one: all agents' views begin with it.
-                begun = FramedText.frame(chat.bos + chat.user.plain) + leading.pop()[1]
-                started = (begun, FramedText())
+                begun = PromptText.special(chat.bos + chat.user.plain) + leading.pop()[1]
+                started = (begun, PromptText())
         read = _read("start", *started)
         told: list[_Part] = []
         if own is not None and chat.merges is not None and (chat.leads or chat.later is None):
@@ -190,16 +190,16 @@ class Rendering:
         user = self.chat.user
         if self.chat.merges is None:
             [(label, part, _)] = parts
-            return _read(label, FramedText.frame(before) + part + FramedText.frame(user.after))
+            return _read(label, PromptText.special(before) + part + PromptText.special(user.after))
         read: list[ReadMessage] = []
         between = before
         for number, (label, part, joint) in enumerate(parts):
             after = user.after if number == len(parts) - 1 else ""
-            read += _read(label, FramedText.frame(between), part, FramedText.frame(after))
+            read += _read(label, PromptText.special(between), part, PromptText.special(after))
             between = joint
         return read
 
-    def _answer(self, said: TalkTurn, number: int, turns: Sequence[list[_Part] | TalkTurn]) -> FramedText:
+    def _answer(self, said: TalkTurn, number: int, turns: Sequence[list[_Part] | TalkTurn]) -> PromptText:
         chat, undone, places = self.chat, self.undone, self.places
         is_last = number == len(turns) - 1
         name = None if undone.names == "dropped" else said.name
@@ -207,21 +207,21 @@ class Rendering:
         unopened = undone.header == "none" and isinstance(turns[number - 1], TalkTurn) and behind is not None
         opening = chat.assistant.opening(name)
         if is_last and self._goes_on:
-            return chat.header(None, thinking=self.thinks) + _called(name) + FramedText.words(said.words)
+            return chat.header(None, thinking=self.thinks) + _called(name) + PromptText.plain(said.words)
         if chat.thoughts is not None and self._thought(said, is_last):
             header = chat.thoughts.header
             header = f"{behind}{header.removeprefix(chat.assistant.plain)}" if unopened else header
-            thoughts = FramedText.frame(header) + FramedText.words(said.thoughts)
-            opening = thoughts + FramedText.frame(chat.thoughts.close) + _called(name)
+            thoughts = PromptText.special(header) + PromptText.plain(said.thoughts)
+            opening = thoughts + PromptText.special(chat.thoughts.close) + _called(name)
         elif is_last and undone.last_opening and places is not None:
-            opening = FramedText.frame(places.last_opening) + _called(name)
+            opening = PromptText.special(places.last_opening) + _called(name)
         elif unopened:
-            opening = FramedText.frame(str(behind)) + _called(name)
+            opening = PromptText.special(str(behind)) + _called(name)
         elif not (undone.as_encoded or self.thinks):
             blank = opening.text[len(opening.rstrip(" ").text) :]
-            opening = chat.header(name) + FramedText.frame(blank)
+            opening = chat.header(name) + PromptText.special(blank)
         end = places.last_end if is_last and undone.last_end and places is not None else chat.turn_end
-        return opening + FramedText.words(said.words) + FramedText.frame(end)
+        return opening + PromptText.plain(said.words) + PromptText.special(end)
 
     @property
     def _goes_on(self) -> bool:
@@ -235,11 +235,11 @@ class Rendering:
         recalled = thoughts is not None and thoughts.kept and self.thinks and said.name == self.view.reader
         return recalled or undone == "all" or (undone == "last" and is_last)
 
-    def _header(self) -> FramedText:
+    def _header(self) -> PromptText:
         chat, undone = self.chat, self.undone
         if self._goes_on or (undone.header == "none" and self.view.said):
-            return FramedText()
-        plain = FramedText.frame(chat.assistant.plain if chat.answer is None else chat.answer)
+            return PromptText()
+        plain = PromptText.special(chat.assistant.plain if chat.answer is None else chat.answer)
         if undone.opens_thoughts and self.thinks:
             header = plain.rstrip(" ")
         else:
@@ -247,14 +247,16 @@ class Rendering:
             header = chat.header(name, thinking=self.thinks)
         if undone.header == "no blank":
             return header.rstrip(" \n")
-        return header + FramedText.frame(plain.text[len(plain.rstrip(" ").text) :] if undone.header == "blank" else "")
+        return header + PromptText.special(
+            plain.text[len(plain.rstrip(" ").text) :] if undone.header == "blank" else ""
+        )
 
 
-def _read(label: str, *pieces: FramedText) -> list[ReadMessage]:
+def _read(label: str, *pieces: PromptText) -> list[ReadMessage]:
     """A message, if there is anything in it."""
     said = tuple(piece for piece in pieces if piece)
     return [ReadMessage(label, said)] if said else []
 
 
-def _called(name: str | None) -> FramedText:
-    return FramedText() if name is None else FramedText.words(f"{name}: ")
+def _called(name: str | None) -> PromptText:
+    return PromptText() if name is None else PromptText.plain(f"{name}: ")

@@ -67,7 +67,7 @@ def engine_handles(
     for message in trace.messages:
         parents = [handles[parent] for parent in message.parents]
         if message.learn is None:
-            call = Prefill(message.tokens, parents, message.offsets, message.new_offset)
+            call = Prefill(message.tokens, parents, message.offsets, message.position)
             [handles[message.name]] = engine.prefill([call])
             continue
         start, end = message.learn
@@ -75,10 +75,10 @@ def engine_handles(
             message.tokens[:start],
             parents,
             message.offsets,
-            message.new_offset,
-            sampling=Sampling(forced=message.tokens[start:end]),
-            closing=message.tokens[end:],
-            watch=watch,
+            message.position,
+            sampling=Sampling(forced_token_ids=message.tokens[start:end]),
+            turn_suffix=message.tokens[end:],
+            logits_callback=watch,
         )
         [handles[message.name]] = engine.decode([decode])
         made = engine.tokens(handles[message.name])
@@ -104,8 +104,8 @@ def stepwise_logits(
     at = 0
     for message in trace.messages:
         count = len(message.tokens)
-        places[message.name] = at, message.new_offset
-        own = tuple(range(message.new_offset, message.new_offset + count))
+        places[message.name] = at, message.position
+        own = tuple(range(message.position, message.position + count))
         slots = tuple(range(at, at + count))
         at += count
         if message.mapped:
@@ -160,6 +160,6 @@ def with_mapped(trace: Trace, rng: random.Random) -> Trace:
         made.append(replace(message, parents=seen))
         if rng.random() < 0.6:
             copies[message.name] = f"{message.name} mapped"
-            place = {"offsets": (0,), "new_offset": message.new_offset, "mapped": True}
+            place = {"offsets": (0,), "position": message.position, "mapped": True}
             made.append(TraceMessage(copies[message.name], message.tokens, (message.name,), **place))
     return Trace(trace.id, tuple(made))

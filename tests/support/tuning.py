@@ -19,7 +19,7 @@ from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace, text_twin
 from choreo_agents.training.trace_store import digest_of
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Example, Held, Passage, Tuning
+from choreo_agents.training.tuning import EvalScore, Example, TrainingProgress, Tuning
 from support.traces import draw_trace, with_adapters, with_mapped
 
 SMALL: dict[str, Any] = {
@@ -64,19 +64,19 @@ class DrawnSource:
         return draw_examples(seed=number)
 
 
-def held_out(tuned: Tuned, traces: Sequence[Trace]) -> Callable[[int], Held]:
+def held_out(tuned: Tuned, traces: Sequence[Trace]) -> Callable[[int], EvalScore]:
     """A judge: the log-loss of these without dropout."""
     adapters = {} if tuned.lora is None else {TUNED: tuned.lora}
     forward = TraceForward(tuned.model, adapters=adapters, mapper=tuned.mapper)
 
-    def judge(epoch: int) -> Held:
+    def judge(epoch: int) -> EvalScore:
         dropout = 0.0
         if tuned.lora is not None:
             dropout, tuned.lora.dropout = tuned.lora.dropout, 0.0
         loss = float(forward.losses(traces).mean.detach())
         if tuned.lora is not None:
             tuned.lora.dropout = dropout
-        return Held(-loss, loss)
+        return EvalScore(-loss, loss)
 
     return judge
 
@@ -86,9 +86,9 @@ class Killer:
 
     def __init__(self, at: int | None = None) -> None:
         self.at = at
-        self.heard: list[Passage] = []
+        self.heard: list[TrainingProgress] = []
 
-    def __call__(self, passage: Passage) -> None:
+    def __call__(self, passage: TrainingProgress) -> None:
         self.heard.append(passage)
         if len(self.heard) == self.at:
             raise KilledError
@@ -99,7 +99,7 @@ def make_tuning(
     folder: Path,
     *,
     source: Any = None,
-    judge: Callable[[Tuned], Callable[[int], Held]] | None = None,
+    judge: Callable[[Tuned], Callable[[int], EvalScore]] | None = None,
     judged_by: str = "",
     **changes: Any,
 ) -> Tuning:

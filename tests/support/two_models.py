@@ -25,7 +25,7 @@ def chain(agents: Sequence[Agent], **options: Any) -> ChoreoGraph:
         graph.add_node(agent)
         graph.add_edge(agents[at - 1].name if at else START, agent.name, **(options if at else {}))
         for before in agents[: max(0, at - 1)]:
-            graph.share(before.name, agent.name, options.get("visibility", "shared"))
+            graph.set_visibility(before.name, agent.name, options.get("visibility", "shared"))
     graph.add_edge(agents[-1].name, END)
     return graph
 

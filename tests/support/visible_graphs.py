@@ -22,10 +22,10 @@ from choreo_agents import (
     Engine,
     MessageHandle,
     Policy,
-    Rule,
     Sampling,
     Send,
     VisibilityMode,
+    VisibilityRule,
     send,
 )
 from choreo_agents.graph.state import HandleEntry
@@ -105,7 +105,7 @@ class Spec:
     """A graph as plain data."""
 
     speakers: tuple[Speaker, ...]
-    rules: Mapping[tuple[str, str], Rule]
+    rules: Mapping[tuple[str, str], VisibilityRule]
     """By source and reader."""
     layers: tuple[tuple[str, ...], ...]
     rounds: int
@@ -166,7 +166,7 @@ class Spec:
             graph.add_node(hall, lambda _: None, writes=()).add_edge(START, hall, visibility={})
             # Whether one narrows the other or the other the one is the same.
             into, out = (rule, "shared") if number % 2 and not rule.contexts else ("shared", rule)
-            graph.share(source, hall, into).share(hall, reader, out)
+            graph.set_visibility(source, hall, into).set_visibility(hall, reader, out)
         ends = [*self.layers]
         for number, (name, node) in behind.items():
             graph.add_node(name, node).add_edge(list(self.layers[number]), name, visibility={})
@@ -205,14 +205,14 @@ class Spec:
         personas = {speaker.name: speaker.persona for speaker in self.speakers}
         author = entry["author"]
         own = personas.get(author) == personas[reader]
-        rule = Rule() if own else self.rules.get((author, reader))
+        rule = VisibilityRule() if own else self.rules.get((author, reader))
         if rule is None or not rule.mode.shows:
             return []
         later = {e["superstep"] for e in entries if e["author"] == author and e["superstep"] > entry["superstep"]}
         kept = {"all": None, "last": 1}.get(str(rule.history), rule.history)
         if isinstance(kept, int) and len(later) >= kept:
             return []
-        return ["shared", "reencoded"] if rule.mode.hands_on_encodings else ["reencoded"]
+        return ["shared", "reencoded"] if rule.mode.shares_kv else ["reencoded"]
 
     def _told(self, speaker: Speaker, system: str | None) -> str | Prompt | None:
         if speaker.imports:
@@ -287,7 +287,7 @@ def heard(engine: Engine, state: Mapping[str, Any]) -> dict[Key, list[Any]]:
     return found
 
 
-OWN = (VisibilityMode("loud", "words", reword=str.upper), VisibilityMode("plainly", "encoding"))
+OWN = (VisibilityMode("loud", "words", transform=str.upper), VisibilityMode("plainly", "encoding"))
 """Modes that no graph knows by name."""
 MODES = ("shared", "shared", "reencoded", "reencoded", "private", None, None, None)
 
@@ -307,7 +307,7 @@ def specs(draw: st.DrawFn, *, personas: bool = True, modes: Sequence[Any] = MODE
     systems = {speaker.persona for speaker in speakers if speaker.has_system and not speaker.imports}
     contexts = [f"{persona}.system" for persona in sorted(owners & systems)]
     contexts += [speaker.name for speaker in speakers if speaker.confidential]
-    rules: dict[tuple[str, str], Rule] = {}
+    rules: dict[tuple[str, str], VisibilityRule] = {}
     for reader in names:
         for source in (*names, ECHO):
             mode = draw(st.sampled_from(modes))
@@ -319,9 +319,9 @@ def specs(draw: st.DrawFn, *, personas: bool = True, modes: Sequence[Any] = MODE
                 plain = st.sampled_from(["reader", "reader", "public"])
                 named = st.lists(st.sampled_from(contexts or ["none"]), min_size=1, max_size=2, unique=True).map(tuple)
                 scope = draw(plain | named if contexts else plain)
-            rules[source, reader] = Rule(mode, history, scope)
+            rules[source, reader] = VisibilityRule(mode, history, scope)
         start = draw(st.sampled_from(["shared", "shared", "reencoded"]))
-        rules[START_SOURCE, reader] = Rule(start)
+        rules[START_SOURCE, reader] = VisibilityRule(start)
     cut = draw(st.integers(1, len(names) - 1))
     order = draw(st.permutations(names))
     first, second = [*order[:cut]], [*order[cut:]]
@@ -351,7 +351,7 @@ class Nest:
     keeps: bool | None
     """Whether it keeps a thread of its own."""
     order: tuple[str, ...]
-    rules: Mapping[tuple[str, str], str | Rule]
+    rules: Mapping[tuple[str, str], str | VisibilityRule]
     """Modes by source, START among them, and reader, as far as they are declared."""
     inner: tuple[str, Nest] | None = None
     """Which of its nodes is a graph, and that."""
@@ -383,7 +383,7 @@ class Nest:
                 options = {"engine": engine} if inner.kind == "ours" else {}
                 made.add_node(node, inner.graph(engine, f"{home}{node}|").compile(inner.keeps, **options))
                 for source, mode in reads.items() if self.kind == "ours" else ():
-                    made.share(source, node, mode)
+                    made.set_visibility(source, node, mode)
             elif node == self.tells:
                 made.add_node(node, partial(tell, f"{home}{node}"))
             else:
@@ -411,7 +411,9 @@ class Nest:
             return self.inner is not None and self.inner[1].shows(author[1:], reader[1:])
         source = author[0] if author and not is_input else START
         says = None if self.kind == "stock" and node == name else self.rules.get((source, node))
-        mode = mode_of(says.mode if isinstance(says, Rule) else says or ("shared" if source == START else "private"))
+        mode = mode_of(
+            says.mode if isinstance(says, VisibilityRule) else says or ("shared" if source == START else "private")
+        )
         inside = node != name or self.inner is None or self.inner[1].shows(author, reader[1:], is_input=True)
         return mode.shows and inside
 
@@ -431,7 +433,7 @@ def nests(draw: st.DrawFn, levels: int = 3, around: str = "ours") -> Nest:
         st.sampled_from(["shared", "shared", "reencoded", "private", None]),
         st.sampled_from(["all", "last"]),
     )
-    rules: dict[tuple[str, str], str | Rule] = {}
+    rules: dict[tuple[str, str], str | VisibilityRule] = {}
     for source, reader in ((s, r) for r in NAMES[:3] for s in (START, *NAMES[:3]) if s != r):
         if (mode := draw(modes)) is None or mode == "private" or (source not in agents and source != START):
             rules |= {} if mode is None else {(source, reader): mode}
@@ -440,7 +442,7 @@ def nests(draw: st.DrawFn, levels: int = 3, around: str = "ours") -> Nest:
             mode == "reencoded" and source == START and kind == "ours" and reader in agents and draw(st.booleans())
         )
         scope: Any = (f"{draw(st.sampled_from(sorted(agents)))}.system",) if is_placed else "reader"
-        rules[source, reader] = Rule(mode, draw(histories), scope)
+        rules[source, reader] = VisibilityRule(mode, draw(histories), scope)
     schemas = st.sampled_from([ChoreoState, MessagesState])
     takes = draw(schemas) if levels < 3 else ChoreoState
     # What agents say in a graph leaves it in words alone only through one of ours.

@@ -11,8 +11,8 @@ _SPACE = "Ġ"
 
 
 class WideTokenizer:
-    """As much of a Hugging Face tokenizer as guides are made of: all bytes, and random words, half of them behind a
-    blank.
+    """As much of a Hugging Face tokenizer as constraints are made of: all bytes, and random words, half of them behind
+    a blank.
 
     Args:
         words: Of the vocabulary.

@@ -26,7 +26,7 @@ from typing import Any
 
 from choreo_agents import ChoreoGraph, Engine, Memory, MessageHandle, RunOptions, Sampling
 from choreo_agents.errors import EngineLostError
-from choreo_agents.tracing import CallPlaced, EngineWent, EventList, KVCopied
+from choreo_agents.tracing import EngineDown, EventList, KVCopied, RequestRouted
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge
 from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
@@ -119,8 +119,8 @@ class Chaos:
             not playing.is_alive(),
             found == [expected],
             "; ".join(map(repr, errors)),
-            sum(isinstance(event, CallPlaced) for event in events),
-            sum(isinstance(event, EngineWent) for event in events),
+            sum(isinstance(event, RequestRouted) for event in events),
+            sum(isinstance(event, EngineDown) for event in events),
             after.tokens_encoded - before.tokens_encoded,
             after.tokens_recomputed - before.tokens_recomputed,
             sum(event.bytes for event in events if isinstance(event, KVCopied)),

@@ -258,7 +258,7 @@ class Torture:
 
     def _forget(self, thread: str) -> None:
         with self.where.opened() as (saver, store):
-            graph().compile(saver, engine=self.engine, store=store).forget(thread)
+            graph().compile(saver, engine=self.engine, store=store).delete_thread(thread)
         self.progress.forgotten.append(thread)
         self._save()
 

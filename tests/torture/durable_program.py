@@ -45,7 +45,7 @@ def graph() -> ChoreoGraph:
         graph.add_edge(START, name)
     graph.add_conditional_edges("gate", sent, ["worker"])
     graph.add_edge(["ann", "bob", "worker"], "judge", visibility={"bob": "reencoded"})
-    graph.share("judge", "ann").add_edge("judge", "person")
+    graph.set_visibility("judge", "ann").add_edge("judge", "person")
     return graph.add_conditional_edges("person", _again, ["ann", "bob", "gate", END])
 
 

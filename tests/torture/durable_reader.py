@@ -14,7 +14,7 @@ from langgraph.store.memory import InMemoryStore
 
 from choreo_agents import Engine
 from choreo_agents.engine.lineage import ReadLog
-from choreo_agents.graph.durable.thread_log import ROOT, ThreadLog, asked
+from choreo_agents.graph.durable.thread_log import ROOT, ThreadLog, run_store_ops
 
 Place = tuple[str, int, int, int]
 """Author, superstep, branch and call."""
@@ -135,7 +135,9 @@ Kept = Mapping[str, ReadLog]
 
 def read_store(store: BaseStore, engine: Engine) -> Kept:
     """All that an engine's tenant has there."""
-    [items] = asyncio.run(asked(store, [SearchOp((ROOT, engine.lineage.name), limit=1 << 30, refresh_ttl=False)]))
+    [items] = asyncio.run(
+        run_store_ops(store, [SearchOp((ROOT, engine.lineage.name), limit=1 << 30, refresh_ttl=False)])
+    )
     found: dict[str, ReadLog] = {}
     for place in {item.namespace for item in items}:
         log = ThreadLog(store, engine, "")

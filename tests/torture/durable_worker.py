@@ -51,7 +51,7 @@ def run(app: Any, thread: str, durability: str, journal: Journal) -> None:
 
         return show
 
-    options = RunOptions(seed=seed_of(thread), watch=watch)
+    options = RunOptions(seed=seed_of(thread), logits_callback=watch)
     config: Any = {"configurable": {"thread_id": thread, "choreo": options}}
     snapshot = app.get_state(config)
     unfinished, given = next_input(thread, snapshot)

@@ -34,7 +34,7 @@ from support.faults import InjectedError, any_fault, is_of_sampler
 from support.interference import WARN
 
 from choreo_agents import Engine, Memory, RunOptions
-from choreo_agents.engine.stock import EngineStats
+from choreo_agents.engine.introspection import EngineStats
 from choreo_agents.errors import ChoreoError
 from choreo_agents.models import LoadedModel
 from torture import oracle
@@ -185,7 +185,7 @@ class Torture:
                 )
                 for number in sorted({*serving[0], *serving[1]})
             }
-            self._owners = [engine.owner for engine in owners.values() if engine.owner is not None]
+            self._owners = [engine.admin for engine in owners.values() if engine.admin is not None]
             yield [
                 {name: owners[each].tenant(f"tenant {number}") for name, each in zip(ENGINES, models, strict=False)}
                 for number, models in enumerate(serving)
@@ -194,7 +194,7 @@ class Torture:
     def _require_gone(self, program: Program, apps: list[Any], engines: Sequence[Mapping[str, Engine]]) -> None:
         """Once threads are forgotten, nothing is left of them but modules; and of tenants that have gone, nothing."""
         for number, app in enumerate(apps):
-            app.forget(f"thread {number}")
+            app.delete_thread(f"thread {number}")
             has_modules = any(speaker.imports for speaker in program.specs[number].speakers)
             for engine in engines[number].values():
                 self._require_left(engine, has_modules)

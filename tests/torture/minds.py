@@ -17,7 +17,7 @@ from support.tiny import save_tiny_llama
 from support.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 from support.visible_graphs import ECHO, MODES, Spec, State
 
-from choreo_agents import Policy, Rule, Sampling
+from choreo_agents import Policy, Sampling, VisibilityRule
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.models import LoadedModel, load_model
 
@@ -42,10 +42,10 @@ class Minds:
     """Who calls a tool instead of speaking."""
     on: Mapping[str, str] = field(default_factory=dict)
     """Which of its graph's engines an agent speaks on, if there are several."""
-    hears: Mapping[tuple[str, str], Rule] = field(default_factory=dict)
+    hears: Mapping[tuple[str, str], VisibilityRule] = field(default_factory=dict)
     """Who reads what tools have answered: by the tools' node and the reader."""
 
-    def rules(self, spec: Spec) -> Mapping[tuple[str, str], Rule]:
+    def rules(self, spec: Spec) -> Mapping[tuple[str, str], VisibilityRule]:
         """All of a graph."""
         return {**spec.rules, **self.hears}
 
@@ -82,7 +82,7 @@ def minds(draw: st.DrawFn, spec: Spec, families: Sequence[str]) -> Minds:
     callers = draw(st.frozensets(st.sampled_from(can_call), max_size=2)) if can_call else frozenset[str]()
     found = Minds(thinking, callers, on)
     hears = {
-        (tools_of(number), reader): Rule(mode)
+        (tools_of(number), reader): VisibilityRule(mode)
         for number in found.calling(spec)
         for reader in names
         if (mode := draw(st.sampled_from(MODES))) is not None

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from support.visible_graphs import ECHO, Spec, key_of
 
-from choreo_agents import Engine, MessageHandle, Rule
+from choreo_agents import Engine, MessageHandle, VisibilityRule
 from choreo_agents.errors import HandleError
 from choreo_agents.graph.state import handles_of
 from choreo_agents.graph.visibility import mode_of
@@ -54,7 +54,7 @@ def count(state: Mapping[str, Any], counts: Counter[str]) -> None:
     entries, messages = state["handles"], state["messages"]
     counts["messages with the right words"] += len(entries)
     counts["messages with thoughts"] += sum("thoughts" in entry for entry in entries)
-    counts["messages that crossed between models"] += sum(bool(entry.get("also")) for entry in entries)
+    counts["messages that crossed between models"] += sum(bool(entry.get("handles_by_model")) for entry in entries)
     counts["tools called"] += sum(isinstance(message, ToolMessage) for message in messages)
 
 
@@ -99,7 +99,7 @@ def _require_shown(
     text: str,
     authors: frozenset[str],
     personas: Mapping[str, str],
-    rules: Mapping[tuple[str, str], Rule],
+    rules: Mapping[tuple[str, str], VisibilityRule],
 ) -> None:
     """Equal words in an equal place are one message of several authors: one of them must be shown."""
     told = {persona for persona in _PRIVATE.findall(text) if persona != personas[reader]}
@@ -108,7 +108,9 @@ def _require_shown(
     require(shown, f"{reader!r} has read {text!r} of {sorted(authors)}")
 
 
-def _shows(reader: str, author: str, personas: Mapping[str, str], rules: Mapping[tuple[str, str], Rule]) -> bool:
+def _shows(
+    reader: str, author: str, personas: Mapping[str, str], rules: Mapping[tuple[str, str], VisibilityRule]
+) -> bool:
     for own in _OWN:
         if author.endswith(own):
             name = author.removesuffix(own)

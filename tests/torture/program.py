@@ -16,8 +16,10 @@ _PLAIN: dict[str, Any] = {"temperature": 1.0, "max_tokens": 3, "stop_tokens": ()
 SPEECH: Mapping[str, Sampling] = {
     "freely": Sampling(**_PLAIN),
     "one of some": Sampling(temperature=1.0, max_tokens=8, choices=("A", "BC", "BCD")),
-    "guided": Sampling(temperature=1.0, max_tokens=8, guide={"regex": "[A-D]{2,4}"}),
-    "JSON": Sampling(temperature=1.0, max_tokens=40, guide={"json_schema": {"enum": [{"box": 1}, {"box": 12}, []]}}),
+    "guided": Sampling(temperature=1.0, max_tokens=8, constraint={"regex": "[A-D]{2,4}"}),
+    "JSON": Sampling(
+        temperature=1.0, max_tokens=40, constraint={"json_schema": {"enum": [{"box": 1}, {"box": 12}, []]}}
+    ),
 }
 FAMILIES = (PLAIN, PLAIN, ("Qwen 3", "GLM-4.5"), ("GLM-4.5", "Qwen 3"), ("recalls", "Qwen 3"))
 """Of two models, as often as they are drawn: all but the plain ones think, and all but `recalls` call tools."""

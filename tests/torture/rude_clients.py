@@ -71,8 +71,8 @@ class RudeClients:
                 await asyncio.gather(*visits, self._asks_politely(app))
                 await self._asks_politely(app)
             engine.check()
-            assert engine.owner is not None
-            stats = engine.owner.stats()
+            assert engine.admin is not None
+            stats = engine.admin.stats()
             require(not stats.unfinished, "a call goes on for somebody who has left")
 
     async def _asks_politely(self, app: Any) -> None:

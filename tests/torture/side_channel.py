@@ -37,7 +37,7 @@ def differences(place: str, pairs: int, folder: Path, seed: int, *, own: bool = 
         kv_budget_bytes=1 << 24,
         host_bytes=1 << 26 if place == "host" else 0,
         disk=folder / "disk" if place == "disk" else None,
-        kept=folder / "kept" if place == "store" else None,
+        persist_dir=folder / "kept" if place == "store" else None,
     )
     found: list[float] = []
     with Engine.load("embedded", memory=memory, salt="operator") as engine:
@@ -65,10 +65,10 @@ def differences(place: str, pairs: int, folder: Path, seed: int, *, own: bool = 
 def _move(engine: Engine, handles: Sequence[MessageHandle], place: str) -> None:
     """Have messages in one memory."""
     if place == "store":
-        engine.kv.keep(list(handles))
+        engine.kv.persist(list(handles))
         engine.kv.flush()
     if place != "pool":
-        engine.kv.park(handles)
+        engine.kv.offload(handles)
     while place == "disk" and set(engine.kv.tiers(handles)) != {"disk"}:
         time.sleep(0.001)
 

@@ -7,11 +7,11 @@ import pickle
 import pytest
 
 from choreo_agents import errors
-from choreo_agents.errors import ChoreoError, GuideError, PMLError, PMLProblem
+from choreo_agents.errors import ChoreoError, ConstraintError, PMLError, PMLProblem
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ChoreoError)]
 MADE = {
-    GuideError: lambda: GuideError("it came to no end", said="half of"),
+    ConstraintError: lambda: ConstraintError("it came to no end", said="half of"),
     PMLError: lambda: PMLError([PMLProblem("b.pml", 2, 1, "no slot", "a slot"), PMLProblem("a.pml", 1, 1, "no end")]),
 }
 

@@ -323,7 +323,7 @@ def synthesis(
     """
     with output(as_json, report, plot) as out:
         from choreo_agents.errors import InvalidRequestError
-        from choreo_bench.experiments.eval_synthesis.measure import SWEPT, Referee, contenders_named, sweeps
+        from choreo_bench.experiments.eval_synthesis.measure import SWEPT, Evaluator, contenders_named, sweeps
         from choreo_bench.experiments.eval_synthesis.report import MergeReport
 
         chosen = contenders_named(contenders)
@@ -334,7 +334,7 @@ def synthesis(
         loaded = load(out.console, model, loading)
         require_embedded(loaded)
         asked = sweeps() if sweepers else {}
-        with Referee(loaded, folder, seed=seed) as referee, Display(out.console) as display:
+        with Evaluator(loaded, folder, seed=seed) as referee, Display(out.console) as display:
             referee.prepare(chosen, display, typed_command())
             scores, swept_scores = referee.play_all(chosen, n, sweepers, fewer, asked, display)
             layout = referee.best_layout([one for one in chosen if one.kind == "full"])

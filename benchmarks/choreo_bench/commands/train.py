@@ -279,7 +279,7 @@ def distill_case(
         from choreo_agents.training.settings import TuneSettings
         from choreo_agents.workflows.playing import make_setup, read_items
         from choreo_bench.distilling.teaching import Amounts, teach
-        from choreo_bench.distilling.traces import Lesson, divided, usual_variant
+        from choreo_bench.distilling.traces import DistillConfig, divided, usual_variant
 
         options = make_options()
         name = usual_variant(case) if variant is None else variant
@@ -296,7 +296,7 @@ def distill_case(
         )  # fmt: skip
         amounts = Amounts(traces or (100 if quick else 400), held_out or (32 if quick else 64), temperature, seed)
         own = None if inputs is None else divided(read_items(case, inputs), amounts.held_out)
-        lesson = Lesson(setup, name, own=own)
+        lesson = DistillConfig(setup, name, own=own)
         lesson.served  # noqa: B018 - a variant that does not exist is said before anything is done
         into = target or folder / "adapter"
         into.mkdir(parents=True, exist_ok=True)  # an error now rather than after the training

@@ -15,8 +15,8 @@ from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace, text_twin
 from choreo_agents.training.trace_store import TraceStore, digest_of, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Held, Outcome, Passage, Tuning, run_and_keep
-from choreo_bench.distilling.traces import FixedExamples, Lesson, adapted, sample_traces, score_played
+from choreo_agents.training.tuning import EvalScore, Outcome, TrainingProgress, Tuning, run_and_keep
+from choreo_bench.distilling.traces import DistillConfig, FixedExamples, adapted, sample_traces, score_played
 from choreo_bench.language import Split
 
 _LEAST_COST = 1e-3
@@ -46,18 +46,18 @@ class Watcher(Protocol):
 
     def left_out(self, split: Split, item: str, reason: str) -> None: ...
 
-    def training(self, passage: Passage) -> None: ...
+    def training(self, passage: TrainingProgress) -> None: ...
 
-    def judged(self, epoch: int, held: Held) -> None: ...
+    def judged(self, epoch: int, held: EvalScore) -> None: ...
 
 
 @dataclass(frozen=True)
-class Taught:
+class DistillResult:
     """How a distillation ended."""
 
     out: Path
     outcome: Outcome
-    untuned: Held
+    untuned: EvalScore
     card: dict[str, Any]
     graded: bool = True
     """Whether scores are shares of right answers: held-out losses with a minus, where nobody knows."""
@@ -77,7 +77,7 @@ class Taught:
 
 def teach(
     model: LoadedModel,
-    lesson: Lesson,
+    lesson: DistillConfig,
     settings: TuneSettings,
     amounts: Amounts,
     *,
@@ -85,7 +85,7 @@ def teach(
     out: Path,
     watcher: Watcher,
     command: str,
-) -> Taught:
+) -> DistillResult:
     """Distil a workflow: resumes what an earlier call has begun in the same folder.
 
     Args:
@@ -113,11 +113,11 @@ def teach(
         words = [text_twin(trace) for trace in dev] if lesson.source is None else None
         as_text = None if words is None else forward.mean_loss(words, settings.batch_tokens)
 
-        def judge(epoch: int) -> Held:
+        def judge(epoch: int) -> EvalScore:
             loss = forward.mean_loss([adapted(trace) for trace in dev], settings.batch_tokens)
             tuned.save(run / JUDGED)
             score = score_played(model, lesson, items, run / JUDGED, seed=amounts.seed) if graded else -loss
-            held = Held(score, loss)
+            held = EvalScore(score, loss)
             watcher.judged(epoch, held)
             return held
 
@@ -138,17 +138,17 @@ def teach(
         judged_by = f"{digest_of(dev)} {len(items)}"
         tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"), judged_by)
         card = run_and_keep(tuning, out, watcher.training, describe, command=command)
-    return Taught(out, tuning.outcome, _first(tuning.outcome), card, graded, as_text)
+    return DistillResult(out, tuning.outcome, _first(tuning.outcome), card, graded, as_text)
 
 
-def _first(outcome: Outcome) -> Held:
+def _first(outcome: Outcome) -> EvalScore:
     """What was measured before anything was learnt."""
     first = outcome.history[0]
-    return Held(first["held_out_score"], first["held_out_loss"])
+    return EvalScore(first["held_out_score"], first["held_out_loss"])
 
 
 def _traces(
-    model: LoadedModel, lesson: Lesson, split: Split, count: int, amounts: Amounts, run: Path, watcher: Watcher
+    model: LoadedModel, lesson: DistillConfig, split: Split, count: int, amounts: Amounts, run: Path, watcher: Watcher
 ) -> list[Trace]:
     items = lesson.items(split, count, amounts.seed)
     settings = lesson.setup.as_settings(model) | {

@@ -17,7 +17,7 @@ from statistics import mean
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
-from choreo_agents.graph.view.run_place import Replay
+from choreo_agents.graph.view.call_id import Replay
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.trace import Trace, handles_in, record, text_twin
 from choreo_agents.training.trace_store import TraceStore, digest_of
@@ -38,7 +38,7 @@ SALT = "traces"
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DistillConfig:
     """What is distilled: a workflow, as one variant of it is served from the cache."""
 
     setup: Setup
@@ -102,7 +102,7 @@ def divided(items: Sequence[Item], held_out: int) -> dict[Split, Sequence[Item]]
 
 def sample_traces(
     model: LoadedModel,
-    lesson: Lesson,
+    lesson: DistillConfig,
     items: Sequence[Item],
     store: TraceStore,
     *,
@@ -227,7 +227,7 @@ def adapted(trace: Trace) -> Trace:
 
 def score_played(
     model: LoadedModel,
-    lesson: Lesson,
+    lesson: DistillConfig,
     items: Sequence[Item],
     adapter: Path | None,
     *,

@@ -9,7 +9,7 @@ from typing import Literal
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
+from choreo_agents.models import PromptText
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SynthesisLayout, place_branches, require_synthesis_layout
 from choreo_bench.language import Problem, ProblemMessage
@@ -184,7 +184,7 @@ class _Play:
             start,
             sampling=self.sampling.model_copy(update={"seed": seed}),
             author=message.author,
-            closing=ending,
+            turn_suffix=ending,
             adapter=adapter,
         )
 
@@ -193,7 +193,7 @@ class _Play:
         opening = self.engine.model.encode(self._around(message)[0])
         return self.engine.model.decode(self.engine.tokens(handle)[len(opening) :], special=False).strip()
 
-    def _around(self, message: ProblemMessage) -> tuple[FramedText, str]:
+    def _around(self, message: ProblemMessage) -> tuple[PromptText, str]:
         """What a turn starts and ends with; a report is said in a user's turn."""
         chat = self.engine.chat
         if message.role == "assistant":

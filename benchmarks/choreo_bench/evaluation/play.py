@@ -59,7 +59,7 @@ async def play(
                     start,
                     sampling=chosen,
                     author=message.author,
-                    closing=engine.chat.turn_end,
+                    turn_suffix=engine.chat.turn_end,
                 )
                 said[message.name] = _words(engine, handle, message.author)
                 if problem.stop is not None and problem.stop(said):

@@ -165,7 +165,7 @@ def shared_edges(graph: ChoreoGraph) -> list[tuple[str, str]]:
         (source, reader)
         for reader in agents
         for source, rule in graph.table.reads(reader, graph.nodes).items()
-        if rule.mode.hands_on_encodings and (source in agents or source == START_SOURCE)
+        if rule.mode.shares_kv and (source in agents or source == START_SOURCE)
     ]
 
 
@@ -207,7 +207,7 @@ def _run(graph: ChoreoGraph, model: Any, given: EdgeInput, said: Mapping[Place, 
 
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 28)) as engine:
         app = graph.compile(engine=engine)
-        options = RunOptions(seed=0, replay=said, watch=watch if said is not None else None)
+        options = RunOptions(seed=0, replay=said, logits_callback=watch if said is not None else None)
         config: Any = {"configurable": {"choreo": options}}
         streamed: Iterator[Any] = app.stream(dict(given.state), config, stream_mode=["values", "custom"])
         for mode, item in streamed:

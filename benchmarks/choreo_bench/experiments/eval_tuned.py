@@ -19,8 +19,8 @@ from choreo_agents.workflows.many import PlayProgress
 from choreo_agents.workflows.phrasing import load_prompts
 from choreo_agents.workflows.playing import Setup
 from choreo_bench.cases import CASES
-from choreo_bench.distilling.teaching import Amounts, Taught, Watcher, teach
-from choreo_bench.distilling.traces import Lesson
+from choreo_bench.distilling.teaching import Amounts, DistillResult, Watcher, teach
+from choreo_bench.distilling.traces import DistillConfig
 from choreo_bench.experiments.eval_dilemma import DilemmaReport, measure_dilemma
 from choreo_bench.experiments.eval_untuned import Trial, UntunedReport
 from choreo_bench.harness import Report, Table
@@ -32,7 +32,7 @@ SETTINGS = TuneSettings(learning_rate=5e-3, batch_tokens=1024, epochs=16, patien
 
 
 @dataclass(frozen=True)
-class Course:
+class DistillPlan:
     """What is distilled for a table, and from how many traces in how many epochs."""
 
     name: str
@@ -48,8 +48,10 @@ class Course:
     source: str | None = None
     """The workflow whose last words are taught to this one."""
 
-    def lesson(self) -> Lesson:
-        return Lesson(_setup(self.case, self.changes), self.variant, None if not self.source else _setup(self.source))
+    def lesson(self) -> DistillConfig:
+        return DistillConfig(
+            _setup(self.case, self.changes), self.variant, None if not self.source else _setup(self.source)
+        )
 
 
 _TAUGHT = {"imitation": 0.7, "final_rate": 0.0, "keep": "last"}
@@ -58,18 +60,18 @@ learnt, which say more than the words that were drawn from them, and the run goe
 COURSES = {
     course.name: course
     for course in (
-        Course("multi_qa-serial", "multi_qa", "serial"),
-        Course("multi_qa-parallel", "multi_qa", "parallel", (("both_orders", True),), 500, 24, settings=_TAUGHT),
-        Course("branch_solve_merge-parallel", "branch_solve_merge", "parallel", traces=300),
-        Course(
+        DistillPlan("multi_qa-serial", "multi_qa", "serial"),
+        DistillPlan("multi_qa-parallel", "multi_qa", "parallel", (("both_orders", True),), 500, 24, settings=_TAUGHT),
+        DistillPlan("branch_solve_merge-parallel", "branch_solve_merge", "parallel", traces=300),
+        DistillPlan(
             "prisoners_dilemma", "prisoners_dilemma", "choreo", (("every_strategy", True),), 500, 10, settings=_TAUGHT
         ),
-        Course("debate", "debate", "choreo", traces=300, epochs=6),
-        Course("tree_of_thoughts", "tree_of_thoughts", "choreo", traces=100, epochs=4),
-        Course("iterative_debate", "iterative_debate", "choreo", traces=300, epochs=6),
-        Course("direct-debate", "direct", "choreo", (("task", "notes"),), 300, 6, source="debate"),
-        Course("direct-tree_of_thoughts", "direct", "choreo", (), 300, 6, source="tree_of_thoughts"),
-        Course("direct-iterative_debate", "direct", "choreo", (), 300, 6, source="iterative_debate"),
+        DistillPlan("debate", "debate", "choreo", traces=300, epochs=6),
+        DistillPlan("tree_of_thoughts", "tree_of_thoughts", "choreo", traces=100, epochs=4),
+        DistillPlan("iterative_debate", "iterative_debate", "choreo", traces=300, epochs=6),
+        DistillPlan("direct-debate", "direct", "choreo", (("task", "notes"),), 300, 6, source="debate"),
+        DistillPlan("direct-tree_of_thoughts", "direct", "choreo", (), 300, 6, source="tree_of_thoughts"),
+        DistillPlan("direct-iterative_debate", "direct", "choreo", (), 300, 6, source="iterative_debate"),
     )
 }
 TRIALS = (
@@ -209,7 +211,9 @@ def trials_of(only: Collection[str] | None) -> tuple[Trial, ...]:
     return tuple(trial for trial in TRIALS if trial in wanted or trial.name in rivals)
 
 
-def teach_course(model: LoadedModel, course: Course, folder: Path, watcher: Watcher, command: str) -> Taught:
+def teach_course(
+    model: LoadedModel, course: DistillPlan, folder: Path, watcher: Watcher, command: str
+) -> DistillResult:
     """Distil one course, or find it distilled."""
     return teach(
         model,

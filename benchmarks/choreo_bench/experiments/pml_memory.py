@@ -32,7 +32,7 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> dict[str, Any]:
         device = engine.stats().kv_bytes
         store = engine.kv.store(folder)
         store.save(engine.kv.key(handle), engine.kv.read(handle))
-        engine.kv.park([handle])
+        engine.kv.offload([handle])
         host, disk = engine.stats().host_bytes, store.look()
     dtype = str(geometry.dtype).removeprefix("torch.")
     return {"dtype": dtype, "device": device / count, "host": host / count, "disk": disk / count}

@@ -22,7 +22,7 @@ class Ours:
         self._steps: list[StepRan] = []
         budget = kv_tokens * model.adapter.geometry.bytes_per_token
         self._engine = Engine.load(
-            model, memory=Memory(kv_budget_bytes=budget), scheduling=Scheduling(step_tokens=4096), sink=self._see
+            model, memory=Memory(kv_budget_bytes=budget), scheduling=Scheduling(max_batched_tokens=4096), sink=self._see
         )
         self._seeds = itertools.count()
 

@@ -21,7 +21,7 @@ from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import QUESTIONS, Views
 from choreo_agents.training.synthesizer import Judged
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Example, Held
+from choreo_agents.training.tuning import EvalScore, Example
 from choreo_bench.evaluation.synthesis import evaluate_synthesis, solved_by_task
 from choreo_bench.language.synthesis import SYNTHESIS_TASKS
 from choreo_bench.synthesizers.examples import (
@@ -67,7 +67,7 @@ class DrawnCurriculum:
         def score() -> Judged:
             tuned.save(run / JUDGED)
             shares = held_out(tuned.model, run / JUDGED, self)
-            return Held(mean(shares.values())), shares
+            return EvalScore(mean(shares.values())), shares
 
         return score
 

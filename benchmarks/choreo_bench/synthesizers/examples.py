@@ -18,7 +18,7 @@ from choreo_agents.models.chat import Role
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.synthesis_traces import (
     QUESTIONS,
-    Fan,
+    BranchExample,
     Span,
     Views,
     asked_together,
@@ -197,7 +197,7 @@ def draw_training_problems(
     return draw_problems(task, "train", rng.getrandbits(48), questions)
 
 
-def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: str) -> Fan | None:  # noqa: A002
+def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: str) -> BranchExample | None:  # noqa: A002
     """A transcript as a trunk, branches and a rest; None if it has not enough turns.
 
     turns    0 1 | 2 | 3 4 | 5 | 6 7 8
@@ -218,7 +218,7 @@ def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: s
         tokens = tuple(token for one in spans for token in one.tokens)
         words = Span(f"branch {number}", tokens, author=spans[0].author, role=spans[0].role)
         fanned.append((_notes(model, rng, number), words))
-    return Fan(
+    return BranchExample(
         id,
         (*root_of(model), *(_span(model, f"turn {place}", turn) for place, turn in enumerate(transcript[:trunk]))),
         tuple(fanned),
@@ -242,7 +242,7 @@ def _span(model: LoadedModel, name: str, turn: TranscriptTurn, learn: bool = Fal
     return span(model, name, role, turn.text, turn.author, learn=learn)
 
 
-def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[int] | None = None) -> Fan:  # noqa: A002
+def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[int] | None = None) -> BranchExample:  # noqa: A002
     """Make the tokens of a synthesis problem's messages, as an engine would encode them.
 
     Args:
@@ -262,7 +262,7 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
         (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
         for branch in parts.branches
     )
-    return Fan(
+    return BranchExample(
         id,
         (*root_of(model), *(_given(model, message) for message in parts.trunk)),
         branches,

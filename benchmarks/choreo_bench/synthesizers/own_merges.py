@@ -19,7 +19,7 @@ from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.synthesis_traces import (
     QUESTIONS,
     ROOT,
-    Fan,
+    BranchExample,
     Span,
     Views,
     asked_together,
@@ -31,7 +31,7 @@ from choreo_agents.training.synthesis_traces import (
 from choreo_agents.training.synthesizer import Judged
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Example, Held
+from choreo_agents.training.tuning import EvalScore, Example
 
 
 class _Turn(BaseModel):
@@ -72,9 +72,9 @@ class Merge(BaseModel):
 class OwnMerges:
     """What is learnt from, and what judges."""
 
-    train: tuple[Fan, ...]
+    train: tuple[BranchExample, ...]
     """Lines that follow each other and differ in what is asked are one."""
-    held_out: tuple[Fan, ...]
+    held_out: tuple[BranchExample, ...]
 
     @property
     def held_out_digest(self) -> str:
@@ -117,7 +117,7 @@ def read_merges(
         TrainingError: A line reaches past the model's context.
     """
     most = model.adapter.max_positions
-    fans: list[Fan] = []
+    fans: list[BranchExample] = []
     for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
@@ -150,7 +150,7 @@ def read_merges(
     return OwnMerges(_together(learnt), tuple(fans[place] for place in sorted(judging)))
 
 
-def _judging(fans: Sequence[Fan], most: int) -> set[int]:
+def _judging(fans: Sequence[BranchExample], most: int) -> set[int]:
     """The places of those that judge: all that have the same branches do, or none of them.
 
     The last ones, as far as they are not too many; the smallest set of branches, if all are. Where all merges have the
@@ -169,16 +169,16 @@ def _judging(fans: Sequence[Fan], most: int) -> set[int]:
     return found or set(smallest)
 
 
-def _together(fans: Sequence[Fan]) -> tuple[Fan, ...]:
+def _together(fans: Sequence[BranchExample]) -> tuple[BranchExample, ...]:
     """Neighbours with the same branches as one, up to a few: what is asked differs, branches are encoded once."""
-    found: list[Fan] = []
+    found: list[BranchExample] = []
     for _, group in groupby(fans, key=lambda fan: (fan.trunk, fan.branches)):
         same = list(group)
         found += [asked_together(same[at : at + QUESTIONS]) for at in range(0, len(same), QUESTIONS)]
     return tuple(found)
 
 
-def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> Fan:  # noqa: A002
+def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> BranchExample:  # noqa: A002
     """A merge as tokens, in the model's own chat turns."""
     opening = model.chat.root(merge.system)
     root = [Span(ROOT, tuple(model.encode(opening)), role="system")] if opening else []
@@ -193,7 +193,7 @@ def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> Fan:  # noqa: 
     asked = [span(model, "ask", "user", merge.ask)] if merge.ask else []
     answer = span(model, "answer", "assistant", merge.answer, merge.name, learn=True)
     behind = boundaries_of(model, [words for _, words in branches])
-    return Fan(id, (*root, *trunk), tuple(branches), (*asked, answer), behind)
+    return BranchExample(id, (*root, *trunk), tuple(branches), (*asked, answer), behind)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class OwnCurriculum:
 
         def score() -> Judged:
             loss = forward.mean_loss(traces, tuned.settings.batch_tokens)
-            return Held(-loss, loss), {"held-out loss": loss}
+            return EvalScore(-loss, loss), {"held-out loss": loss}
 
         return score
 

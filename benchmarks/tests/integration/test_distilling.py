@@ -14,11 +14,11 @@ import pytest
 import torch
 from choreo_bench.cases import CASES
 from choreo_bench.distilling import traces as distilling
-from choreo_bench.distilling.teaching import Amounts, Taught, teach
+from choreo_bench.distilling.teaching import Amounts, DistillResult, teach
 from choreo_bench.distilling.traces import (
     SALT,
+    DistillConfig,
     FixedExamples,
-    Lesson,
     adapted,
     divided,
     sample_traces,
@@ -28,7 +28,7 @@ from choreo_bench.distilling.traces import (
 from choreo_bench.experiments import eval_tuned as tuned
 from choreo_bench.experiments.eval_dilemma import TUNED as TUNED_DILEMMA
 from choreo_bench.experiments.eval_dilemma import measure_dilemma
-from choreo_bench.experiments.eval_tuned import Course, measure_tuned
+from choreo_bench.experiments.eval_tuned import DistillPlan, measure_tuned
 from choreo_bench.experiments.eval_untuned import Trial
 from choreo_bench.playing import draw_items, play_all
 from conftest import MakeEngine
@@ -70,11 +70,11 @@ def setup_of(case: str, **changes: Any) -> Setup:
     return Setup(found, found.options.model_validate(changes), load_prompts(case, "embedded"), SAMPLING)
 
 
-def lesson_of(case: str = "multi_qa", variant: str = "parallel", **changes: Any) -> Lesson:
-    return Lesson(setup_of(case, **(changes or (FACTS if case == "multi_qa" else {}))), variant)
+def lesson_of(case: str = "multi_qa", variant: str = "parallel", **changes: Any) -> DistillConfig:
+    return DistillConfig(setup_of(case, **(changes or (FACTS if case == "multi_qa" else {}))), variant)
 
 
-def recorded(model: LoadedModel, lesson: Lesson, folder: Path, count: int = 3, **options: Any) -> list[Trace]:
+def recorded(model: LoadedModel, lesson: DistillConfig, folder: Path, count: int = 3, **options: Any) -> list[Trace]:
     items = lesson.items("train", count)
     with TraceStore(folder, {}) as store:
         sample_traces(model, lesson, items, store, **options)
@@ -121,7 +121,7 @@ def test_a_trace_has_the_baselines_words_under_choreos_views(
     student = make_engine(embedded, kv_budget_bytes=1 << 26, salt=SALT)
     made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
     app = made.graph.compile(engine=student)
-    config: Any = {"configurable": {"choreo": RunOptions(seed=0, replay=words, watch=watch)}}
+    config: Any = {"configurable": {"choreo": RunOptions(seed=0, replay=words, logits_callback=watch)}}
     state = asyncio.run(app.ainvoke({"messages": list(made.messages)}, config))
     with torch.no_grad():
         packed = TraceForward(embedded).logits([trace]).logits
@@ -255,7 +255,9 @@ class Silent:
 QUICK = TuneSettings(rank=8, learning_rate=5e-3, batch_tokens=512, epochs=4, patience=4)
 
 
-def taught(model: LoadedModel, folder: Path, lesson: Lesson | None = None, **changes: Any) -> tuple[Taught, Silent]:
+def taught(
+    model: LoadedModel, folder: Path, lesson: DistillConfig | None = None, **changes: Any
+) -> tuple[DistillResult, Silent]:
     watcher = Silent()
     amounts = Amounts(traces=changes.pop("traces", 12), held_out=changes.pop("held_out", 6))
     found = teach(
@@ -277,12 +279,12 @@ def card_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def adapter(embedded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Taught, Silent, Path]:
+def adapter(embedded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[DistillResult, Silent, Path]:
     folder = tmp_path_factory.mktemp("taught")
     return (*taught(embedded, folder), folder)
 
 
-def test_a_little_training_takes_the_surprise_away(adapter: tuple[Taught, Silent, Path]) -> None:
+def test_a_little_training_takes_the_surprise_away(adapter: tuple[DistillResult, Silent, Path]) -> None:
     found, watcher, folder = adapter
     best = found.outcome.best
     assert best is not None and found.untuned.loss is not None and best.loss is not None
@@ -294,7 +296,9 @@ def test_a_little_training_takes_the_surprise_away(adapter: tuple[Taught, Silent
     assert not (folder / "run.lock").exists()
 
 
-def test_what_caches_cost_is_the_distance_to_the_same_words_as_text(adapter: tuple[Taught, Silent, Path]) -> None:
+def test_what_caches_cost_is_the_distance_to_the_same_words_as_text(
+    adapter: tuple[DistillResult, Silent, Path],
+) -> None:
     """Against Hugging Face's own forward over the words of every view."""
     found, _, folder = adapter
     model, losses = AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32), list[Tensor]()
@@ -320,7 +324,7 @@ def test_what_caches_cost_is_the_distance_to_the_same_words_as_text(adapter: tup
 
 
 def test_what_is_judged_is_what_is_served(
-    embedded: LoadedModel, adapter: tuple[Taught, Silent, Path], tmp_path: Path
+    embedded: LoadedModel, adapter: tuple[DistillResult, Silent, Path], tmp_path: Path
 ) -> None:
     """The held-out loss and score of the card are those of the adapter that was written."""
     found, _, folder = adapter
@@ -348,7 +352,7 @@ def test_an_item_that_cannot_be_played_is_wrong_and_stops_nothing(
 
 
 def test_a_distillation_started_again_changes_nothing(
-    embedded: LoadedModel, adapter: tuple[Taught, Silent, Path]
+    embedded: LoadedModel, adapter: tuple[DistillResult, Silent, Path]
 ) -> None:
     found, _, folder = adapter
     before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -372,7 +376,7 @@ def test_more_traces_of_the_same_are_added_to_those_that_are_there(embedded: Loa
 
 
 def test_a_distillation_goes_on_with_no_other_held_out_items(
-    embedded: LoadedModel, adapter: tuple[Taught, Silent, Path], tmp_path: Path
+    embedded: LoadedModel, adapter: tuple[DistillResult, Silent, Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "again"
     shutil.copytree(adapter[2], folder)
@@ -381,7 +385,9 @@ def test_a_distillation_goes_on_with_no_other_held_out_items(
     assert card_of(folder / "adapter")["traces"]["held_out"] == 6, "what is there is left"
 
 
-def test_traces_of_another_temperature_are_refused(embedded: LoadedModel, adapter: tuple[Taught, Silent, Path]) -> None:
+def test_traces_of_another_temperature_are_refused(
+    embedded: LoadedModel, adapter: tuple[DistillResult, Silent, Path]
+) -> None:
     _, _, folder = adapter
     with pytest.raises(InvalidRequestError, match=r"temperature 1.0, not 0.5: name another file"):
         teach(
@@ -399,7 +405,7 @@ def played(model: LoadedModel, path: Path, folder: Path | None, variants: Sequen
 
 
 def test_tuned_variants_are_played_with_their_adapter(
-    embedded: LoadedModel, adapter: tuple[Taught, Silent, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedded: LoadedModel, adapter: tuple[DistillResult, Silent, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, folder = adapter
     load, loaded = Engine.load, []
@@ -418,7 +424,7 @@ def test_tuned_variants_are_played_with_their_adapter(
 
 
 def test_a_journal_refuses_the_results_of_another_adapter(
-    embedded: LoadedModel, adapter: tuple[Taught, Silent, Path], tmp_path: Path
+    embedded: LoadedModel, adapter: tuple[DistillResult, Silent, Path], tmp_path: Path
 ) -> None:
     _, _, folder = adapter
     played(embedded, tmp_path / "one.jsonl", folder / "adapter", ["parallel + tuned"])
@@ -466,8 +472,10 @@ def test_the_dilemma_is_played_once_more_with_an_adapter(embedded: LoadedModel, 
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small courses and two trials."""
     courses = (
-        Course("multi_qa-parallel", "multi_qa", "parallel", (("facts", 3),), 3, 1, 3),
-        Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("every_strategy", True), ("talks", 1)), 3, 1, 3),
+        DistillPlan("multi_qa-parallel", "multi_qa", "parallel", (("facts", 3),), 3, 1, 3),
+        DistillPlan(
+            "prisoners_dilemma", "prisoners_dilemma", "choreo", (("every_strategy", True), ("talks", 1)), 3, 1, 3
+        ),
     )
     monkeypatch.setattr(tuned, "COURSES", {course.name: course for course in courses})
     trial = Trial("MultiQA", 1, "multi_qa", ("baseline", "parallel", "parallel + tuned"), {"facts": 3})

@@ -110,7 +110,7 @@ async def test_ordinary_prompts_are_the_chat_template(embedded: LoadedModel, mak
         + engine.chat.header(problem.messages[-1].author).text
     )
     handle = engine.prefill(prompt[:-7])
-    answer = engine.decode(prompt[-7:], [handle], sampling=GREEDY, closing=engine.chat.turn_end)
+    answer = engine.decode(prompt[-7:], [handle], sampling=GREEDY, turn_suffix=engine.chat.turn_end)
     assert said["answer"] == engine.text(answer, special=False).removeprefix(prompt[-7:].split("|>")[-1]).strip()
 
 

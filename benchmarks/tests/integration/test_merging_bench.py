@@ -23,7 +23,7 @@ from choreo_bench.experiments.eval_synthesis.measure import (
     AskedTask,
     Contender,
     ContenderTraining,
-    Referee,
+    Evaluator,
     Shuffled,
     by_branches,
     by_length,
@@ -73,7 +73,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refereed(model: LoadedModel, folder: Path, who: Sequence[Contender], **options: Any) -> dict[tuple[str, str], Any]:
-    with Referee(model, folder) as referee:
+    with Evaluator(model, folder) as referee:
         referee.prepare(who, Display(Console(quiet=True)))
         return referee.play(who, ASKED, 2, **options)
 
@@ -165,7 +165,7 @@ def test_results_of_another_training_are_refused(
 def test_the_best_temperature_on_development_problems_is_taken(
     embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Referee(embedded, tmp_path) as referee:
+    with Evaluator(embedded, tmp_path) as referee:
         for temperature in TEMPERATURES:
             score = 0.5 if temperature in (0.9, 1.1) else 0.1
             referee.journal.add(f"calibration parallel {temperature:g}", {"score": score})
@@ -272,7 +272,7 @@ def test_verdicts_are_of_each_layout_problem_by_problem() -> None:
 def test_development_problems_choose_the_layout(embedded: LoadedModel, tmp_path: Path) -> None:
     """Not those that contenders are set against text on."""
     both = [Contender("full", "parallel"), Contender("full", "sequential")]
-    with Referee(embedded, tmp_path) as referee:
+    with Evaluator(embedded, tmp_path) as referee:
         for contender, best in zip(both, (0.5, 0.25), strict=True):
             assert referee.best_layout(both) is None, "one is not trained yet"
             card = referee._trained(contender.training) / "card.json"

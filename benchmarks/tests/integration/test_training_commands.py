@@ -13,7 +13,7 @@ import pytest
 from bench_support.commands import Choreo
 from bench_support.commands import choreo as run
 from choreo_bench.cases import CASES
-from choreo_bench.distilling.traces import Lesson, usual_variant
+from choreo_bench.distilling.traces import DistillConfig, usual_variant
 from choreo_bench.experiments import eval_tuned as tuned
 from support.chatty import save_chatty
 
@@ -226,9 +226,9 @@ def test_messages_are_learnt_as_long_as_they_are_when_they_are_run(
 ) -> None:
     save_chatty(Path("chatty"))
     Path("own.jsonl").write_text('{"question": "What?"}\n{"question": "Who?"}\n')
-    lessons: list[Lesson] = []
+    lessons: list[DistillConfig] = []
 
-    def teach(_: object, lesson: Lesson, *__: object, **___: object) -> Any:
+    def teach(_: object, lesson: DistillConfig, *__: object, **___: object) -> Any:
         lessons.append(lesson)
         raise TrainingError("not today")
 

@@ -26,7 +26,7 @@ from support.tuning import KilledError
 from choreo_agents.engine import Engine, Memory, Scheduling
 from choreo_agents.errors import AdapterError, InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.mapper import load_mapper
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS
@@ -36,7 +36,7 @@ from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import cache_trace
 from choreo_agents.training.synthesizer import Trained, train_synthesizer
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Passage
+from choreo_agents.training.tuning import TrainingProgress
 
 GREEDY = Sampling(max_tokens=96)
 SMALL = TuneSettings(
@@ -94,7 +94,9 @@ def test_the_trainers_logits_are_those_of_play(embedded: LoadedModel, make_engin
     decode = engine.adecode
 
     async def watched(calls: Any) -> Any:
-        return await decode([replace(call, watch=lambda logits: seen.append(logits.clone())) for call in calls])
+        return await decode(
+            [replace(call, logits_callback=lambda logits: seen.append(logits.clone())) for call in calls]
+        )
 
     engine.adecode = watched  # type: ignore[assignment, method-assign]
     merged = asyncio.run(play_synthesis(engine, problem, sampling=GREEDY, layout="parallel", adapter=name))
@@ -119,10 +121,10 @@ def test_workers_are_bitwise_the_same_with_and_without_it(
         if all(branch.private for branch in Parts.of(problem).branches)
     )
 
-    def run(adapter: Path | None, timetable: Timetable) -> tuple[dict[str, str], dict[int, list[torch.Tensor]]]:
+    def run(adapter: Path | None, step_trace: StepTrace) -> tuple[dict[str, str], dict[int, list[torch.Tensor]]]:
         logits_by_seed.clear()
         with Engine.load(
-            embedded, memory=Memory(kv_budget_bytes=1 << 26), scheduling=Scheduling(timetable=timetable)
+            embedded, memory=Memory(kv_budget_bytes=1 << 26), scheduling=Scheduling(step_trace=step_trace)
         ) as engine:
             name = None if adapter is None else engine.load_adapter(adapter)
             play = play_synthesis(
@@ -130,9 +132,9 @@ def test_workers_are_bitwise_the_same_with_and_without_it(
             )
             return asyncio.run(play).said, {seed: list(logits) for seed, logits in logits_by_seed.items()}
 
-    first = Timetable()
+    first = StepTrace()
     said, plain = run(None, first)
-    said_too, beside = run(found.out, Timetable(first.steps[: _before_answer(first)]))
+    said_too, beside = run(found.out, StepTrace(first.steps[: _before_answer(first)]))
     answer = list(problem.by_name).index(Parts.of(problem).answer.name)
     assert plain.keys() == beside.keys() and len(plain) == 4 and answer in plain
     for seed in plain:
@@ -143,9 +145,9 @@ def test_workers_are_bitwise_the_same_with_and_without_it(
     }
 
 
-def _before_answer(timetable: Timetable) -> int:
+def _before_answer(step_trace: StepTrace) -> int:
     """Steps until the last that holds several calls: the workers' own."""
-    return max(number for number, step in enumerate(timetable.steps) if len(step) > 1) + 1
+    return max(number for number, step in enumerate(step_trace.steps) if len(step) > 1) + 1
 
 
 @pytest.mark.parametrize(("rank", "mapper_rank"), [(8, 0), (0, 8)], ids=["adapter", "mapper"])
@@ -231,7 +233,7 @@ def test_a_killed_training_ends_with_the_same_bits(embedded: LoadedModel, tmp_pa
     settings = SMALL.model_copy(update={"epochs": 2, "dropout": 0.1, "imitation": 0.5, "batch_tokens": 512})
     whole = trained(embedded, tmp_path / "whole", few, settings=settings)
 
-    def kill(passage: Passage) -> None:
+    def kill(passage: TrainingProgress) -> None:
         if (passage.epoch, passage.batch) == (1, 1):
             raise KilledError
 

@@ -231,7 +231,7 @@ def nodes_of(record: dict[str, Any]) -> list[str]:
 def test_a_vote_that_max_tokens_leaves_no_room_for_is_an_error_of_its_item(chatty_path: Path) -> None:
     command = ["eval", "tree-of-thoughts", *SMALL["tree-of-thoughts"], "--n", "1", "--model", str(chatty_path)]
     said, _ = run(*command, "--max-tokens", "2", "--method", "choreo", code=1)
-    assert "1 could not be played" in said and "the lead and the longest choice take up to" in said
+    assert "1 could not be played" in said and "answer_prefix and the longest choice take up to" in said
 
 
 BENCH = ["bench", "workflows", "--model", "embedded", "--dtype", "fp32", "--n", "1"]

@@ -29,9 +29,9 @@ __all__ = [
     "BackendName",
     "PreparedAttention",
     "backend_name",
+    "backend_summary",
     "make_backend",
     "require_backend",
-    "told",
     "why_not_faster",
 ]
 
@@ -60,7 +60,7 @@ def why_not_faster(backend: AttentionBackend) -> str:
     return backend.why if isinstance(backend, FoldedBackend) else ""
 
 
-def told(backend: AttentionBackend) -> tuple[str, str]:
+def backend_summary(backend: AttentionBackend) -> tuple[str, str]:
     """Both: what attends, and why nothing faster does."""
     return backend_name(backend), why_not_faster(backend)
 

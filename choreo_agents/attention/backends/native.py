@@ -26,7 +26,7 @@ from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
 from choreo_agents.attention.window import farthest_seen, windowed
-from choreo_agents.native.library import floats, found, parallel
+from choreo_agents.native.library import available_kernels, floats, parallel
 from choreo_agents.native.structs import ATTEND, BF16, BLOCK, FP32, MERGE, PAIRINGS, TILE, LayerStruct, PlanStruct
 
 CHUNK = 1024
@@ -49,7 +49,7 @@ class NativeBackend:
     """
 
     def __init__(self, dtype: torch.dtype, shape: HeadShape) -> None:
-        kernels = found()
+        kernels = available_kernels()
         assert not isinstance(kernels, str), kernels
         self.dtype = dtype
         self.kernel = next(kernel for kernel in kernels if kernel.takes(shape.head_dim))
@@ -64,7 +64,7 @@ class NativeBackend:
             return f"the native kernel is for CPUs, not for {device}"
         if dtype not in _DTYPES:
             return f"the native kernel takes float32 and bfloat16, not {dtype}"
-        kernels = found()
+        kernels = available_kernels()
         if isinstance(kernels, str):
             return f"there is no native kernel: {kernels}"
         if shape.head_dim > _WIDEST or not any(kernel.takes(shape.head_dim) for kernel in kernels):

@@ -79,7 +79,7 @@ def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype
         except torch.OutOfMemoryError:
             raise  # it says nothing of the kernel
         except Exception as error:  # kernels that are not there raise what they like
-            return said(error)
+            return error_line(error)
         wanted = ReferenceBackend().prepare(layout, kind).attend(query.double(), keys, values, scale, sinks)
         off = worst(got, wanted)
         if not off <= bound:
@@ -114,7 +114,7 @@ def runs_apart(*, causal: bool) -> list[Read]:
     return reads
 
 
-def said(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """A failure in a line."""
     line = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {line if len(line) <= _LINE else line[:_LINE] + ' ...'}"

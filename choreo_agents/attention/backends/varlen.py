@@ -27,8 +27,8 @@ from choreo_agents.attention.backends.trial import (
     SUM_ERROR,
     complaint_of,
     drawn_heads,
+    error_line,
     runs_apart,
-    said,
     worst,
 )
 from choreo_agents.attention.heads import USUAL_HEADS, HeadShape
@@ -112,7 +112,7 @@ def _tried(dtype: torch.dtype, device: torch.device, kernel: VarlenKernel, shape
         try:
             complaint = _complaint(backend, shape) or complaint_of(backend, shape, dtype, device)
         except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError among them
-            complaint = said(error)
+            complaint = error_line(error)
         if complaint is None:
             return backend
         complaints.append(complaint)

@@ -13,8 +13,8 @@ from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.movements import RESTORED
 from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.kv.tier_counters import RESTORED
 from choreo_agents.runtime.request import Binding, Encoding, Request
 
 
@@ -157,7 +157,7 @@ class FromCache(Encoding):
             segment = _required(self._segment(entry), entry)
             self.cache.books.touch(entry)
             pieces.append(Piece(segment, 0, entry.tokens, offset))
-        return Binding(tuple(pieces), self.lineage.tokens, placement.new_offset, tuple(arrivals))
+        return Binding(tuple(pieces), self.lineage.tokens, placement.position, tuple(arrivals))
 
     def _segment(self, entry: CacheEntry) -> Segment | None:
         """Where its KV is in the pool or, if a request of the same step encodes it, will be."""
@@ -178,7 +178,7 @@ class FromCache(Encoding):
     def _withdraw(self, entry: CacheEntry, arrival: Arrival) -> None:
         if not arrival.is_there:
             entry.withdraw(self.cache.pool, arrival)
-            self.cache.movements.add(entry.tenant, RESTORED[arrival.from_disk], -1)
+            self.cache.tier_counters.add(entry.tenant, RESTORED[arrival.from_disk], -1)
 
     def close(self, request: Request) -> None:
         if self._closed:

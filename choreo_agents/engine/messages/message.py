@@ -19,7 +19,7 @@ from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.kv.store import KVKey
 from choreo_agents.runtime.request import FinishReason, Request
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 
 _THOUGHTS = ".thoughts"
 
@@ -41,10 +41,10 @@ class Lineage:
     mapper: str = ""
     """Fingerprint of the cache mapper that makes its KV of its one parent's; empty: it is encoded."""
 
-    def at(self, new_offset: int) -> Lineage:
+    def at(self, position: int) -> Lineage:
         """The same, encoded from another position on."""
-        offsets = tuple(new_offset + offset for offset in self.placement.relative())
-        return replace(self, placement=Placement(offsets, new_offset))
+        offsets = tuple(position + offset for offset in self.placement.relative())
+        return replace(self, placement=Placement(offsets, position))
 
     def label(self, author: str | None, role: str | None, source: Message | None = None) -> str:
         """Names the call by who makes it, how long it is, what it sees where and whose words it encodes again.
@@ -69,25 +69,25 @@ class Placement:
     """Positions of the parents' first tokens and of the new message's."""
 
     offsets: tuple[int, ...]
-    new_offset: int
+    position: int
 
     def relative(self) -> tuple[int, ...]:
         """The parents' offsets as seen from the new message."""
-        return tuple(offset - self.new_offset for offset in self.offsets)
+        return tuple(offset - self.position for offset in self.offsets)
 
     def end(self, lengths: Sequence[int], new_length: int) -> int:
         """The first position that nothing reaches."""
         ends = [offset + length for offset, length in zip(self.offsets, lengths, strict=True)]
-        return max([*ends, self.new_offset + new_length])
+        return max([*ends, self.position + new_length])
 
 
-def place(lengths: Sequence[int], offsets: Sequence[int | None] | None, new_offset: int | None) -> Placement:
+def place(lengths: Sequence[int], offsets: Sequence[int | None] | None, position: int | None) -> Placement:
     """Fill in omitted offsets: each follows the end of the parent before it, the first is 0.
 
     Args:
         lengths: Tokens of each parent.
         offsets: One entry a parent, None where omitted; or None for all.
-        new_offset: Of the new message; None puts it after the last parent.
+        position: Of the new message; None puts it after the last parent.
 
     Raises:
         InvalidRequestError: A wrong number of offsets, or a negative one.
@@ -100,7 +100,7 @@ def place(lengths: Sequence[int], offsets: Sequence[int | None] | None, new_offs
         offset = None if offsets is None else offsets[i]
         placed.append(require_position(f"offsets[{i}]", following if offset is None else offset))
         following = placed[-1] + length
-    return Placement(tuple(placed), require_position("new_offset", following if new_offset is None else new_offset))
+    return Placement(tuple(placed), require_position("position", following if position is None else position))
 
 
 def require_position(name: str, offset: int) -> int:
@@ -124,7 +124,7 @@ class Message:
     """What the request that made it was called."""
     origin: str = ""
     """What the request was called that first made the message whose words these are."""
-    chosen: tuple[Chosen, ...] | None = None
+    chosen: tuple[SampledToken, ...] | None = None
     """What was sampled, if it was decoded: less than all tokens by the header and what closed it. None: prefilled."""
     header: int = 0
     """How many of its tokens came before these."""
@@ -142,7 +142,7 @@ class Message:
     """Which of the leases end with a scope."""
     forgotten: bool = False
     """Whether its last lease went with the thread that had it: whoever has its words may encode them again."""
-    memos: dict[str, Scope | None] = field(default_factory=dict)
+    idempotency_keys: dict[str, Scope | None] = field(default_factory=dict)
     """The calls that it answers, and which thread's they are."""
     authors: set[str] = field(default_factory=set)
     """All who said it: equal words in an equal place are one message."""
@@ -184,7 +184,7 @@ class Message:
     @property
     def native_offset(self) -> int:
         """Where its KV was encoded; under a method that keeps text only, where its call placed it."""
-        return self.lineage.placement.new_offset
+        return self.lineage.placement.position
 
     @property
     def tenant(self) -> str:
@@ -223,9 +223,9 @@ class Message:
 
     def forget(self, scope: Scope) -> list[str]:
         """Leave out what it has answered in a scope. Returns the calls."""
-        memos = [memo for memo, whose in self.memos.items() if whose is scope]
+        memos = [memo for memo, whose in self.idempotency_keys.items() if whose is scope]
         for memo in memos:
-            del self.memos[memo]
+            del self.idempotency_keys[memo]
         self.sources = [each for each in self.sources if not each.forgotten]
         return memos
 
@@ -271,7 +271,7 @@ class Thought:
     message: Message
     """Thoughts and answer, as they were decoded."""
     call: str | None
-    """The call's memo."""
+    """The call's idempotency key."""
     scope: Scope | None
     """In which the lease was taken."""
 
@@ -316,7 +316,7 @@ def who_thinks(author: str) -> str:
     return author.removesuffix(_THOUGHTS)
 
 
-class Naming:
+class MessageIds:
     """Of one tenant.
 
     Args:
@@ -407,7 +407,7 @@ class Usage:
     duration_s: float
     tokens_recomputed: int = 0
     """Tokens encoded again for it since memory had lost them."""
-    tokens_beyond: int = 0
+    tokens_outside_view: int = 0
     """Of those encoded and recomputed, in messages that its view does not hold: what its parents had attended to, and
     what came too late to join it."""
     tokens_mapped: int = 0
@@ -425,13 +425,13 @@ class Usage:
             tokens_reused=request.reused,
             ttft_s=ttft,
             duration_s=time.perf_counter() - request.submitted_s,
-            tokens_beyond=request.beyond,
+            tokens_outside_view=request.beyond,
             queued_s=None if request.begun_s is None else request.begun_s - request.submitted_s,
             **request.charges,
         )
 
     @classmethod
-    def found(cls, tokens: int) -> Usage:
+    def of_existing(cls, tokens: int) -> Usage:
         """What a call has cost whose message was there already."""
         return cls(0, tokens, None, 0.0)
 
@@ -441,7 +441,7 @@ class Usage:
 
         The text methods do not encode the last token that a decode samples, and do not count it.
         """
-        made = self.tokens_encoded + self.tokens_recomputed + self.tokens_mapped - self.tokens_beyond
+        made = self.tokens_encoded + self.tokens_recomputed + self.tokens_mapped - self.tokens_outside_view
         return made + self.tokens_reused
 
 
@@ -455,7 +455,7 @@ class Scope:
     outer: Scope | None
     closed: bool = False
     is_threads: bool = False
-    """Whether it is a thread's (see `Holdings`), which has a lease of its own of all that it reads."""
+    """Whether it is a thread's (see `ThreadLeases`), which has a lease of its own of all that it reads."""
 
     @staticmethod
     def current(whose: object) -> Scope | None:

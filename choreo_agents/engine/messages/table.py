@@ -21,7 +21,7 @@ from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 
 _REMEMBERED_RELEASES = 65_536
 
@@ -46,7 +46,7 @@ class MessageTable:
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
         self.memos: dict[str, Message] = {}
-        """The answers to calls that may be made again, by their memos. A message knows its own, too."""
+        """The answers to calls that may be made again, by their idempotency keys. A message knows its own, too."""
         self._in_scope: dict[Scope, dict[Message, None]] = {}
         """What has been leased in each scope that is open."""
         self._moving: dict[str, int] = {}
@@ -98,8 +98,8 @@ class MessageTable:
     def entering(self, made: Message, segment: Segment | None = None) -> Iterator[Message]:
         """Add a message, or find the one with the same id, for a block that leases it: nobody keeps it otherwise.
 
-        All or nothing: if anything fails, here or in the block, messages, leases and memos are as they were, and the
-        segment is given back unless somebody waits to read this very message.
+        All or nothing: if anything fails, here or in the block, messages, leases and idempotency keys are as they were,
+        and the segment is given back unless somebody waits to read this very message.
 
         Args:
             made: The message.
@@ -128,7 +128,9 @@ class MessageTable:
             # Whoever wants to read it meanwhile waits for this entry; the rest is as before.
             self._count(message, before["leases"] - message.leases)
             vars(message).update(before | {"entry": message.entry, "lineage": message.lineage})
-            for memo in [memo for memo, known in self.memos.items() if known is message and memo not in message.memos]:
+            for memo in [
+                memo for memo, known in self.memos.items() if known is message and memo not in message.idempotency_keys
+            ]:
                 del self.memos[memo]
             if not message.leases:
                 self._leased.pop(message.handle.id, None)
@@ -161,7 +163,7 @@ class MessageTable:
             return
         self.cache.refill(message.entry, segment)
         if first is None:
-            self.cache.movements.add(message.tenant, "recomputed")
+            self.cache.tier_counters.add(message.tenant, "recomputed")
         else:
             message.promise, message.usage = None, first
 
@@ -181,9 +183,9 @@ class MessageTable:
     def remember(self, memo: str, message: Message, scope: Scope | None) -> None:
         """Remember a call's answer, its last, while that is leased; where its scope is a thread's, until that ends."""
         if memo in self.memos:
-            del self.memos[memo].memos[memo]
+            del self.memos[memo].idempotency_keys[memo]
         self.memos[memo] = message
-        message.memos[memo] = scope
+        message.idempotency_keys[memo] = scope
 
     def lease(self, message: Message, scope: Scope | None) -> None:
         """Add a lease, counted by the scope it was taken in."""
@@ -254,9 +256,9 @@ class MessageTable:
             return
         message.forgotten = forgotten
         self._leased.pop(message.handle.id, None)
-        for memo in message.memos:
+        for memo in message.idempotency_keys:
             self.memos.pop(memo, None)
-        message.memos.clear()
+        message.idempotency_keys.clear()
         if message.is_kept():
             message.parents[0].copies.remove(message)
         copies, message.copies = message.copies, []
@@ -316,17 +318,17 @@ class MessageTable:
         return [message for message in self._leased.values() if tenant in (None, message.tenant)]
 
     def check(self) -> None:
-        """Assert that leases, segments and memos agree."""
+        """Assert that leases, segments and idempotency keys agree."""
         for message_id, message in self._leased.items():
             assert message.handle.id == message_id
             message.check()
         assert +self._messages == Counter(message.tenant for message in self._leased.values())
         assert self._leases.total() == sum(message.leases for message in self._leased.values())
         for memo, message in self.memos.items():
-            assert message.leases > 0 and memo in message.memos
+            assert message.leases > 0 and memo in message.idempotency_keys
 
 
-def _tells_more(known: Sequence[Chosen], made: Sequence[Chosen]) -> bool:
+def _tells_more(known: Sequence[SampledToken], made: Sequence[SampledToken]) -> bool:
     """Whether of two ways to sample one message the known one, in which something was sampled, is to be kept."""
     return not made or known[0].logprob is not None
 

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calling import Tenant
+from choreo_agents.engine.introspection import stats_of
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.seals import Seals, code
 from choreo_agents.engine.recording.format import (
@@ -32,7 +33,6 @@ from choreo_agents.engine.recording.format import (
     RecordingEnded,
     RecordingHeader,
 )
-from choreo_agents.engine.stock import stats_of
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.runtime.request import Request
@@ -109,8 +109,8 @@ class Recorder:
         self._lines: SimpleQueue[Line | None] = SimpleQueue()
         self._is_closed = False
         self._failure: Exception | None = None
-        nonce, salted = secrets.token_hex(16), tenant.naming.salted
-        key = _salted_key(tenant.naming.seals, nonce) if salted else secrets.token_hex(32).encode()
+        nonce, salted = secrets.token_hex(16), tenant.message_ids.salted
+        key = _salted_key(tenant.message_ids.seals, nonce) if salted else secrets.token_hex(32).encode()
         self.digests = digests(key)
         self.write(self._header(nonce, salted))
         self._file = _created(path)

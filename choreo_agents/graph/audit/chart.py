@@ -8,7 +8,15 @@ from functools import cached_property
 
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import ACROSS, SENT, PrivateContext
-from choreo_agents.graph.visibility import REENCODED, SHARED, START_SOURCE, Channel, Presence, Rule, VisibilityMode
+from choreo_agents.graph.visibility import (
+    REENCODED,
+    SHARED,
+    START_SOURCE,
+    Channel,
+    Presence,
+    VisibilityMode,
+    VisibilityRule,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class ChartNode:
     """Whose modules it imports."""
     modules: tuple[str, ...] = ()
     """The confidential ones of these. A module is one for all graphs: its name has no path before it."""
-    rules: Mapping[str, Rule] = field(default_factory=dict)
+    rules: Mapping[str, VisibilityRule] = field(default_factory=dict)
     """Its sources by path; one that is a graph stands for all that is said in it."""
     undeclared: frozenset[str] = frozenset()
     """Those of which nothing is said by name: what they say confidentially is not for it."""
@@ -78,8 +86,8 @@ class Edge:
     """What the source says is encoded alone for the reader: nothing that it attended to comes along."""
 
     @property
-    def hands_on_encodings(self) -> bool:
-        return self.mode is not None and self.mode.hands_on_encodings
+    def shares_kv(self) -> bool:
+        return self.mode is not None and self.mode.shares_kv
 
     def opens(self, presence: Presence) -> Iterator[tuple[Channel, str]]:
         """The channels through which the reader comes to have what the source has, and by what."""
@@ -90,7 +98,7 @@ class Edge:
         )
         for channel in usual:
             yield channel, self.label
-        if self.hands_on_encodings and self.may_be_sent:
+        if self.shares_kv and self.may_be_sent:
             for channel in REENCODED.opens(presence):
                 if channel not in usual:
                     yield channel, f"{SENT} {REENCODED.name}"
@@ -257,7 +265,7 @@ class Chart:
                 if rule.mode.keeps_out:
                     yield source, reader.name
 
-    def with_rule(self, source: str, reader: str, rule: Rule) -> Chart:
+    def with_rule(self, source: str, reader: str, rule: VisibilityRule) -> Chart:
         """The same with another rule for one pair."""
         nodes = tuple(
             replace(node, rules={**node.rules, source: rule}) if node.name == reader else node for node in self.nodes
@@ -271,14 +279,14 @@ class Chart:
             if node.keeps_kv:
                 nodes.append(node)
                 continue
-            rules = {s: r.without("encoding") if r.mode.hands_on_encodings else r for s, r in node.rules.items()}
+            rules = {s: r.without("encoding") if r.mode.shares_kv else r for s, r in node.rules.items()}
             nodes.append(replace(node, rules=rules))
         return replace(self, nodes=tuple(nodes))
 
 
 def _between(source: ChartNode, reader: ChartNode, mode: VisibilityMode, label: str) -> tuple[VisibilityMode, str]:
     """What a reader has of a source, and what that is called: of another model's, words alone."""
-    if not mode.hands_on_encodings or source.speaks_to(reader):
+    if not mode.shares_kv or source.speaks_to(reader):
         return mode, label
     return REENCODED, f"{label} {ACROSS}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError, VisibilityWarning
 from choreo_agents.graph.audit.chart import names_of
-from choreo_agents.graph.audit.labels import Declared, Labels
+from choreo_agents.graph.audit.influence import Declared, InfluenceTracker
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, Channel, source_of_author
@@ -37,7 +37,7 @@ class Guard:
         return reader.rpartition("|")[0] if self.home is None else self.home
 
 
-class Watch:
+class RuntimeGuard:
     """Of one call of one reader.
 
     Args:
@@ -53,10 +53,10 @@ class Watch:
     ) -> None:
         self._guard, self._reader, self._entries = guard, reader, entries
         self._model = engine.model.adapter.fingerprint
-        self._labels = Labels((*others, engine), guard.declared, entries, guard.home_of(reader))
+        self._labels = InfluenceTracker((*others, engine), guard.declared, entries, guard.home_of(reader))
         self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._unnamed())
 
-    def admits(self, entry: HandleEntry, *, words_only: bool) -> bool:
+    def allows(self, entry: HandleEntry, *, words_only: bool) -> bool:
         """Whether the reader may attend to an encoding as it is; False: encode its words again.
 
         Args:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from choreo_agents.engine import Engine
-from choreo_agents.graph.audit.labels import Declared, Labels
+from choreo_agents.graph.audit.influence import Declared, InfluenceTracker
 from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
 from choreo_agents.graph.state import HandleEntry, model_of
 from choreo_agents.graph.visibility import Channel
@@ -19,7 +19,7 @@ def audit_entries(engines: Iterable[Engine], declared: Declared, entries: Sequen
     """
     chart = declared.chart
     contexts = {context.name: context for context in chart.contexts}
-    labels = Labels(engines, declared, entries)
+    labels = InfluenceTracker(engines, declared, entries)
     lost: Counter[str] = Counter()
     found: dict[tuple[str, str, Channel], Finding] = {}
     for entry in entries:

@@ -199,7 +199,7 @@ def cut(chart: Chart, whole: Reach, reader: str, channel: Channel) -> tuple[tupl
         return nearest(changed, reach(changed, whole.context), reader, channel) is None
 
     for edges in [*([edge] for edge in singles), into]:
-        useful = [edge for edge in edges if channel == "words" or edge.hands_on_encodings]
+        useful = [edge for edge in edges if channel == "words" or edge.shares_kv]
         if not useful or not cuts(useful):
             continue
         for edge in list(useful):

@@ -111,7 +111,7 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
         seen = [source for source in reader.rules if read[reader.name] >> numbers[source] & 1]
         for later in seen:
             mode = reader.rules[later].mode
-            if not mode.hands_on_encodings:
+            if not mode.shares_kv:
                 continue
             if reader.has_system:
                 yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
@@ -173,7 +173,7 @@ def without_answers(chart: Chart) -> Chart:
         found = (finding for finding in audit_chart(chart).findings if finding.channel == "encoding")
         paths = [finding.path for finding in found if finding.violation or finding.context in kept]
         hops = {(hop.source, hop.reader) for path in paths for hop in path if hop.source in functions}
-        handed = {(edge.source, edge.reader) for edge in chart.edges() if edge.hands_on_encodings and not edge.is_alone}
+        handed = {(edge.source, edge.reader) for edge in chart.edges() if edge.shares_kv and not edge.is_alone}
         if not (carrying := (hops & handed) - chart.words_of):
             break
         chart = replace(chart, words_of=chart.words_of | carrying)
@@ -186,7 +186,7 @@ def is_bound(source: str, reader: str) -> bool:
     return bool(home) and is_inside(source, home)
 
 
-def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
+def auto_reencode(chart: Chart) -> tuple[Chart, list[Hop]]:
     """Switch to `reencoded` what would break a promise through the encoding channel.
 
     Only edges of the graph itself, and what they give to agents of its subgraphs: the edges in these were bound when
@@ -207,22 +207,22 @@ def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
             changed.append(Hop(source=source, reader=reader, by=REENCODED.name))
 
 
-def audit_kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
+def audit_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
     """The chart as it may run, and its audit, with the edges that the policy has changed for that."""
     chart, changed = without_answers(chart), list[Hop]()
     if on_violation == "reencode":
-        chart, changed = harmless(chart)
+        chart, changed = auto_reencode(chart)
     return chart, audit_chart(chart, changed)
 
 
-def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
-    """See `audit_kept`.
+def chart_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
+    """See `audit_as_run`.
 
     Raises:
         VisibilityError: A path would break a promise, and the policy says `raise`, or nothing but the edge itself
             could be changed.
     """
-    chart, report = audit_kept(chart, on_violation)
+    chart, report = audit_as_run(chart, on_violation)
     told = [_said(finding, chart) for finding in report.violations]
     if told and on_violation != "warn":
         raise VisibilityError("; ".join(told))

@@ -18,14 +18,14 @@ from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.audit.static import CHANNELS
-from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of, found
+from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of, find_runnable
 from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.langgraph_internals import AroundNode, is_cached, merges_by
 from choreo_agents.graph.outputs import require_served
 from choreo_agents.graph.provenance import handed_on
 from choreo_agents.graph.state import merge_entries, merge_updates
 from choreo_agents.graph.view.reader_rules import ReaderRules
-from choreo_agents.graph.visibility import Rule, hidden_sources
+from choreo_agents.graph.visibility import VisibilityRule, hidden_sources
 
 Contexts = tuple[Mapping[str, Sequence[str]], frozenset[str]]
 """Private contexts: system prompts by name, and the nodes whose messages are confidential."""
@@ -53,7 +53,7 @@ def unwrapped(node: Any) -> tuple[Any, RetryPolicy | None]:
         configs.append(agent.config)
         agent = agent.bound
     if not isinstance(agent, Agent):
-        if next(found(wrapped, Agent), None) is not None and isinstance(agent, RunnableBindingBase):
+        if next(find_runnable(wrapped, Agent), None) is not None and isinstance(agent, RunnableBindingBase):
             raise InvalidRequestError(
                 "an agent is wrapped, so that its declarations cannot be read: add the agent itself, and give caching "
                 "and timeouts to add_node; with_retry and with_config(tags=..., metadata=...) are taken over"
@@ -97,7 +97,7 @@ def destinations_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return None
 
 
-def require_ways(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple[str, str, Rule]]) -> None:
+def require_ways(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple[str, str, VisibilityRule]]) -> None:
     """Raise `VisibilityError` if what agents say cannot come into a graph that is a node, or out of it, as declared.
 
     Args:
@@ -105,7 +105,7 @@ def require_ways(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple
         declared: How who sees whom in it.
     """
     nodes = graph.nodes.items()
-    graphs = {name: inner.builder for name, spec in nodes for inner in found(spec.runnable, CompiledStateGraph)}
+    graphs = {name: inner.builder for name, spec in nodes for inner in find_runnable(spec.runnable, CompiledStateGraph)}
     for source, reader, rule in declared:
         for node, way in ((source, "output_schema"), (reader, "input_schema")):
             builder: Any = graphs[node] if rule.mode.shows and node in graphs else None

@@ -17,14 +17,14 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.audit.labels import Declared, OwnTexts
+from choreo_agents.graph.audit.influence import Declared, OwnTexts
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport, Hop
 from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.langgraph_internals import AroundNode
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
-from choreo_agents.graph.visibility import START_SOURCE, Positions, Rule, VisibilityTable
+from choreo_agents.graph.visibility import START_SOURCE, Positions, VisibilityRule, VisibilityTable
 from choreo_agents.graph.words.thoughts import thinks
 from choreo_agents.models import ModelAdapter, instructions
 
@@ -51,7 +51,7 @@ class DeclaringGraph(StateGraph[Any, Any, Any, Any]):
     """All that serve it, subgraphs included."""
     declared = Declared()
     """All that the graph declares, as it runs."""
-    changed: tuple[tuple[Hop, Rule], ...] = ()
+    changed: tuple[tuple[Hop, VisibilityRule], ...] = ()
     """The edges that the policy has changed, and their new rules."""
     resolver: Resolver | None = None
     """Whose its runs are; None: all are one tenant's."""
@@ -73,7 +73,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
     for name, spec in builder.nodes.items():
         path = prefix + name
         inner = _graph_in(path, spec.runnable, is_ours=own is not None)
-        agent = next(found(spec.runnable, Agent), None)
+        agent = next(find_runnable(spec.runnable, Agent), None)
         if inner is None and agent is None:
             persona = prefix + (name if own is None else own.personas.get(name, name))
             is_silent = own is not None and name in own.table.silent
@@ -98,7 +98,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
                     outside.append(f"the {what} of {path!r}, which a function makes from the state")
             if agent.history is not None and agent.history.summary is not None:
                 outside.append(f"the summary that a function makes of what {path!r} does not see any more")
-            if agent.update is not None:
+            if agent.on_output is not None:
                 outside.append(f"the update of {path!r}: what its function writes, and where it sends control")
             if callable(agent.choices):
                 outside.append(f"the answers that {path!r} may give, which a function makes from the state")
@@ -129,7 +129,7 @@ def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
     Raises:
         VisibilityError: What its agents say could not be told as it is declared.
     """
-    graphs = [*found(runnable, CompiledStateGraph)]
+    graphs = [*find_runnable(runnable, CompiledStateGraph)]
     speaking = [each for each in graphs if any(agents_of(each.builder))]
     if len(speaking) > 1:
         raise VisibilityError(
@@ -147,8 +147,8 @@ def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
 def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
     """All agents of a graph, those of its subgraphs included."""
     for spec in builder.nodes.values():
-        yield from found(spec.runnable, Agent)
-        for inner in found(spec.runnable, CompiledStateGraph):
+        yield from find_runnable(spec.runnable, Agent)
+        for inner in find_runnable(spec.runnable, CompiledStateGraph):
             yield from agents_of(inner.builder)
 
 
@@ -159,7 +159,7 @@ def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) 
         persona,
         model="" if served is None else served.model.adapter.fingerprint,
         keeps_kv=served is None or served.method == "choreo",
-        routes=agent.update is not None,
+        routes=agent.on_output is not None,
         has_system=agent.system is not None or bool(agent.tools) or (told is not None and has_own_words(told)),
         has_prompt=agent.prompt is not None,
         confidential=agent.confidential,
@@ -171,7 +171,7 @@ def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) 
     )
 
 
-def _given(node: ChartNode, rules: Mapping[str, Rule], undeclared: frozenset[str]) -> ChartNode:
+def _given(node: ChartNode, rules: Mapping[str, VisibilityRule], undeclared: frozenset[str]) -> ChartNode:
     """A node of a graph that is a node itself, with what this one's edges give to it: no more than it has of input.
 
     Raises:
@@ -193,29 +193,29 @@ def _given(node: ChartNode, rules: Mapping[str, Rule], undeclared: frozenset[str
     return replace(node, rules=found, undeclared=node.undeclared | (undeclared & found.keys()))
 
 
-def _placed(rule: Rule, prefix: str) -> Rule:
+def _placed(rule: VisibilityRule, prefix: str) -> VisibilityRule:
     """A rule whose contexts are named by their paths."""
     return replace(rule, scope=tuple(prefix + name for name in rule.contexts)) if rule.contexts and prefix else rule
 
 
-def found(runnable: Any, kind: type[Any]) -> Iterator[Any]:
+def find_runnable(runnable: Any, kind: type[Any]) -> Iterator[Any]:
     """What of a kind a node is, or has among the steps of a sequence."""
     if isinstance(runnable, kind):
         yield runnable
     elif isinstance(runnable, AroundNode):
-        yield from found(runnable.node, kind)
+        yield from find_runnable(runnable.node, kind)
     elif isinstance(runnable, RunnableSequence):
         steps: list[Runnable[Any, Any]] = runnable.steps
         for step in steps:
-            yield from found(step, kind)
+            yield from find_runnable(step, kind)
     elif isinstance(runnable, RunnableBindingBase):
-        yield from found(runnable.bound, kind)
+        yield from find_runnable(runnable.bound, kind)
     elif isinstance(runnable, RunnableWithFallbacks):
         for each in (runnable.runnable, *runnable.fallbacks):
-            yield from found(each, kind)
+            yield from find_runnable(each, kind)
     elif isinstance(runnable, RunnableParallel):
         for each in runnable.steps__.values():
-            yield from found(each, kind)
+            yield from find_runnable(each, kind)
 
 
 # What the personas of a graph are told, as an engine encodes it
@@ -231,17 +231,17 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
     """
     made: dict[str, dict[str, frozenset[tuple[int, ...]]]] = {}
     for name, spec in builder.nodes.items():
-        for inner in found(spec.runnable, CompiledStateGraph):
+        for inner in find_runnable(spec.runnable, CompiledStateGraph):
             for persona, texts in texts_of(inner.builder, engine, f"{prefix}{name}|").items():
                 made.setdefault(persona, {}).update(texts)
-        for agent in found(spec.runnable, Agent):
+        for agent in find_runnable(spec.runnable, Agent):
             persona = prefix + (agent.persona or name)
             own = made.setdefault(persona, {})
             told = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
             fixed = agent.system if isinstance(agent.system, str) else None
             if fixed is not None or agent.tools:
                 # Behind a public root they come later; behind private contexts, too, where there is none.
-                orders = {True, bool(agent.public) or agent.imported is not None}
+                orders = {True, bool(agent.shared_system) or agent.imported is not None}
                 forms = [form for later in orders for form in own_turns(fixed, agent.tools, engine.chat, later=later)]
                 if fixed is not None:
                     forms.append(instructions(fixed, engine.chat, later=True))

@@ -15,7 +15,7 @@ from choreo_agents.graph.audit.chart import Chart
 from choreo_agents.graph.audit.closure import ahead, bits, turned
 from choreo_agents.graph.audit.static import audit_chart
 from choreo_agents.graph.compiling.charting import DeclaringGraph
-from choreo_agents.graph.visibility import EVERYONE, Rule
+from choreo_agents.graph.visibility import EVERYONE, VisibilityRule
 
 _NAMED = 10
 """Pairs that a note tells by name."""
@@ -27,7 +27,7 @@ def note_unseen(builder: DeclaringGraph, chart: Chart) -> None:
     pairs = unseen_pairs(builder, chart)
     kept = _kept(chart, [*islice(pairs, 2 * _NAMED)])
     lines = sorted(
-        f"{reader!r} may run after {source!r} and does not see it: graph.share({source!r}, {reader!r})"
+        f"{reader!r} may run after {source!r} and does not see it: graph.set_visibility({source!r}, {reader!r})"
         for source, reader in kept[:_NAMED]
     )
     if not lines:
@@ -80,7 +80,7 @@ def _kept(chart: Chart, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str,
     def broken(*shared: tuple[str, str]) -> int:
         changed = chart
         for source, reader in shared:
-            changed = changed.with_rule(source, reader, Rule())
+            changed = changed.with_rule(source, reader, VisibilityRule())
         return len(audit_chart(changed).violations)
 
     if not chart.guarded and not any(chart.private_pairs()):

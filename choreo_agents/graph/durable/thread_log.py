@@ -79,7 +79,7 @@ class RunLineage:
         """Have the engine know what a call was answered before, if that was written, by whichever process.
 
         Args:
-            memo: Names the call.
+            idempotency_key: Names the call.
             again: Whether it is asked all the same, and its answer takes the place of what it had.
         """
         self._asked = memo
@@ -110,7 +110,7 @@ class RunLineage:
         kv = self._engine.kv
         there = [each for each, tier in zip(handles, kv.tiers(handles), strict=True) if tier not in (None, "lineage")]
         with suppress(HandleError):  # released meanwhile: it is computed again
-            kv.keep(there)
+            kv.persist(there)
 
     async def _take_in(self, wanted: Sequence[str], found: ReadLog | None = None) -> None:
         """Have the engine know messages, and all others that answer calls of the thread: one of them is asked next."""
@@ -191,7 +191,7 @@ class ThreadLog:
         self.notes: dict[str, Note] = {}
         """By the messages' ids: all that was said of each."""
         self.answers: dict[str, str] = {}
-        """The messages that answer calls, by the calls' memos."""
+        """The messages that answer calls, by the calls' idempotency keys."""
 
     @property
     def _ttl_minutes(self) -> float | None:
@@ -231,7 +231,9 @@ class ThreadLog:
         """Whether there is what was read and written here, and nothing else: neither has another process written since,
         nor was it forgotten, nor has something come to its end."""
         count = len(self._keys)
-        [found] = await asked(self.store, [SearchOp(self.place, limit=2, offset=max(count - 1, 0), refresh_ttl=False)])
+        [found] = await run_store_ops(
+            self.store, [SearchOp(self.place, limit=2, offset=max(count - 1, 0), refresh_ttl=False)]
+        )
         return [item.key in self._keys for item in found] == [True] * min(count, 1)
 
     async def read(self) -> ReadLog:
@@ -252,7 +254,7 @@ class ThreadLog:
         return found
 
     def answering(self, call: str) -> dict[str, str]:
-        """The messages that answer a call, by the memo of each that was asked so."""
+        """The messages that answer a call, by the idempotency key of each that was asked so."""
         with self.lock:
             return {memo: each for memo, each in self.answers.items() if memo.rpartition(" ")[0] == call}
 
@@ -421,7 +423,7 @@ def commits_of(store: BaseStore) -> Commits:
     async def write(ops: Sequence[PutOp]) -> object:
         known = weak()
         assert known is not None, "whoever writes has it"
-        return await asked(known, ops)
+        return await run_store_ops(known, ops)
 
     return _commits.get(store) or _commits.setdefault(store, Commits(write))
 
@@ -434,13 +436,13 @@ async def everything(store: BaseStore, place: tuple[str, ...]) -> list[SearchIte
     """
     limit = _PAGE
     while True:
-        [found] = await asked(store, [SearchOp(place, limit=limit)])
+        [found] = await run_store_ops(store, [SearchOp(place, limit=limit)])
         if len(found) < limit:
             return sorted((item for item in found if item.namespace == place), key=lambda item: item.key)
         limit *= 8
 
 
-async def asked(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
+async def run_store_ops(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
     """What a store answers, however it is asked: from this event loop, or from a thread that may wait for it.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langgraph.types import Send
 
-from choreo_agents.chat import thoughts_said
+from choreo_agents.chat import thoughts_of
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import strict_serializer
 from choreo_agents.graph.signer import is_confidential
@@ -47,10 +47,10 @@ class Packing:
             raise InvalidRequestError(f"what a recording holds is damaged, and cannot be read: {error}") from error
 
 
-def hides(value: Any) -> bool:
+def is_private(value: Any) -> bool:
     """Whether a value holds a message that is confidential, or thoughts; or tells that there was one."""
     return any(
-        (is_confidential(each) or bool(thoughts_said(each)))
+        (is_confidential(each) or bool(thoughts_of(each)))
         if isinstance(each, BaseMessage)
         # The message of an entry may have been removed, and its words stand somewhere else.
         else isinstance(each, Mapping) and "handle" in each and bool(each.get("confidential"))

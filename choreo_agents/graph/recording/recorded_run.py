@@ -16,9 +16,9 @@ from choreo_agents.engine.recording.recorder import Recorder
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import branch_of, is_nested, saved_state_of, superstep_of, thread_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.recording.packing import Packing, hides
-from choreo_agents.graph.run_context import AskedCall, RunContext, SaidCall
-from choreo_agents.graph.view.run_place import options_of
+from choreo_agents.graph.recording.packing import Packing, is_private
+from choreo_agents.graph.run_context import CallRequest, CallResult, RunContext
+from choreo_agents.graph.view.call_id import options_of
 
 _STOPS = ("interrupt_before", "interrupt_after")
 
@@ -71,7 +71,7 @@ class RecordedRun:
 
     def _begin(self, given: Any, snapshot: Any) -> None:
         recorder, called, builder = self._recorder, self._called, self._graph.builder
-        hidden = hides(given) and not recorder.confidential
+        hidden = is_private(given) and not recorder.confidential
         stops = {name: nodes for name in _STOPS if (nodes := self._options.get(name))}
         recorder.write(
             RunStarted(
@@ -112,7 +112,7 @@ class RecordedRun:
             at_s = self._recorder.at_s()
             self._recorder.write(RunEnded(run=self._number, at_s=at_s, outcome=outcome, error=failure))
 
-    def _said(self, asked: AskedCall, said: SaidCall) -> None:
+    def _said(self, asked: CallRequest, said: CallResult) -> None:
         recorder, records = self._recorder, asked.engine.record
         is_set = said.answer is not None and said.answer.is_set
         is_open = recorder.confidential or not (asked.confidential or (asked.thinks and not is_set))

@@ -25,7 +25,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
-_COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond", "tokens_of_other_models")
+_COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_outside_view", "tokens_of_other_models")
 """Of a call's usage, in `stream_mode="custom"`."""
 PROVIDER = "choreo"
 """What traces know the engine as."""

@@ -16,40 +16,40 @@ from langchain_core.runnables.config import merge_configs
 from langgraph.graph.message import add_messages
 from langgraph.types import Command
 
-from choreo_agents.chat import Speaking, required_tools
+from choreo_agents.chat import OutputStream, required_tools
 from choreo_agents.engine import Engine, PlayedCall
-from choreo_agents.errors import ContextLengthError, GuideError, HandleError, InvalidRequestError
+from choreo_agents.errors import ConstraintError, ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.answers import answers_in, tell_words_of
 from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.langgraph_internals import superstep_of
 from choreo_agents.graph.outputs import sampling_of, written
 from choreo_agents.graph.provenance import ProvenState, handed_on, sign
-from choreo_agents.graph.run_context import AskedCall, RunContext, SaidCall
+from choreo_agents.graph.run_context import CallRequest, CallResult, RunContext
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.signer import Change, rewritten
 from choreo_agents.graph.state import HandleEntry, merge_entries
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
+from choreo_agents.graph.view.call_id import CallId
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.reader_rules import CallReader, Speaker, placed_rules
-from choreo_agents.graph.view.reading import Reading
-from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.graph.view.view import Summary
-from choreo_agents.graph.words.entries import entry_of, still_said
+from choreo_agents.graph.view.view_builder import ViewBuilder
+from choreo_agents.graph.words.entries import entry_of, without_removed
+from choreo_agents.graph.words.prompts import called, text_of, words_of
 from choreo_agents.graph.words.thoughts import header_of, opening_noted, thinking_of
-from choreo_agents.graph.words.told import called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
+from choreo_agents.models import PromptText
 from choreo_agents.sampling import BLANK_LINES, Sampling
 
 Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """The answers that an agent may give: always the same, or made of the graph's state."""
 
 
-class _Told(NamedTuple):
+class _EncodedPrompt(NamedTuple):
     """What one call has said, and where in the run it stands."""
 
-    place: RunPlace
+    place: CallId
     message: AIMessage
     handle: MessageHandle
     thought: MessageHandle | None
@@ -73,7 +73,7 @@ class AgentTurn:
         self.state = state
         self.config = config
         rules = agent.reader_rules()
-        self.place = RunPlace.of(config, agent.name, state, node=rules.node)
+        self.place = CallId.of(config, agent.name, state, node=rules.node)
         rules = placed_rules(rules, config, self.place.author)
         home = self.place.author.rpartition("|")[0]
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
@@ -81,10 +81,10 @@ class AgentTurn:
         self.signer = proven.signer
         others = tuple(RunContext.of(config).engines.values())
         reader = CallReader(self.place, self.persona, rules, agent, others)
-        entries = still_said(proven.entries, proven.messages, state)
+        entries = without_removed(proven.entries, proven.messages, state)
         earliest = max(proven.superstep, sent_at(state))
         self.answers = answers_in(proven.messages)
-        self.reading = Reading(engine, reader, proven.messages, entries, earliest)
+        self.reading = ViewBuilder(engine, reader, proven.messages, entries, earliest)
         self.lineage: RunLineage | None = None
 
     async def speak(self) -> dict[str, Any]:
@@ -129,8 +129,10 @@ class AgentTurn:
                 around=[task.branch for task in place.around],
                 confidential=self.agent.confidential,
                 persona=self.persona,
-                asked=prompt,
-                told=[each for each in (system if callable(self.agent.system) else None, reading.summary) if each],
+                prompt_text=prompt,
+                system_texts=[
+                    each for each in (system if callable(self.agent.system) else None, reading.summary) if each
+                ],
                 thoughts=thought and thought.plain(),
                 prompt=asked and asked.plain(),
                 answered=reading.attends_to_answers,
@@ -145,12 +147,12 @@ class AgentTurn:
         """What its agent is told in place of messages that it does not keep."""
         return text_of(self.agent.name, "prompt", await called(function, [messages, self.state], self.config))
 
-    async def _decode_all(self, view: PlacedView, sampling: Sampling) -> list[_Told]:
+    async def _decode_all(self, view: PlacedView, sampling: Sampling) -> list[_EncodedPrompt]:
         """The messages over one view, each a call of its own."""
         if self.agent.n == 1:
             return [await _Call(self, self.place, view, sampling).say()]
         places = [self.place, *(self.place.next_call(self.config) for _ in range(self.agent.n - 1))]
-        tasks: list[asyncio.Task[_Told]] = []
+        tasks: list[asyncio.Task[_EncodedPrompt]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 tasks += [group.create_task(_Call(self, place, view, sampling).say()) for place in places]
@@ -175,7 +177,7 @@ class _Call:
         sampling: The agent's.
     """
 
-    def __init__(self, turn: AgentTurn, place: RunPlace, view: PlacedView, sampling: Sampling) -> None:
+    def __init__(self, turn: AgentTurn, place: CallId, view: PlacedView, sampling: Sampling) -> None:
         self._turn, self._place, self._view = turn, place, view
         agent, engine, self._superstep = turn.agent, turn.engine, turn.reading.superstep
         header = header_of(agent, turn.state, engine.chat)
@@ -186,16 +188,16 @@ class _Call:
         if sampling.seed is None:
             sampling = sampling.model_copy(update={"seed": place.call_seed(engine.seed, self._superstep)})
         named = (place.author, self._superstep, place.branch, place.call)
-        self._watch = place.watch and place.watch(*named)
+        self._logits_callback = place.logits_callback and place.logits_callback(*named)
         forced = None if place.replay is None else place.replay[named]
-        self._sampling = sampling if forced is None else sampling.model_copy(update={"forced": forced})
+        self._sampling = sampling if forced is None else sampling.model_copy(update={"forced_token_ids": forced})
         """With a seed of this very call, and the tokens that the run forces."""
         self._answer = self._asked = None
         self._listening = RunContext.of(turn.config).listening
         if self._listening.answer is None and not self._listening.said:
             return
         opened = engine.chat.assistant.opening(None).text
-        self._asked = AskedCall(
+        self._asked = CallRequest(
             engine,
             *named,
             step=superstep_of(turn.config),
@@ -213,20 +215,20 @@ class _Call:
         if self._listening.answer is not None:
             self._answer = self._listening.answer(self._asked)
         if self._answer is not None and self._answer.is_set:
-            self._sampling = sampling.model_copy(update={"forced": self._answer.tokens})
+            self._sampling = sampling.model_copy(update={"forced_token_ids": self._answer.tokens})
 
-    def _room(self, header: FramedText, sampling: Sampling) -> int:
+    def _room(self, header: PromptText, sampling: Sampling) -> int:
         """Positions of the context behind the view that the agent's own turn does not need, but for its thoughts."""
         turn, engine, needed = self._turn, self._turn.engine, self._view.end
-        own = [header, FramedText.frame(engine.chat.turn_end)]
+        own = [header, PromptText.special(engine.chat.turn_end)]
         if (thinking := thinking_of(turn.agent, turn.state, engine.chat, 1)) is not None:
-            own += [FramedText.frame(thinking.before + thinking.end), thinking.after]
+            own += [PromptText.special(thinking.before + thinking.end), thinking.after]
             needed += BLANK_LINES
         needed += sum(len(engine.model.encode(text)) for text in own)
         rest = engine.model.adapter.max_positions - needed
         return rest - sampling.within(rest // 2).longest
 
-    async def say(self) -> _Told:
+    async def say(self) -> _EncodedPrompt:
         """Decode it, shown to the callbacks of its run."""
         turn, agent, rendered = self._turn, self._turn.agent, self._turn.reading.rendered
         config = merge_configs(turn.config, {"tags": [*agent.tags], "metadata": {**agent.metadata}})
@@ -237,22 +239,22 @@ class _Call:
             tokens = tuple(each.token for each in turn.engine.logprobs(told.thought or told.handle))
             finish = turn.engine.inspect.finish_reason(told.handle)
             words = str(told.message.text)
-            said = SaidCall(tokens, words, finish, told.handle, told.thought, self._first_s, self._answer)
+            said = CallResult(tokens, words, finish, told.handle, told.thought, self._first_s, self._answer)
             for hear in self._listening.said:
                 hear(self._asked, said)
         return told
 
-    async def _said(self, run: DecodeRun) -> _Told:
+    async def _said(self, run: DecodeRun) -> _EncodedPrompt:
         turn, agent, engine, place = self._turn, self._turn.agent, self._turn.engine, self._place
         message_id, thinking, view = place.message_id(self._superstep), self._thinking, self._view
-        memo = place.memo(self._superstep) or str(uuid.uuid4())
+        memo = place.idempotency_key(self._superstep) or str(uuid.uuid4())
         if turn.lineage is not None:
             # The engine is to know what was said in this place before, if the thread's log does.
-            await turn.lineage.recall(memo, again=place.again)
+            await turn.lineage.recall(memo, again=place.regenerate)
         at = place.at(self._superstep)
         # Without tools the engine leads it: it remembers what it has compiled.
         tools, required = required_tools(agent.tools, agent.tool_choice) if agent.tools else (agent.tools, None)
-        speaking = Speaking(
+        speaking = OutputStream(
             engine,
             self._opening,
             thinking,
@@ -268,13 +270,13 @@ class _Call:
             self._opening,
             view.handles,
             offsets=view.offsets,
-            new_offset=view.end,
+            position=view.end,
             author=place.author,
             confidential=agent.confidential,
-            memo=memo,
-            anew=place.again,
+            idempotency_key=memo,
+            regenerate=place.regenerate,
             adapter=agent.adapter,
-            watch=self._watch,
+            logits_callback=self._logits_callback,
             played=PlayedCall(at, known, known is not None),
             **speaking.asked,
         )
@@ -290,11 +292,15 @@ class _Call:
         await run.show(speaking.rest())
         said = speaking.said(handle)
         try:
-            beside = {} if agent.output is None or said.calls or said.broken else agent.output.noted(said.words)
-        except GuideError:
+            beside = (
+                {}
+                if agent.response_format is None or said.calls or said.broken
+                else agent.response_format.noted(said.words)
+            )
+        except ConstraintError:
             engine.release(handle)  # nobody will ever name it
             raise
-        thought = next(reversed(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
+        thought = next(reversed(engine.inspect.thoughts(handle, place.author, idempotency_key=memo)), None)
         read = sum(each.length for each in view.handles)
         message = speaking.reply(handle, said, thought, read=read, additional_kwargs=beside)
         noted = {
@@ -312,7 +318,7 @@ class _Call:
         await run.end(message)
         first = self._first_s or time.perf_counter()
         report(engine, turn.place.node, handle, said.words, started_s=turn.started_s, first_token_s=first)
-        return _Told(place, message, handle, thought)
+        return _EncodedPrompt(place, message, handle, thought)
 
 
 async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
@@ -327,7 +333,7 @@ async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: 
     Raises:
         InvalidRequestError: It makes of it what is no update, or writes handles, which are the agents' to write.
     """
-    if agent.update is None:
+    if agent.on_output is None:
         return said
     messages: Sequence[AIMessage] = said["messages"]
     words = messages[0] if len(messages) == 1 else list(messages)
@@ -339,7 +345,7 @@ async def with_update(agent: Speaker, said: dict[str, Any], state: Any, config: 
     after = rewritten(before, added_to)
     # What a dataclass works out of its messages is worked out of these.
     after = replace(cast(Any, after)) if is_dataclass(after) else after
-    found = await called(agent.update, [words, after], config)
+    found = await called(agent.on_output, [words, after], config)
     command = found if isinstance(found, Command) else None
     written = found if command is None else command.update
     added = dict(written) if isinstance(written, Mapping) else {} if written is None else None

@@ -19,12 +19,12 @@ from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
-from choreo_agents.pml.library import Shelf
+from choreo_agents.pml.library import ModuleCache
 from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree, modules_of
 
 
 @dataclass(frozen=True)
-class ToldText:
+class PromptPart:
     """A part of a prompt in words."""
 
     text: str
@@ -52,7 +52,7 @@ class ImportedPrompt:
     def __init__(self, engine: Engine, prompt: Prompt, public: str | None) -> None:
         self._engine = engine
         self._schema = prompt.schema.name
-        schema, self._shelf = engine.kv.keeper(_Modules, engine).known(prompt.schema)
+        schema, self._module_cache = engine.kv.get_or_create(_Modules, engine).known(prompt.schema)
         self._assembly = compile_prompt(schema, prompt, engine.model)
         self._decode = engine.model.decode
         self._closing = tuple(engine.model.encode(engine.chat.user.after)) if engine.chat.merges is not None else ()
@@ -65,11 +65,11 @@ class ImportedPrompt:
             )
 
     @cached_property
-    def told(self) -> Sequence[ToldText]:
+    def told(self) -> Sequence[PromptPart]:
         """What it says, in the order of positions; nothing where a slot has no argument."""
 
-        def told(tokens: Sequence[int], role: str | None, is_own: bool, confidential: bool) -> ToldText:
-            return ToldText(self._decode([*tokens], special=False).strip(), role, is_own, confidential)
+        def told(tokens: Sequence[int], role: str | None, is_own: bool, confidential: bool) -> PromptPart:
+            return PromptPart(self._decode([*tokens], special=False).strip(), role, is_own, confidential)
 
         cached, fresh = self._assembly.cached, self._assembly.fresh
         placed = [(p.start, told(p.tokens, None, False, p.confidential)) for p in cached if p.slot is None]
@@ -105,7 +105,7 @@ class ImportedPrompt:
         return done.result()
 
     def _leased(self) -> Leases:
-        with self._shelf.brought(placed.key for placed in self._assembly.cached) as handles:
+        with self._module_cache.brought(placed.key for placed in self._assembly.cached) as handles:
             return self._engine.kv.lease(list(handles.values()))
 
     async def place(
@@ -150,10 +150,10 @@ class _Modules:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._schemas: dict[SchemaTree, tuple[CompiledSchema, Shelf]] = {}
+        self._schemas: dict[SchemaTree, tuple[CompiledSchema, ModuleCache]] = {}
         self._lock = threading.Lock()
 
-    def known(self, tree: SchemaTree) -> tuple[CompiledSchema, Shelf]:
+    def known(self, tree: SchemaTree) -> tuple[CompiledSchema, ModuleCache]:
         """What a schema is to the model, and what has its modules.
 
         Raises:
@@ -161,9 +161,9 @@ class _Modules:
         """
         with self._lock:
             if tree not in self._schemas:
-                schema, shelf = compile_schema(Schema(tree), self._engine.model), Shelf(self._engine)
-                shelf.know(tree.name, schema.cached_pieces())
-                self._schemas[tree] = schema, shelf
+                schema, module_cache = compile_schema(Schema(tree), self._engine.model), ModuleCache(self._engine)
+                module_cache.know(tree.name, schema.cached_pieces())
+                self._schemas[tree] = schema, module_cache
             return self._schemas[tree]
 
 

@@ -49,7 +49,7 @@ class MergedBranches:
         """
         if self._merging is None or not self._merging.caches:
             return ()
-        merged = [entry for entry, rule in shown if self._is_from(entry) and rule.mode.hands_on_encodings]
+        merged = [entry for entry, rule in shown if self._is_from(entry) and rule.mode.shares_kv]
         if any(is_of_agent(entry) or entry.get("answered") for entry in merged):
             return ()
         return merged or [entry for entry, _ in shown if is_input(entry)]
@@ -64,9 +64,7 @@ class MergedBranches:
             Those of them that have a lease, to be released.
         """
         merged = [
-            self._engine.handle(each.entry)
-            for each in seen
-            if each.rule.mode.hands_on_encodings and self._is_from(each.entry)
+            self._engine.handle(each.entry) for each in seen if each.rule.mode.shares_kv and self._is_from(each.entry)
         ]
         if self._merging is None or not merged:
             return []
@@ -101,7 +99,7 @@ class MergedBranches:
         said = [self._engine.handle(each.entry) for each in branches]
         ids = {self.stands_for.get(handle.id, handle).id for handle in said}
         for handle in view.handles[len(self._fans) :]:
-            is_branch = handle.id in ids or (whole and handle.id not in view.joints)
+            is_branch = handle.id in ids or (whole and handle.id not in view.separators)
             self._fans.append(self._fan if branches and is_branch else None)
 
     def _before(self, place: int) -> tuple[int, ...]:

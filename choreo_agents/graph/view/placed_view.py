@@ -10,7 +10,7 @@ from typing import Literal
 from choreo_agents.engine import Prefill
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, Kind, Said
+from choreo_agents.models import Kind, PromptText, TurnText
 
 _PUBLIC_ROOT = "public root"
 Turn = Literal["closed", "begun", "open"]
@@ -29,8 +29,8 @@ class PlacedView:
     ends: dict[str, int] = field(default_factory=dict)
     """Where each message ends, by its id and that of the message that it stands for."""
     turn: Turn = "closed"
-    """Whether others can go on speaking in a user's turn (see `UserTurns`)."""
-    joints: set[str] = field(default_factory=set)
+    """Whether others can go on speaking in a user's turn (see `TurnMerger`)."""
+    separators: set[str] = field(default_factory=set)
     """The ids of what stands around the parts of users' turns."""
 
     def add(self, handle: MessageHandle, offset: int | None = None, stands_for: MessageHandle | None = None) -> None:
@@ -39,9 +39,9 @@ class PlacedView:
         self.ends |= {each.id: at + handle.length for each in (handle, stands_for or handle)}
         self._place(handle, at)
 
-    def add_joint(self, handle: MessageHandle) -> None:
+    def add_separator(self, handle: MessageHandle) -> None:
         """Append what is no message: nobody has said it, and it may stand in many places."""
-        self.joints.add(handle.id)
+        self.separators.add(handle.id)
         self._place(handle, self.end)
 
     def add_beside(self, handle: MessageHandle, offset: int) -> None:
@@ -54,7 +54,7 @@ class PlacedView:
         for handle, offset in zip(other.handles[first:], other.offsets[first:], strict=True):
             self._place(handle, offset)
         self.ends |= other.ends
-        self.joints |= other.joints
+        self.separators |= other.separators
         self.turn = other.turn
 
     def close(self, since: int) -> None:
@@ -68,7 +68,7 @@ class PlacedView:
 
     def copy(self) -> PlacedView:
         return PlacedView(
-            list(self.handles), list(self.offsets), self.end, dict(self.ends), self.turn, set(self.joints)
+            list(self.handles), list(self.offsets), self.end, dict(self.ends), self.turn, set(self.separators)
         )
 
     def _place(self, handle: MessageHandle, at: int) -> None:
@@ -76,7 +76,7 @@ class PlacedView:
         self.end = max(self.end, at + handle.length)
 
 
-class UserTurns:
+class TurnMerger:
     """Puts all that others say between two of the model's turns into one user's turn.
 
         root | open | question | between | bob: ... | close | the reader's own turn | open | question | close | header
@@ -99,7 +99,7 @@ class UserTurns:
         """Encode the root; it is empty if there is nothing to start with."""
         text, chat = self.chat.root(public), self.chat
         if public and chat.leads:
-            text = FramedText.frame(chat.bos + chat.user.plain) + chat.system.around(public)
+            text = PromptText.special(chat.bos + chat.user.plain) + chat.system.around(public)
             self.root.turn = "begun"
         for handle in await self._shared(text):
             self.root.add(handle)
@@ -112,7 +112,7 @@ class UserTurns:
 
     async def default_instructions(self) -> list[MessageHandle]:
         """What the template says where nobody gives instructions."""
-        return await self._shared(FramedText.frame(self.chat.default_system), self.root.handles)
+        return await self._shared(PromptText.special(self.chat.default_system), self.root.handles)
 
     async def behind_root(self, kind: Kind) -> Sequence[MessageHandle]:
         """What a shared message is encoded behind."""
@@ -133,7 +133,7 @@ class UserTurns:
             await self._join(view, self.chat.merges, "goes on with a user's turn")
         view.turn = "open" if kind == "part" else "begun"
 
-    async def tell(self, view: PlacedView, told: Sequence[Said], author: str, adapter: str | None) -> None:
+    async def tell(self, view: PlacedView, told: Sequence[TurnText], author: str, adapter: str | None) -> None:
         """Append what one agent alone is told."""
         for text, kind in told:
             await self.lead_to(view, kind)
@@ -158,11 +158,11 @@ class UserTurns:
         if not text:
             return
         if text not in self._made:
-            [self._made[text]] = await self._shared(FramedText.frame(text), self.root.handles, role)
-        view.add_joint(self._made[text])
+            [self._made[text]] = await self._shared(PromptText.special(text), self.root.handles, role)
+        view.add_separator(self._made[text])
 
     async def _shared(
-        self, text: FramedText, parents: Sequence[MessageHandle] = (), role: str = "system"
+        self, text: PromptText, parents: Sequence[MessageHandle] = (), role: str = "system"
     ) -> list[MessageHandle]:
         call = Prefill(text, parents, author=_PUBLIC_ROOT, role=role)
         return await self._bound.ask_for([call] if text else [])

@@ -11,19 +11,19 @@ from langchain_core.runnables import RunnableConfig
 from choreo_agents.engine import Engine
 from choreo_agents.graph.audit.chart import is_inside, names_of
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.audit.labels import Declared
+from choreo_agents.graph.audit.influence import Declared
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.langgraph_internals import is_nested
 from choreo_agents.graph.nesting import author_of
 from choreo_agents.graph.outputs import Writer
-from choreo_agents.graph.run_context import Charted, RunContext
+from choreo_agents.graph.run_context import ChartedRun, RunContext
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.view.call_id import CallId
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.run_place import RunPlace
-from choreo_agents.graph.view.view import Keep, is_own
-from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, Rule, hidden_sources
+from choreo_agents.graph.view.view import HistoryLimit, is_own
+from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, VisibilityRule, hidden_sources
+from choreo_agents.graph.words.prompts import Prompt
 from choreo_agents.graph.words.thoughts import Thinker
-from choreo_agents.graph.words.told import Prompt
 
 Update = Callable[..., Any]
 """Of what an agent has said (a list, if it says several messages at a time) and, if it likes, of the graph's state with
@@ -34,12 +34,12 @@ that in it; of `runtime` and `config`, too, by name. Makes an update of the stat
 class ReaderRules:
     """How one reader's views are made."""
 
-    sources: Mapping[str, Rule]
+    sources: Mapping[str, VisibilityRule]
     """By name, in the order in which it sees those of one superstep."""
     undeclared: Collection[str] | None = None
     """Those of them of which nothing is said by name, since it reads everyone (in a stock graph, `EVERYONE` stands for
     them): what they say confidentially is not for it. None: it reads whom it names."""
-    public: str | None = None
+    shared_system: str | None = None
     """The system prompt that all views start with."""
     positions: Positions = "sequential"
     systems: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ReaderRules:
     """The reader's name as a node of a graph of ours: what it says is in its state. None: it is none."""
 
 
-def charted_in(called: RunnableConfig, declared: Declared, on_violation: OnViolation) -> Charted:
+def charted_in(called: RunnableConfig, declared: Declared, on_violation: OnViolation) -> ChartedRun:
     """Return what is charted of a graph that is called with this config: by it, or by the graphs around it.
 
     Args:
@@ -70,7 +70,7 @@ def charted_in(called: RunnableConfig, declared: Declared, on_violation: OnViola
     local = known.local(around) if around and known else None
     if known and local is not None and any(node.name != local for node in known.declared.chart.inside(local)):
         return replace(known, on_violation={**known.on_violation, local: on_violation})  # it is charted there
-    return Charted(around, declared, {"": on_violation})
+    return ChartedRun(around, declared, {"": on_violation})
 
 
 def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> ReaderRules:
@@ -101,7 +101,7 @@ def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> Rea
     return replace(rules, sources=sources, around=tuple(guards), unnamed=unnamed)
 
 
-def _within(rule: Rule, home: str) -> Rule:
+def _within(rule: VisibilityRule, home: str) -> VisibilityRule:
     """A rule of a chart as an agent's own graph names its private contexts."""
     scope = tuple(name.removeprefix(f"{home}|") for name in rule.contexts)
     return replace(rule, scope=scope) if scope else rule
@@ -132,8 +132,8 @@ class Speaker(Writer, Thinker, Protocol):
     """Whose messages are merged."""
     confidential: bool
     """Whether what it says is a private context."""
-    update: Update | None
-    history: Keep | None
+    on_output: Update | None
+    history: HistoryLimit | None
     """How much it sees of what it may."""
     tags: Sequence[str]
     metadata: Mapping[str, Any]
@@ -146,7 +146,7 @@ class Speaker(Writer, Thinker, Protocol):
 class CallReader:
     """Who reads in one call of one node, and how."""
 
-    place: RunPlace
+    place: CallId
     persona: str
     """Whose node it is, behind the subgraphs."""
     rules: ReaderRules

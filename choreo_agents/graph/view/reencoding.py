@@ -7,16 +7,16 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
-from choreo_agents.chat import tools_called, turn_said
+from choreo_agents.chat import message_turn, tools_called
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.signer import opening_of
 from choreo_agents.graph.state import HandleEntry, length_for
 from choreo_agents.graph.view.bound_engine import BoundEngine
-from choreo_agents.graph.view.run_place import RunPlace
+from choreo_agents.graph.view.call_id import CallId
 from choreo_agents.graph.visibility import VisibilityMode
 from choreo_agents.graph.words.entries import is_input
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, Kind, instructions
+from choreo_agents.models import Kind, PromptText, instructions
 
 
 class ReaderWords:
@@ -40,7 +40,7 @@ class ReaderWords:
     def seen(self, entry: HandleEntry, mode: VisibilityMode) -> BaseMessage | None:
         """A message in the words that a mode makes of it for the reader; None if nobody sent them."""
         said = self.in_state(entry)
-        return said if said is None or mode.reword is None else self._in_mode(entry, said, mode)
+        return said if said is None or mode.transform is None else self._in_mode(entry, said, mode)
 
     def in_state(self, entry: HandleEntry) -> BaseMessage | None:
         """A message in its own words; None if nobody sent them."""
@@ -48,7 +48,7 @@ class ReaderWords:
 
     def length(self, entry: HandleEntry, mode: VisibilityMode) -> int:
         """How many tokens the message takes in the view."""
-        if mode.reword is None:
+        if mode.transform is None:
             return length_for(entry, self._bound.model)
         return len(self._in_other_words(entry, mode, later=True, told=True)[0])
 
@@ -56,7 +56,7 @@ class ReaderWords:
         """As what the encoding of a message stands in a view."""
         said, chat = self._said.get(entry["message_id"]), self._bound.engine.chat
         if chat.merges is not None and isinstance(said, ToolMessage):
-            return turn_said(said, chat).kind
+            return message_turn(said, chat).kind
         if chat.merges is None or isinstance(said, AIMessage) or (said is None and "persona" in entry):
             return "turn"
         return instructions("", chat, later=True).kind if isinstance(said, SystemMessage) else "part"
@@ -65,12 +65,12 @@ class ReaderWords:
         """Whether a message gives instructions."""
         return isinstance(self._said.get(entry["message_id"]), SystemMessage)
 
-    def first(self, entry: HandleEntry, handle: MessageHandle) -> FramedText | None:
+    def first(self, entry: HandleEntry, handle: MessageHandle) -> PromptText | None:
         """Instructions as they stand where nothing comes before them, if that is not how they were encoded."""
         engine = self._bound.engine
         if not self.instructs(entry):
             return None
-        text = turn_said(self._said[entry["message_id"]], engine.chat, later=False).text
+        text = message_turn(self._said[entry["message_id"]], engine.chat, later=False).text
         known = self._bound.tokens(self._bound.grant(handle, words_only=True))
         return None if engine.model.encode(text) == known else text
 
@@ -92,7 +92,7 @@ class ReaderWords:
             VisibilityError: It is to be re-worded, and the reader was sent its handle without its words.
         """
         told, engine = not own and not is_input(entry), self._bound.engine
-        if mode.reword is not None:
+        if mode.transform is not None:
             return self._in_other_words(entry, mode, later=later, told=told)
         tokens = self._bound.tokens(self._bound.grant(handle, words_only=True))
         said, kind = self._said.get(entry["message_id"]), self.kind(entry)
@@ -101,7 +101,7 @@ class ReaderWords:
         if engine.chat.merges is None or kind != "turn" or not told:
             return tokens, kind
         if isinstance(said, AIMessage):
-            text, kind = turn_said(said, engine.chat, told=True, opening=opening_of(said))
+            text, kind = message_turn(said, engine.chat, told=True, opening=opening_of(said))
             return list(engine.model.encode(text)), kind
         # Nobody has sent the words of an answer: they are read off its tokens.
         return (engine.model.encode(engine.model.part_of(tokens)), "part") if said is None else (tokens, kind)
@@ -117,7 +117,7 @@ class ReaderWords:
             )
         called, reworded = tools_called(self._said.values()), self._in_mode(entry, self._said[name], mode)
         opening = opening_of(reworded)
-        text, kind = turn_said(reworded, engine.chat, later=later, told=told, called=called, opening=opening)
+        text, kind = message_turn(reworded, engine.chat, later=later, told=told, called=called, opening=opening)
         return list(engine.model.encode(text)), kind
 
     def _in_mode(self, entry: HandleEntry, said: BaseMessage, mode: VisibilityMode) -> BaseMessage:
@@ -125,11 +125,11 @@ class ReaderWords:
         if name not in self._reworded:
             # Of calls it says nothing: what they were called with is part of what it re-words.
             calls: dict[str, Any] = {"tool_calls": [], "invalid_tool_calls": []} if isinstance(said, AIMessage) else {}
-            self._reworded[name] = said.model_copy(update={"content": mode.says(str(said.text)), **calls})
+            self._reworded[name] = said.model_copy(update={"content": mode.apply(str(said.text)), **calls})
         return self._reworded[name]
 
 
-def context_path(name: str, place: RunPlace) -> str:
+def context_path(name: str, place: CallId) -> str:
     """A private context's name, behind the subgraphs that its reader stands in."""
     home = place.author.rpartition("|")[0]
     return f"{home}|{name}" if home else name

@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from choreo_agents.chat import Described
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view.imported_prompt import ToldText
+from choreo_agents.graph.view.imported_prompt import PromptPart
 from choreo_agents.graph.view.reader_rules import CallReader
 
 MASK = "[confidential]"
@@ -38,7 +38,7 @@ class RenderedView:
         """What the reader is told that it may call, as chat models tell it: beside their messages."""
 
     def begin(
-        self, public: str | None, system: str | None, tools: Described = (), imported: Iterable[ToldText] = ()
+        self, public: str | None, system: str | None, tools: Described = (), imported: Iterable[PromptPart] = ()
     ) -> None:
         """Add what the reader is told first: the public root, and its own instructions or prompt of a schema."""
         self.tools = (_NO_TOOL,) * len(tools) if self._is_private and not self._shows_all else tools
@@ -53,7 +53,7 @@ class RenderedView:
     def say(self, entry: HandleEntry, words: BaseMessage) -> None:
         """Add a message, with what its speaker was asked before it if that is in view."""
         confidential = bool(entry["confidential"])
-        if (asked := entry.get("asked")) is not None and self._reader.has_said(entry):
+        if (asked := entry.get("prompt_text")) is not None and self._reader.has_said(entry):
             self._add(HumanMessage(asked), confidential=confidential or self._is_private)
         self._add(words, confidential=confidential)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, mode_of, source_in
-from choreo_agents.graph.words.told import required_arguments
+from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, VisibilityRule, mode_of, source_in
+from choreo_agents.graph.words.prompts import required_arguments
 
 Summary = Callable[..., str | Awaitable[str | None] | None]
 """Of the messages that an agent no longer sees: text that it is told in their place; None: nothing."""
@@ -23,13 +23,13 @@ class SeenEntry(NamedTuple):
     """An entry of a view, and how its reader sees it."""
 
     entry: HandleEntry
-    rule: Rule
+    rule: VisibilityRule
 
 
 def visible(
     entries: Sequence[HandleEntry],
     reader: str,
-    rules: Mapping[str, Rule],
+    rules: Mapping[str, VisibilityRule],
     persona: str | None = None,
     undeclared: Collection[str] | None = None,
     unnamed: Collection[str] = (),
@@ -58,10 +58,10 @@ def visible(
         rank = {**{source: i for i, source in enumerate(rules, start=1)}, **rank}
     by_source: dict[str | None, list[HandleEntry]] = {}
     for entry in entries:
-        says = entry.get("unproven")
+        says = entry.get("unverified_author")
         if says is not None and (START_SOURCE not in rules or not rules[START_SOURCE].mode.shows):
             continue  # it is input, whatever it says
-        if (via := _rule_of(entry.get("via"), reader, rules)) is not None and not via.mode.shows:
+        if (via := _rule_of(entry.get("tool_node"), reader, rules)) is not None and not via.mode.shows:
             continue  # nobody who must not read the node that wrote it reads it
         own = is_own(entry, reader, persona or reader)
         source = _OWN if own else source_in(rules, says["author"] if says else entry["author"], reader)
@@ -69,7 +69,9 @@ def visible(
     seen: list[tuple[int, SeenEntry]] = []
     cut: set[str] = set()
     for source, said in by_source.items():
-        rule = Rule() if source == _OWN else None if source is None else rules.get(source, rules.get(EVERYONE))
+        rule = (
+            VisibilityRule() if source == _OWN else None if source is None else rules.get(source, rules.get(EVERYONE))
+        )
         named = undeclared is None or source == _OWN or (source in rules and source not in undeclared)
         named = named and source not in unnamed
         shows = rule is not None and rule.mode.shows
@@ -79,28 +81,28 @@ def visible(
         for entry in said:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
-                if entry.get("unproven") and narrowed.mode.hands_on_encodings:
+                if entry.get("unverified_author") and narrowed.mode.shares_kv:
                     narrowed = rules[START_SOURCE]  # no more than what its reader has of input
-                via = _rule_of(entry.get("via"), reader, rules)
-                if via is not None and narrowed.mode.hands_on_encodings:
+                via = _rule_of(entry.get("tool_node"), reader, rules)
+                if via is not None and narrowed.mode.shares_kv:
                     narrowed = replace(narrowed, mode=via.mode)
                 seen.append((rank.get(source, 0), SeenEntry(entry, narrowed)))
     seen.sort(key=_place)
     return [item for _, item in seen if _unit(item.entry, calls) not in cut]
 
 
-def _rule_of(node: str | None, reader: str, rules: Mapping[str, Rule]) -> Rule | None:
+def _rule_of(node: str | None, reader: str, rules: Mapping[str, VisibilityRule]) -> VisibilityRule | None:
     """What is declared of the node that has written a tool's result; None: nothing."""
     return None if node is None else rules.get(source_in(rules, node, reader) or "")
 
 
 def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
     """Whether a reader's own persona said it, or, where no signature proves who did, says that it has."""
-    says = entry.get("unproven") or entry
+    says = entry.get("unverified_author") or entry
     return says["author"] == reader or says.get("persona") == persona
 
 
-def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader: str) -> Rule:
+def _narrowed(entry: HandleEntry, rule: VisibilityRule | None, source: str | None, reader: str) -> VisibilityRule:
     """The rule for an entry that a `send` may have selected: never more than the source's."""
     selected = entry.get("select")
     mode = None if rule is None else rule.mode.narrowed(mode_of(selected)) if selected else rule.mode
@@ -114,7 +116,7 @@ def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader:
     return replace(rule, mode=mode)
 
 
-def _recent(said: list[HandleEntry], rule: Rule | None, calls: Mapping[str, str]) -> list[HandleEntry]:
+def _recent(said: list[HandleEntry], rule: VisibilityRule | None, calls: Mapping[str, str]) -> list[HandleEntry]:
     """The entries of the last supersteps in which a source spoke, as many as the rule's history keeps.
 
     What a `send` has selected says how many there were since, for all that the branch was not sent.
@@ -140,7 +142,7 @@ def _unit(entry: HandleEntry, calls: Mapping[str, str]) -> str:
 
 def call_of(entry: HandleEntry) -> tuple[str, list[int], int, int]:
     """Which of the calls of its superstep an entry is of: branches stand as they were sent."""
-    return entry["author"], entry.get("around", []), entry["branch"], entry.get("call", 0)
+    return entry["author"], entry.get("task_path", []), entry["branch"], entry.get("call", 0)
 
 
 def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, tuple[str, list[int], int, int], str]:
@@ -154,7 +156,7 @@ def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, tuple[str, list[int],
 
 @refuses_unknown()
 @dataclass(frozen=True)
-class Keep:
+class HistoryLimit:
     """What an agent sees of its view: the latest messages, its own among them, and instructions in any case.
 
     A call and its results are kept together, or not at all.
@@ -177,7 +179,9 @@ class Keep:
             if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < least):
                 raise InvalidRequestError(f"a history keeps {name} from {least} on, not {bound!r}")
         if self.last is None and self.tokens is None:
-            raise InvalidRequestError("a history says what it keeps: Keep(last=...) or Keep(tokens=...)")
+            raise InvalidRequestError(
+                "a history says what it keeps: HistoryLimit(last=...) or HistoryLimit(tokens=...)"
+            )
 
     def split(
         self,
@@ -211,11 +215,11 @@ class Keep:
         return [e for e in seen if id(e.entry) in chosen], [e for e in seen if id(e.entry) not in chosen]
 
 
-def required_history(name: str, history: object) -> Keep | None:
+def required_history(name: str, history: object) -> HistoryLimit | None:
     """How an agent's view is bounded; raises `InvalidRequestError` if it is not said how."""
     if isinstance(history, int) and not isinstance(history, bool):
-        history = Keep(last=history)
-    if history is not None and not isinstance(history, Keep):
+        history = HistoryLimit(last=history)
+    if history is not None and not isinstance(history, HistoryLimit):
         raise InvalidRequestError(f"the history of {name!r} must be a number of messages or a Keep, not {history!r}")
     if history is not None and history.summary is not None:
         required_arguments(name, "summary", history.summary, ["messages", "state"])

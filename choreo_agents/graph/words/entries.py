@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
-from choreo_agents.chat import calls_made, thoughts_said
+from choreo_agents.chat import calls_made, thoughts_of
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
 from choreo_agents.graph.signer import are_siblings, digest_of, is_edited, persona_of, unproven_of, writer_of
@@ -42,7 +42,7 @@ def entry_of(
         message_id=str(message.id),
         digest=digest_of(message),
     )
-    return cast(HandleEntry, {**entry, **more, **({"around": [*around]} if any(around) else {})})
+    return cast(HandleEntry, {**entry, **more, **({"task_path": [*around]} if any(around) else {})})
 
 
 def entries_of(
@@ -71,14 +71,14 @@ def entries_of(
             # It has an entry of its own where it was said: this one is for where there is none.
             entry["borrowed"] = True
         if persona is not None and author != START_SOURCE:
-            entry |= {"persona": persona, **({"thoughts": None} if thoughts_said(message) else {})}
+            entry |= {"persona": persona, **({"thoughts": None} if thoughts_of(message) else {})}
         if (caller := callers.get(str(message.id))) is not None:
-            entry["via"] = writer_of(message)
+            entry["tool_node"] = writer_of(message)
             entry |= {} if (owner := persona_of(caller)) is None else {"persona": owner}
         if is_edited(message):
             entry["edited"] = True
         if claimed is not None:
-            entry["unproven"] = dict(claimed)
+            entry["unverified_author"] = dict(claimed)
         if known is not None and known["author"] == author:
             is_new = known.get("digest") == entry["digest"] or author == START_SOURCE
             same = known.get("digest") == entry["digest"]
@@ -104,7 +104,7 @@ def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool
     return entry is not None and entry.get("digest") in (None, digest_of(message))
 
 
-def known_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
+def live_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
     """A handle, if it is still good, or another model's."""
     if handle is None:
         return None
@@ -136,7 +136,7 @@ def is_forgotten(engine: Engine, handle: MessageHandle) -> bool:
     return False
 
 
-def still_said(entries: Sequence[HandleEntry], messages: Sequence[BaseMessage], state: Any) -> list[HandleEntry]:
+def without_removed(entries: Sequence[HandleEntry], messages: Sequence[BaseMessage], state: Any) -> list[HandleEntry]:
     """Return the entries whose message was not removed since; all, if a `Send` has left the channel out.
 
     A stock graph shows its input to a route from START under other ids than the channel gives it. What branches have

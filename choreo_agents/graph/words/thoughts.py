@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
-from choreo_agents.chat import THOUGHT_BLOCKS, Described, answer_header, thinking_before, thoughts_said
+from choreo_agents.chat import THOUGHT_BLOCKS, Described, answer_header, thinking_before, thoughts_of
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.signer import opening_of
 from choreo_agents.graph.state import HandleEntry, handle_for
-from choreo_agents.graph.words.entries import known_handle
+from choreo_agents.graph.words.entries import live_handle
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.models import ChatFormat, PromptText
 
 Thinks = bool | int | None
 """Whether an agent thinks before it speaks, or for how many tokens at most; None: as its model's template has it."""
@@ -24,7 +24,7 @@ class Thinker(Protocol):
     """What is asked of an agent that may think."""
 
     name: str
-    header: str | None
+    assistant_prefix: str | None
     tools: Described
     thinking: Thinks
 
@@ -67,42 +67,42 @@ def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, room: int) -> Thin
         return None
     asked = agent.thinking if isinstance(agent.thinking, int) and not isinstance(agent.thinking, bool) else None
     budget = asked if asked is not None else max(1, min(Thinking.budget, room))
-    if agent.header is None:
+    if agent.assistant_prefix is None:
         return thinking_before(chat, agent.speaker(state), budget, calls=bool(agent.tools))
-    lead = FramedText.frame(agent.header)
+    lead = PromptText.special(agent.assistant_prefix)
     usual = Thinking.of(chat, None, budget)
     return replace(usual, answer=chat.assistant.opening(None) + lead, after=usual.after + lead)
 
 
-def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
+def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> PromptText:
     """What a decode of an agent starts with."""
-    if agent.header is None or thinks(agent, chat):
+    if agent.assistant_prefix is None or thinks(agent, chat):
         return answer_header(chat, agent.speaker(state), thinks=thinks(agent, chat), calls=bool(agent.tools))
     opening, bare = chat.assistant.opening(None), chat.header(None)
     # The space before the first word stays before a header of its own.
-    return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
+    return (opening if bare == opening.rstrip(" ") else bare) + PromptText.special(agent.assistant_prefix)
 
 
-def thought_out(message: BaseMessage, chat: ChatFormat) -> FramedText | None:
+def with_thinking(message: BaseMessage, chat: ChatFormat) -> PromptText | None:
     """An agent's own message with the thoughts that stand in it, as its model's template shows them to it.
 
     None if there are none, or the template does not show them again.
     """
-    thoughts = thoughts_said(message)
+    thoughts = thoughts_of(message)
     if not thoughts or chat.thoughts is None or not chat.thoughts.kept:
         return None
     opening = opening_of(message)
     header = opening.get("header")
     thinking = Thinking.of(chat, (opening.get("speaker") or message.name) if header is None else None)
-    lead = thinking.after if header is None else thinking.after + FramedText.frame(str(header))
+    lead = thinking.after if header is None else thinking.after + PromptText.special(str(header))
     blank = "" if lead.text == "" or lead.text[-1:].isspace() else " "
     return (
         chat.header(None, thinking=True)
-        + FramedText.words(thoughts)
-        + FramedText.frame(thinking.before + thinking.end)
+        + PromptText.plain(thoughts)
+        + PromptText.special(thinking.before + thinking.end)
         + lead
-        + FramedText.words(blank + str(message.text))
-        + FramedText.frame(chat.turn_end)
+        + PromptText.plain(blank + str(message.text))
+        + PromptText.special(chat.turn_end)
     )
 
 
@@ -111,7 +111,7 @@ def recalls(chat: ChatFormat, entry: HandleEntry) -> bool:
     return chat.thoughts is not None and chat.thoughts.kept and "thoughts" in entry
 
 
-def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> MessageHandle | FramedText:
+def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> MessageHandle | PromptText:
     """An agent's own earlier message as its model's template shows it: with what it thought before it, or without.
 
     Args:
@@ -124,8 +124,8 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
     thought = None if noted is None else MessageHandle.model_validate(noted)
     # Another model's stand in its encodings, and do not go along.
     if recalls(engine.chat, entry) and (thought is None or thought.base_model == model):
-        found = known_handle(engine, thought)
-        said = None if words is None or found is not None else thought_out(words, engine.chat)
+        found = live_handle(engine, thought)
+        said = None if words is None or found is not None else with_thinking(words, engine.chat)
         if (shown := found or said) is not None:
             return shown
     return handle_for(entry, model) or MessageHandle.model_validate(entry["handle"])
@@ -133,8 +133,8 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
 
 def opening_noted(agent: Thinker, state: Any) -> dict[str, str]:
     """How an agent's turn starts, for whoever encodes its words again."""
-    if agent.header is not None:
-        return {"header": agent.header}
+    if agent.assistant_prefix is not None:
+        return {"header": agent.assistant_prefix}
     # Who may call tools starts without a name: others are told it where its words are a part of a turn.
     return {"speaker": agent.speaker(state)} | ({"header": ""} if agent.tools else {})
 

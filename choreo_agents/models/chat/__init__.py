@@ -1,17 +1,17 @@
 """How conversations look to one model: turns, instructions and thoughts, as its chat template writes them."""
 
-from choreo_agents.models.chat.deriving import chat_format
 from choreo_agents.models.chat.format import ChatFormat, Role, ThoughtsFormat, TurnFormat
-from choreo_agents.models.chat.telling import (
+from choreo_agents.models.chat.template_analysis import chat_format
+from choreo_agents.models.chat.tool_prompt import (
     Kind,
-    Said,
+    TurnText,
     instructions,
     question,
-    result_said,
+    tool_result_turn,
     tools_format,
-    tools_told,
+    tools_prompt,
 )
-from choreo_agents.models.chat.tools import BrokenCall, CallPart, SaidWords, ToolCall
+from choreo_agents.models.chat.tools import BrokenCall, CallPart, TextPart, ToolCall
 
 __all__ = [
     "BrokenCall",
@@ -19,15 +19,15 @@ __all__ = [
     "ChatFormat",
     "Kind",
     "Role",
-    "Said",
-    "SaidWords",
+    "TextPart",
     "ThoughtsFormat",
     "ToolCall",
     "TurnFormat",
+    "TurnText",
     "chat_format",
     "instructions",
     "question",
-    "result_said",
+    "tool_result_turn",
     "tools_format",
-    "tools_told",
+    "tools_prompt",
 ]

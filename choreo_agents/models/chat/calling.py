@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from choreo_agents.models.chat.format import ChatFormat
 from choreo_agents.models.chat.hiding import Hiding
-from choreo_agents.models.chat.telling import OWN_GRAMMAR
+from choreo_agents.models.chat.tool_prompt import OWN_GRAMMAR
 from choreo_agents.models.chat.tools.format import TOOL, ResultFormat, ToolsFormat
 from choreo_agents.models.chat.tools.grammar import ID, CallGrammar, PairMarks, ToolCall
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat.template import Template, Turn
@@ -75,7 +75,7 @@ class _Telling:
         self._template = template
         self._chat = chat
 
-    def __call__(self, tools: Sequence[Mapping[str, Any]], system: str | None) -> FramedText | None:
+    def __call__(self, tools: Sequence[Mapping[str, Any]], system: str | None) -> PromptText | None:
         """See `Tell`."""
         hiding = Hiding(self._template.tokenizer)
         mark = None if system is None else hiding.mark(self._said(system))
@@ -138,7 +138,7 @@ class _Calling:
             grammar,
             opening,
             lead=chat.assistant.plain.removeprefix(opening),
-            joint=self._joint(opening, grammar),
+            separator=self._joint(opening, grammar),
             words_end=end,
             call_end=call_end,
             result=result,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from choreo_agents.models.chat.tools.format import ToolsFormat
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,16 +28,16 @@ class TurnFormat:
     trims: bool = False
     """Whether the template leaves out blanks around the words."""
 
-    def opening(self, name: str | None) -> FramedText:
+    def opening(self, name: str | None) -> PromptText:
         """All before the words; the speaker's name stands in it, as the template writes it or as `name: `."""
         if name is None:
-            return FramedText.frame(self.plain)
-        return FramedText.filled(f"{self.plain}{NAME}: " if self.named is None else self.named, {NAME: name})
+            return PromptText.special(self.plain)
+        return PromptText.filled(f"{self.plain}{NAME}: " if self.named is None else self.named, {NAME: name})
 
-    def around(self, words: str, name: str | None = None) -> FramedText:
+    def around(self, words: str, name: str | None = None) -> PromptText:
         """A whole turn."""
-        said = FramedText.words(words.strip() if self.trims else words)
-        return self.opening(name) + said + FramedText.frame(self.after)
+        said = PromptText.plain(words.strip() if self.trims else words)
+        return self.opening(name) + said + PromptText.special(self.after)
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class ChatFormat:
     """None: the template knows of no thoughts."""
     tools: ToolsFormat | None = None
     """None: the template knows of no tools."""
-    whole: Callable[..., FramedText | None] | None = field(default=None, repr=False, compare=False)
+    whole: Callable[..., PromptText | None] | None = field(default=None, repr=False, compare=False)
     """Writes whole conversations as the template does, see `WholeConversation`; None: there is no template."""
 
-    def root(self, system: str | None) -> FramedText:
+    def root(self, system: str | None) -> PromptText:
         """The public root: begin of sequence, and the public system turn if there is one."""
-        return FramedText.frame(self.bos) + (self.turn("system", system) if system else FramedText())
+        return PromptText.special(self.bos) + (self.turn("system", system) if system else PromptText())
 
-    def turn(self, role: Role, words: str, name: str | None = None, *, later: bool = False) -> FramedText:
+    def turn(self, role: Role, words: str, name: str | None = None, *, later: bool = False) -> PromptText:
         """A whole turn. What words and name say is text, whatever it looks like: only its frame has control tokens.
 
         Args:
@@ -108,13 +108,13 @@ class ChatFormat:
         """
         return self._format(role, later).around(words, name)
 
-    def part(self, words: str, name: str | None = None) -> FramedText:
+    def part(self, words: str, name: str | None = None) -> PromptText:
         """What somebody says within a user's turn that others speak in, too: the frame stands in between."""
         opening = TurnFormat("", None, "").opening(name)
         said = words.strip() if self.user.trims else words
-        return opening + FramedText.words(said)
+        return opening + PromptText.plain(said)
 
-    def header(self, name: str | None, *, thinking: bool = False) -> FramedText:
+    def header(self, name: str | None, *, thinking: bool = False) -> PromptText:
         """What a decode of an assistant turn starts with.
 
         A trailing space is left to the first word, where tokenizers expect it.
@@ -125,7 +125,7 @@ class ChatFormat:
                 without any answers at once.
         """
         if self.thoughts is not None and thinking:
-            return FramedText.frame(self.thoughts.header).rstrip(" ")
+            return PromptText.special(self.thoughts.header).rstrip(" ")
         plain = self.answer if self.thoughts is None else self.thoughts.unthinking
         if plain is None or plain == self.assistant.plain:
             return self.assistant.opening(name).rstrip(" ")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +42,6 @@ class Hiding:
         """What stands for these words until they are shown."""
         return self._marks.setdefault(words, f"{_SIGN}{len(self._marks)}{_SIGN}")
 
-    def shown(self, text: str) -> FramedText:
+    def shown(self, text: str) -> PromptText:
         """A text in which words stand for marks, and all else is frame."""
-        return FramedText.filled(text, {mark: words for words, mark in self._marks.items()})
+        return PromptText.filled(text, {mark: words for words, mark in self._marks.items()})

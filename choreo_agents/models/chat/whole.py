@@ -11,7 +11,7 @@ from choreo_agents.models.chat.thinking import FIELDS, SPOKEN, switched
 from choreo_agents.models.chat.tools.format import TOOL, ResultFormat
 from choreo_agents.models.chat.tools.grammar import ID
 from choreo_agents.models.chat.tools.literals import to_json
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat.template import Template, Turn
@@ -37,11 +37,11 @@ class WholeConversation:
         self,
         turns: Sequence[Turn],
         tools: Sequence[Mapping[str, Any]],
-        header: FramedText,
+        header: PromptText,
         *,
         thinks: bool,
         effort: str | None = None,
-    ) -> FramedText | None:
+    ) -> PromptText | None:
         """A whole prompt; None if the template refuses the conversation, or leaves out anything that is said in it.
 
         An effort that changes nothing of it is left out, too.
@@ -144,7 +144,7 @@ def _told(turns: Sequence[Turn], words: str) -> list[Turn]:
     return [first | {"content": f"{first['content']}\n\n{words}"}, *turns[1:]]
 
 
-def _opened(prompt: FramedText, header: FramedText) -> FramedText:
+def _opened(prompt: PromptText, header: PromptText) -> PromptText:
     """A prompt that ends with a header, of which its end may be the beginning.
 
     A blank at the end is left to the first word, as in turns.

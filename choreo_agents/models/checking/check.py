@@ -16,7 +16,7 @@ from choreo_agents.models.checking.comparing import ViewComparison, compared
 from choreo_agents.models.checking.needs import DtypeChoice, MemoryNeeds, StoredWeights, dtype_of, needs_of
 from choreo_agents.models.checking.talk import views
 from choreo_agents.models.loader import AUTO, opened
-from choreo_agents.models.spelling import spelling_of
+from choreo_agents.models.safe_tokenization import safe_tokenizer
 from choreo_agents.models.weights.dtypes import dtype_named
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def check_model(
     turns = chat_format(tokenizer, chat)
     stored = StoredWeights.read(checkpoint.folder())
     choice = dtype_of(checkpoint.config, stored, where, dtype)
-    beside = partial(compared, turns, template, spelling_of(tokenizer))
+    beside = partial(compared, turns, template, safe_tokenizer(tokenizer))
     return ModelCheck(
         str(name),
         where,

@@ -13,7 +13,7 @@ from choreo_agents.models.checking.talk import PARTED, QUESTION, TalkTurn, View
 if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
     from choreo_agents.models.chat.template import Template, Turn
-    from choreo_agents.models.spelling import Spelling
+    from choreo_agents.models.safe_tokenization import SafeTokenizer
 
 Told = Literal["system", "user", "before the question", "no system"]
 """Where the reader's own instructions stand: in a turn of theirs, or in a user's; the last, all of them."""
@@ -49,7 +49,7 @@ class ViewComparison:
         }
 
 
-def compared(chat: ChatFormat, template: Template, spelling: Spelling, view: View) -> ViewComparison:
+def compared(chat: ChatFormat, template: Template, spelling: SafeTokenizer, view: View) -> ViewComparison:
     """A view beside the template's.
 
     Args:

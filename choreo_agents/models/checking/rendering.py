@@ -7,9 +7,9 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
-from choreo_agents.models.chat import Said, instructions, question
+from choreo_agents.models.chat import TurnText, instructions, question
 from choreo_agents.models.checking.talk import QUESTION, TalkTurn, View
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
@@ -20,13 +20,13 @@ class ReadMessage:
     """A message of a view."""
 
     label: str
-    pieces: tuple[FramedText, ...]
+    pieces: tuple[PromptText, ...]
     """Each tokens of its own: what stands around the parts of a user's turn is encoded apart from them."""
 
     @property
-    def text(self) -> FramedText:
+    def text(self) -> PromptText:
         """All of it."""
-        return reduce(add, self.pieces, FramedText())
+        return reduce(add, self.pieces, PromptText())
 
 
 class Rendering:
@@ -48,12 +48,12 @@ class Rendering:
         public, own = self.view.instructions or (None, None)
         before = chat.user.plain
         if public is None:
-            read = _read("start", FramedText.frame(chat.bos), FramedText.frame(chat.default_system))
+            read = _read("start", PromptText.special(chat.bos), PromptText.special(chat.default_system))
         else:
             first = instructions(public, chat, later=False)
             # All agents' views begin with it, and with that the user's turn, if it stands in one.
             opened, before = (before, "") if first.kind == "lead" else ("", before)
-            read = _read("start", FramedText.frame(chat.bos + opened) + first.text)
+            read = _read("start", PromptText.special(chat.bos + opened) + first.text)
         said = [] if own is None else [(f"{reader} is told", instructions(own, chat, later=True))]
         said += [("question", question(QUESTION, chat)), *((turn.name, self._said(turn)) for turn in self.view.said)]
         behind = [each.kind for _, each in said[1:]]
@@ -62,29 +62,29 @@ class Rendering:
                 read += _read(label, text)
             else:
                 after, between = (chat.user.after, chat.user.plain) if follows == "turn" else ("", chat.merges or "")
-                read += _read(label, FramedText.frame(before), text, FramedText.frame(after))
+                read += _read(label, PromptText.special(before), text, PromptText.special(after))
                 before = between
         return [*read, *_read("answer's header", chat.header(reader, thinking=self.thinks))] if self.view.open else read
 
-    def _said(self, said: TalkTurn) -> Said:
+    def _said(self, said: TalkTurn) -> TurnText:
         """An answer, or what is said among what the reader is told."""
         if self.chat.merges is None or not self.view.encodes_again or said.name == self.view.reader:
-            return Said(self._answer(said))
+            return TurnText(self._answer(said))
         return question(said.words, self.chat, said.name)
 
-    def _answer(self, said: TalkTurn) -> FramedText:
+    def _answer(self, said: TalkTurn) -> PromptText:
         chat, thoughts = self.chat, self.chat.thoughts
         opening = chat.assistant.opening(said.name)
         if thoughts is not None and thoughts.kept and self.thinks and said.name == self.view.reader:
-            thought = FramedText.frame(thoughts.header) + FramedText.words(said.thoughts)
-            opening = thought + FramedText.frame(thoughts.close) + FramedText.words(f"{said.name}: ")
+            thought = PromptText.special(thoughts.header) + PromptText.plain(said.thoughts)
+            opening = thought + PromptText.special(thoughts.close) + PromptText.plain(f"{said.name}: ")
         elif not self.thinks:
             blank = opening.text[len(opening.rstrip(" ").text) :]
-            opening = chat.header(said.name) + FramedText.frame(blank)
-        return opening + FramedText.words(said.words) + FramedText.frame(chat.turn_end)
+            opening = chat.header(said.name) + PromptText.special(blank)
+        return opening + PromptText.plain(said.words) + PromptText.special(chat.turn_end)
 
 
-def _read(label: str, *pieces: FramedText) -> list[ReadMessage]:
+def _read(label: str, *pieces: PromptText) -> list[ReadMessage]:
     """A message, if there is anything in it."""
     said = tuple(piece for piece in pieces if piece)
     return [ReadMessage(label, said)] if said else []

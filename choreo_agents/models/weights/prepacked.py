@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from choreo_agents.kv.free_memory import free_bytes
 from choreo_agents.models.weights.panels import Panels
-from choreo_agents.native.library import found, has_tiles
+from choreo_agents.native.library import available_kernels, has_tiles
 
 SMALLEST = 1 << 17
 """Weights of a matrix below which a plain product is as fast."""
@@ -136,7 +136,7 @@ def _laid_out(weight: Tensor) -> Tensor | Panels:
 
 def _kernels() -> Any:
     """Those of our own, or None."""
-    kernels = found()
+    kernels = available_kernels()
     return None if isinstance(kernels, str) else kernels[0]
 
 

@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from choreo_agents.errors import told
+from choreo_agents.errors import error_text
 from choreo_agents.sampling.draw import Draw, numbers
 from choreo_agents.sampling.noise import gumbel
 from choreo_agents.sampling.rows import HIGHEST, LOW
@@ -131,7 +131,7 @@ class Lottery:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler says
-            self._why = told(error)
+            self._why = error_text(error)
             _log.warning("tokens are drawn by torch's operators: %s", self._why)
             return None
         return Tickets(told_, draws)

@@ -7,7 +7,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import METHODS, Case, Item, Options, Play, Prompts, Result, Sampling, Variant, said
+from choreo_agents.workflows.case import (
+    METHODS,
+    Case,
+    Item,
+    Options,
+    Play,
+    Prompts,
+    Result,
+    Sampling,
+    Variant,
+    answers_of,
+)
 from choreo_agents.workflows.cases.answers import states
 
 
@@ -64,10 +75,10 @@ class MergeCase(Case):
     def judge(self, item: Concepts, options: MergeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         from choreo_agents.workflows.graphs.branch_solve_merge import MERGER, SOLVER
 
-        story = said(state, MERGER)[-1]
+        story = answers_of(state, MERGER)[-1]
         covered = [concept for concept in item.concepts if states(story, concept, anywhere=True)]
         parts: dict[str, float] = {}
-        for number, words in enumerate(said(state, SOLVER), start=1):
+        for number, words in enumerate(answers_of(state, SOLVER), start=1):
             own = [concept in covered for concept in item.concepts if states(words, concept, anywhere=True)]
             if own:
                 parts[f"of part {number}"] = sum(own) / len(own)

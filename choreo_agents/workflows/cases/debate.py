@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, answers_of
 from choreo_agents.workflows.cases.answers import Question, majority, read_answer
 
 MOST_AGENTS = 8
@@ -71,7 +71,7 @@ class DebateCase(Case):
         return Play(graph, tuple(("user", words) for words in item.record or (item.question,)))
 
     def judge(self, item: DebateItem, options: DebateOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
-        replies = [said(state, name) for name in self.agents(options, prompts)]
+        replies = [answers_of(state, name) for name in self.agents(options, prompts)]
         last = [read_answer(each[-1], prompts("answer")) for each in replies]
         first = item.score(read_answer(replies[0][0], prompts("answer")))
         answer = majority(last)

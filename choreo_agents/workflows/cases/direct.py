@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, answers_of
 from choreo_agents.workflows.cases.answers import read_answer
 from choreo_agents.workflows.cases.debate import DebateItem
 
@@ -30,5 +30,5 @@ class DirectCase(Case):
         from choreo_agents.workflows.graphs.direct import SOLVER
 
         where = prompts("answer_with_notes" if item.notes else "answer")
-        answer = read_answer(said(state, SOLVER)[-1], where)
+        answer = read_answer(answers_of(state, SOLVER)[-1], where)
         return Result(answer, item.score(answer))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, answers_of
 from choreo_agents.workflows.cases.answers import Question, read_answer
 
 
@@ -54,8 +54,8 @@ class IterativeDebateCase(Case):
     ) -> Result:
         from choreo_agents.workflows.graphs.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE
 
-        verdict, sides = said(state, MODERATOR), [side.strip() for side in prompts.names("sides", 0, 2)]
+        verdict, sides = answers_of(state, MODERATOR), [side.strip() for side in prompts.names("sides", 0, 2)]
         answer = verdict[-1]
         if answer in sides:
-            answer = read_answer(said(state, (AFFIRMATIVE, NEGATIVE)[sides.index(answer)])[-1], prompts("answer"))
+            answer = read_answer(answers_of(state, (AFFIRMATIVE, NEGATIVE)[sides.index(answer)])[-1], prompts("answer"))
         return Result(answer, item.score(answer), {"share of rounds": len(verdict) / options.rounds})

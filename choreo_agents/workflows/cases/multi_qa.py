@@ -7,7 +7,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from choreo_agents.workflows.case import METHODS, Case, Item, Options, Play, Prompts, Result, Sampling, Variant, said
+from choreo_agents.workflows.case import (
+    METHODS,
+    Case,
+    Item,
+    Options,
+    Play,
+    Prompts,
+    Result,
+    Sampling,
+    Variant,
+    answers_of,
+)
 from choreo_agents.workflows.cases.answers import states
 
 
@@ -68,7 +79,7 @@ class MultiQACase(Case):
     def judge(self, item: Questions, options: QuestionsOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         from choreo_agents.workflows.graphs.multi_qa import ANSWERER
 
-        reply = said(state, ANSWERER)[-1]
+        reply = answers_of(state, ANSWERER)[-1]
         right = [float(states(reply, answer, anywhere=True)) for answer in item.answers]
         parts = {f"question {number}": each for number, each in enumerate(right, start=1)}
         return Result(reply, float(all(right)) if right else None, parts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, Variant, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, Variant, answers_of
 from choreo_agents.workflows.cases.answers import FIRST, read_answer
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ RULES: Mapping[str, tuple[Any, ...]] = {
     "leak plan": ("reencoded", "all", ("alice.plan",)),
     "reencoded": ("reencoded",),
 }
-"""How Bob sees Alice, as arguments of `Rule`; she sees him likewise, and in the two ablations re-encoded."""
+"""How Bob sees Alice, as arguments of `VisibilityRule`; she sees him likewise, and in the two ablations re-encoded."""
 
 
 class Stakes(Item):
@@ -79,7 +79,7 @@ class DilemmaCase(Case):
         return Play(seen_by_bob(graph, options.leak))
 
     def judge(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
-        bob, alice = (said(state, player)[-1] for player in ("bob", "alice"))
+        bob, alice = (answers_of(state, player)[-1] for player in ("bob", "alice"))
         among = _decisions(prompts)
         together = [_cooperates(words, among) for words in (bob, alice)]
         return Result(bob, float(together[0]), {"Alice cooperates": float(together[1])})
@@ -97,8 +97,8 @@ def _cooperates(words: str, among: Sequence[str]) -> bool:
 
 def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
     """The game in which Bob sees of Alice what a variant says."""
-    from choreo_agents.graph import Rule
+    from choreo_agents.graph import VisibilityRule
 
-    rule = Rule(*RULES[leak])
-    back = Rule("reencoded") if rule.contexts else rule
+    rule = VisibilityRule(*RULES[leak])
+    back = VisibilityRule("reencoded") if rule.contexts else rule
     return graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)

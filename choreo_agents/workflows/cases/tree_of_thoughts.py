@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, said
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, answers_of
 from choreo_agents.workflows.cases.answers import Question, read_answer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class TreeCase(Case):
             go_on=prompts("go_on") or None,
             vote=prompts("vote"),
             answer=prompts("final"),
-            lead=prompts("lead"),
+            answer_prefix=prompts("answer_prefix"),
             ballot=ballot_of(prompts),
             speakers=prompts.names("speakers", 2),
             sampling=sampling,
@@ -54,8 +54,8 @@ class TreeCase(Case):
     def judge(self, item: Question, options: TreeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST, THINKER
 
-        answer = read_answer(said(state, FINALIST)[-1], prompts("answer"))
-        found = [item.score(read_answer(words, prompts("answer"))) for words in said(state, THINKER)]
+        answer = read_answer(answers_of(state, FINALIST)[-1], prompts("answer"))
+        found = [item.score(read_answer(words, prompts("answer"))) for words in answers_of(state, THINKER)]
         right = [score for score in found if score is not None]
         return Result(answer, item.score(answer), {"right candidates": sum(right) / len(right)} if right else {})
 

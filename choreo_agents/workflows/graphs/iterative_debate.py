@@ -65,13 +65,13 @@ def iterative_debate(
     go_on = go_on.strip()
 
     def allowed(state: Mapping[str, Any]) -> list[str]:
-        sides = [words for name, words in said(state) if name in (AFFIRMATIVE, NEGATIVE)]
+        sides = [words for name, words in debate_turns(state) if name in (AFFIRMATIVE, NEGATIVE)]
         ends = list(verdicts(sides))
-        last = sum(name == MODERATOR for name, _ in said(state)) + 1 >= rounds
+        last = sum(name == MODERATOR for name, _ in debate_turns(state)) + 1 >= rounds
         return ends if ends and last else [*ends, go_on]
 
     def after_verdict(state: Mapping[str, Any]) -> str:
-        spoken = [words for name, words in said(state) if name == MODERATOR]
+        spoken = [words for name, words in debate_turns(state) if name == MODERATOR]
         return AFFIRMATIVE if spoken[-1] == go_on and len(spoken) < rounds else END
 
     graph = ChoreoGraph(IterativeDebateState, system=system)
@@ -89,7 +89,7 @@ def iterative_debate(
     return graph
 
 
-def said(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+def debate_turns(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Who has said what since the debate began, in order: nodes, whatever graphs they stand in, and words."""
     words = {message.id: str(message.text) for message in state["messages"]}
     since = state["handles"][state.get("before", 0) :]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage
 
-from choreo_agents.graph import END, START, Agent, ChoreoGraph, Rule
-from choreo_agents.graph.words.told import Prompt
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, VisibilityRule
+from choreo_agents.graph.words.prompts import Prompt
 from choreo_agents.sampling import Sampling
 
 Layout = Literal["serial", "parallel"]
@@ -48,7 +48,7 @@ def multi_qa(
     if layout not in ("serial", "parallel"):
         raise ValueError(f"layout must be 'serial' or 'parallel', not {layout!r}")
     graph = ChoreoGraph(system=system)
-    rule = Rule() if notes is None else Rule("reencoded", scope=(f"{ANSWERER}.system",))
+    rule = VisibilityRule() if notes is None else VisibilityRule("reencoded", scope=(f"{ANSWERER}.system",))
     names = [f"question {number}" for number in range(1, len(questions) + 1)]
     placed: Literal["sequential", "parallel"] = "sequential" if layout == "serial" else "parallel"
     graph.add_node(ANSWERER, Agent(speaker, system=notes, prompt=prompt, sampling=sampling, positions=placed))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from choreo_agents.graph import START, Agent, ChoreoGraph, Policy, Rule
+from choreo_agents.graph import START, Agent, ChoreoGraph, Policy, VisibilityRule
 from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.phrasing import load_prompts
@@ -24,7 +24,7 @@ def prisoners_dilemma(
     *,
     game: str,
     talks: int = 2,
-    visibility: Mode | Rule = "shared",
+    visibility: Mode | VisibilityRule = "shared",
     policy: Policy | None = None,
     asks: tuple[str, str, str] = ASKS,
     decisions: Sequence[str] = (),

@@ -17,17 +17,17 @@ from choreo_agents.graph.visibility import Mode, mode_of
 from choreo_agents.sampling import Sampling
 
 
-def elect(votes: Sequence[str], ballots: Sequence[str | None], *, lead: str = "", seats: int = 1) -> list[int]:
+def elect(votes: Sequence[str], ballots: Sequence[str | None], *, answer_prefix: str = "", seats: int = 1) -> list[int]:
     """The candidates with most votes, as indices: the most votes first, the first of equals before the others.
 
     Args:
-        votes: What voters said: anything up to `lead`, then a ballot.
+        votes: What voters said: anything up to `answer_prefix`, then a ballot.
         ballots: What a vote for each candidate says; None if nobody can vote for it. Of candidates with one ballot the
             first gets the votes.
         lead: What a vote comes after.
         seats: How many are elected, if there are so many.
     """
-    cast = Counter(vote.rpartition(lead)[2].strip() if lead else vote.strip() for vote in votes)
+    cast = Counter(vote.rpartition(answer_prefix)[2].strip() if answer_prefix else vote.strip() for vote in votes)
     first: dict[str, int] = {}
     for index, ballot in enumerate(ballots):
         if ballot is not None:
@@ -96,7 +96,7 @@ def sent(state: Mapping[str, Any], thoughts: Sequence[Thought], visibility: Mode
     """What a branch is sent to see these thoughts and nothing else but the input."""
     inputs = [entry["message_id"] for entry in state["handles"] if entry["author"] == START]
     chosen = list(dict.fromkeys(message for thought in thoughts for message in thought))
-    if mode_of(visibility).hands_on_encodings:
+    if mode_of(visibility).shares_kv:
         return Sent(shared=[*inputs, *chosen], reencoded=[])
     return Sent(shared=inputs, reencoded=chosen)
 
@@ -123,7 +123,7 @@ def tree_of_thoughts(
     go_on: str | None = None,
     vote: str | Sequence[str] | None = None,
     answer: str | None = None,
-    lead: str = "",
+    answer_prefix: str = "",
     ballot: Ballot = lambda name, _: f"{name}.",
     critics: Sequence[str] = (),
     speakers: Sequence[str] = (),
@@ -175,7 +175,7 @@ def tree_of_thoughts(
         return [voter.send(state, asked[number % len(asked)], **seen) for number in range(voters)]
 
     def count(state: Mapping[str, Any]) -> dict[str, Any]:
-        elected = elect(votes(state, voting_nodes, voters), ballots(state), lead=lead, seats=keep)
+        elected = elect(votes(state, voting_nodes, voters), ballots(state), answer_prefix=answer_prefix, seats=keep)
         return {"kept": [state["candidates"][index] for index in elected]}
 
     def next_level(state: Mapping[str, Any]) -> list[Send]:
@@ -186,7 +186,7 @@ def tree_of_thoughts(
     def allowed(state: Mapping[str, Any]) -> list[str]:
         return list(dict.fromkeys(each for each in ballots(state) if each is not None))
 
-    judging: Any = {"choices": allowed, "lead": lead, "sampling": sampling}
+    judging: Any = {"choices": allowed, "answer_prefix": answer_prefix, "sampling": sampling}
     thinker, voter = Worker(THINKER, sampling=sampling), Worker(VOTER, speaker=voting, **judging)
     voting_nodes = [f"{VOTER} {number}" for number in range(1, voters + 1)] if critics else [VOTER]
     graph = ChoreoGraph(TreeState, system=system)
@@ -205,6 +205,6 @@ def tree_of_thoughts(
     # Votes are counted: who thinks on does not read them.
     graph.add_edge(voting_nodes if critics else VOTER, "count", visibility="private")
     graph.add_conditional_edges("count", next_level, [THINKER, FINALIST])
-    graph.share(THINKER, FINALIST, visibility)
+    graph.set_visibility(THINKER, FINALIST, visibility)
     graph.add_edge(FINALIST, END)
     return graph

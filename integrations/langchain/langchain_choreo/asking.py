@@ -61,11 +61,11 @@ def request_of(
 
     tools = described_tools("the model", said.get("tools"), "auto")
     tools, required = required_tools(tools, said.get("tool_choice"))
-    guide = answer_format(said.get("response_format"))
+    constraint = answer_format(said.get("response_format"))
     sampling: dict[str, Any] = {name: found(name) for name in SAMPLING if found(name) is not None}
     stops = [stop] if isinstance(stop, str) else model.stop if stop is None else stop
     sampling |= {"stop": tuple(stops)} if stops else {}
-    sampling |= {"guide": guide} if guide is not None else {}
+    sampling |= {"constraint": constraint} if constraint is not None else {}
     if found("logprobs"):
         sampling["logprobs"] = found("top_logprobs") or 0
     call: dict[str, Any] = {name: tuple(found(name)) if isinstance(found(name), list) else found(name) for name in CALL}

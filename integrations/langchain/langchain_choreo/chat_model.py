@@ -23,7 +23,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import ConfigDict, Field, model_validator
 
-from choreo_agents import Engine, FramedText
+from choreo_agents import Engine, PromptText
 from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.chat import ChatCall, Reuse, astreamed, context_of, count_tokens, required_tools, streamed
 from choreo_agents.errors import InvalidRequestError
@@ -333,8 +333,8 @@ class ChatChoreo(Merging, BaseChatModel):
 
         Args:
             schema: A pydantic model or TypedDict, a JSON schema, or a tool's description.
-            method: `"json_schema"`: by a guide; `"function_calling"`: by a call of a tool; `"json_mode"`: by a guide to
-                any object, which is then parsed.
+            method: `"json_schema"`: by a constraint; `"function_calling"`: by a call of a tool; `"json_mode"`: by a
+                constraint to any object, which is then parsed.
             include_raw: Whether to return the message, too, and what it is parsed to or why it cannot be.
             strict: As OpenAI has it: answers keep to the schema in any case.
             kwargs: What its calls say otherwise.
@@ -356,7 +356,7 @@ class ChatChoreo(Merging, BaseChatModel):
         return with_raw(model, parser) if include_raw else model | parser
 
     def get_token_ids(self, text: str) -> list[int]:
-        return self._engine_of(self.model).model.encode(FramedText.words(text))
+        return self._engine_of(self.model).model.encode(PromptText.plain(text))
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Tokens that a call with these messages reads, the header of its answer among them."""

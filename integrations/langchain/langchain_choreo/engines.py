@@ -51,7 +51,7 @@ def shared_engine(model: str, options: Mapping[str, Any]) -> Engine:
         found = _ENGINES.get(key)
         if found is None:
             found = _ENGINES[key] = Engine.load(model, **options)
-            owner = found.owner
+            owner = found.admin
             assert owner is not None, "it was loaded, and is no tenant's"
             finalize(found, owner.close)
         return found

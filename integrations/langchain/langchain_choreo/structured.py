@@ -16,7 +16,8 @@ from langchain_core.utils.pydantic import TBaseModel, is_basemodel_subclass
 from choreo_agents.chat import closed, schema_of_type
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
-"""By a guide to JSON of the schema, the default; by a call of a tool with it; by a guide to any JSON object."""
+"""By a constraint to JSON of the schema, the default; by a call of a tool with it; by a constraint to any JSON
+object."""
 METHODS = ("json_schema", "function_calling", "json_mode")
 
 

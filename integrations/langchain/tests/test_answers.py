@@ -78,7 +78,7 @@ def swapped(engine: Engine, kind: str, chat: Any = None, edit: Edit = lambda ans
     """A graph whose branches are functions or agents, and only its synthesizer surely ours."""
     functions = {name: asking(chat or ChatChoreo(engine=engine), asked, edit) for name, asked in ASKED.items()}
     if kind == "stock":
-        merger = Synthesizer("David", engine=engine, public=RULES, merges=list(ASKED), prompt=MERGE)
+        merger = Synthesizer("David", engine=engine, shared_system=RULES, merges=list(ASKED), prompt=MERGE)
         return fan(StateGraph(ChoreoState), functions, merger)
     agents = {name: Agent(name, prompt=asked) for name, asked in ASKED.items()}
     nodes: Any = agents if kind == "agents" else functions
@@ -141,7 +141,7 @@ async def test_on_an_event_loop_and_with_a_checkpointer(engine: Engine) -> None:
     authors = [entry["author"] for entry in state["handles"] if entry.get("answered")]
     assert sorted(authors) == sorted([*ASKED, "David"]), "each is its node's, as it was encoded, and who read them"
     assert first and engine.stats().leases > 0
-    app.forget("t")
+    app.delete_thread("t")
     assert engine.stats().leases == 0, "the thread had the lease"
 
 
@@ -160,7 +160,7 @@ def test_the_merge_says_what_it_says_of_agents(chatty: LoadedModel) -> None:
             nodes: dict[str, Any] = {
                 name: asking(chat, asked)
                 if kind == "functions"
-                else Agent(name, prompt=asked, header="", sampling=sampling)
+                else Agent(name, prompt=asked, assistant_prefix="", sampling=sampling)
                 for name, asked in ASKED.items()
             }
             merger = Synthesizer("David", merges=list(ASKED), prompt=MERGE, sampling=sampling)

@@ -21,10 +21,10 @@ from support.interference import WARN, changed, contexts_of, models, run, unreac
 from support.tiny import save_tiny_llama
 from support.visible_graphs import ECHO, LETTERS, SPEAKING, Forced, Speaker, Spec, specs
 
-from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Policy, Rule
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Policy, VisibilityRule
 from choreo_agents.errors import LineageWarning, VisibilityError
 from choreo_agents.models import load_model
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning"),
@@ -49,7 +49,7 @@ def load() -> Iterator[Load]:
         def forced(*args: Any, **more: Any) -> Any:
             request = request_of(*args, **more)
             tokens = tuple(LETTERS[(3 * request.sampling.seed + at) % len(LETTERS)] for at in range(3))
-            sampling = request.sampling.model_copy(update={"forced": tokens, "stop_tokens": ()})
+            sampling = request.sampling.model_copy(update={"forced_token_ids": tokens, "stop_tokens": ()})
             return replace(request, sampling=sampling)
 
         patch.setattr(langchain_choreo.chat_model, "request_of", forced)
@@ -75,15 +75,17 @@ def between(*, confidential: bool = True, **rules: str) -> Spec:
         Speaker("bob", "bob", True, False, False),
         Speaker("cleo", "cleo", False, False, False),
     )
-    table = {(source, reader): Rule(mode) for pair, mode in rules.items() for source, reader in [pair.split("_")]}
+    table = {
+        (source, reader): VisibilityRule(mode) for pair, mode in rules.items() for source, reader in [pair.split("_")]
+    }
     return Spec(speakers, table, (("ann",), (ECHO,), ("bob",), ("cleo",)), 1)
 
 
 def bits(spec: Spec, load: Load, name: str) -> bool:
     """Whether a reader's distributions change with ann's words."""
-    timetable = Timetable()
-    one, _, _ = run(spec, Forced(1), timetable, echoing=False, load=load)
-    two, _, _ = run(spec, Forced(1, frozenset({"ann"})), timetable.again(), echoing=False, load=load)
+    step_trace = StepTrace()
+    one, _, _ = run(spec, Forced(1), step_trace, echoing=False, load=load)
+    two, _, _ = run(spec, Forced(1, frozenset({"ann"})), step_trace.again(), echoing=False, load=load)
     [key] = [key for key in one if key[0] == name]
     return one[key] != two[key]
 
@@ -139,9 +141,9 @@ def test_visibility_non_interference_of_encodings_through_functions(
     readers = unreached(spec, report, context, "encoding")
     assume(readers)
     other, authors = changed(spec, context)
-    timetable = Timetable()
-    one, _, found = run(spec, Forced(seed), timetable, echoing=False, load=load)
-    two, _, _ = run(other, Forced(seed, authors), timetable.again(), echoing=False, load=load)
+    step_trace = StepTrace()
+    one, _, found = run(spec, Forced(seed), step_trace, echoing=False, load=load)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), echoing=False, load=load)
     known = {(each.context, each.reader, each.channel) for each in report.findings}
     assert {(each.context, each.reader, each.channel) for each in found.findings} <= known, "not foreseen"
     for key in one:

@@ -1,4 +1,4 @@
-"""What runs in each actor: an engine, and what has it compute for fronts elsewhere."""
+"""What runs in each actor: an engine, and what has it compute for routers elsewhere."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ray import exceptions as ray_errors
 
 from choreo_agents import Engine, EngineStats
 from choreo_agents.errors import ChoreoError, DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 from choreo_ray.remote import (
     Copying,
-    EngineServer,
-    Greeted,
-    Greeting,
+    EngineWorker,
+    Hello,
+    HelloReply,
     Releasing,
     SentAdapter,
     SentAnswer,
     SentCall,
 )
-from choreo_ray.remote.sending import own_version
+from choreo_ray.remote.protocol import own_version
 
 LOG = logging.getLogger("choreo_ray")
 
 LISTEN_S, GONE_S = 20.0, 60.0
-"""Seconds after which a front has to ask again for what is said; and how long after that it counts as gone."""
+"""Seconds after which a router has to ask again for what is said; and how long after that it counts as gone."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Loading:
 class Sender:
     """Who calls, and whom it takes the engine for."""
 
-    front: str
+    router: str
     incarnation: str
 
 
@@ -67,15 +67,15 @@ class SomeTokens:
 
     since: int
     """How many of its tokens were told before."""
-    tokens: Sequence[Chosen] = ()
+    tokens: Sequence[SampledToken] = ()
     """None: it has begun."""
 
 
 class EngineActor:
-    """One engine in a process of its own. What takes a `Sender` is for fronts that it has greeted.
+    """One engine in a process of its own. What takes a `Sender` is for routers that it has greeted.
 
-    A process that Ray has started again knows nothing of before: each has an `incarnation`, which a front is told when
-    it greets, and which comes with all that it sends. A front that listens no longer is gone, and what it had with it.
+    A process that Ray has started again knows nothing of before: each has an `incarnation`, which a router is told when
+    it greets, and which comes with all that it sends. A router that listens no longer is gone, and what it had with it.
 
     Args:
         name: The engine's.
@@ -86,10 +86,10 @@ class EngineActor:
         self._name, self._loading = name, loading
         self._incarnation = secrets.token_hex(8)
         self._engine: Engine | None = None
-        self._server: EngineServer | None = None
+        self._server: EngineWorker | None = None
         self._turn = asyncio.Lock()
         """Of who loads."""
-        self._fronts: dict[str, _Front] = {}
+        self._routers: dict[str, _Router] = {}
 
     async def there(self) -> int:
         """The process, once it has begun."""
@@ -100,62 +100,62 @@ class EngineActor:
         async with self._turn:
             if self._server is None:
                 self._engine = await asyncio.to_thread(_loaded, self._loading)
-                assert self._engine.owner is not None, "it was loaded, and is no tenant's"
-                self._server = EngineServer(self._engine.owner, self._name)
+                assert self._engine.admin is not None, "it was loaded, and is no tenant's"
+                self._server = EngineWorker(self._engine.admin, self._name)
 
     async def meet(self, version: str) -> tuple[str, torch.dtype | None]:
         """The model's name, and what it is in, as far as that is known: nothing is loaded for it.
 
         Args:
-            version: Of this package where the front is. Raises `EngineMismatchError` if it is another one here.
+            version: Of this package where the router is. Raises `EngineMismatchError` if it is another one here.
         """
         if version != (own := own_version()):
             raise EngineMismatchError(
-                f"engine {self._name!r} runs {own}, and its front {version}: install one version on all machines"
+                f"engine {self._name!r} runs {own}, and its router {version}: install one version on all machines"
             )
         if self._engine is None:
             return self._loading.model, self._loading.options.get("dtype")
         return self._loading.model, self._engine.model.adapter.geometry.dtype
 
-    async def greet(self, greeting: Greeting) -> tuple[str, Greeted]:
-        """See `FarEngine`; with the incarnation."""
+    async def greet(self, greeting: Hello) -> tuple[str, HelloReply]:
+        """See `EngineClient`; with the incarnation."""
         await self.load()
         assert self._server is not None
         greeted = await self._server.greet(greeting)
-        if (known := self._fronts.get(greeting.front)) is not None:
+        if (known := self._routers.get(greeting.router)) is not None:
             known.cancel()  # it took the engine for lost, and has these calls run elsewhere
         else:
-            self._fronts[greeting.front] = _Front()
-            self._expect(greeting.front)
+            self._routers[greeting.router] = _Router()
+            self._expect(greeting.router)
         return self._incarnation, greeted
 
     async def listen(self, sender: Sender) -> AsyncGenerator[Mapping[int, SomeTokens]]:
-        """Tokens of all calls of a front as they come, by stamp; those that are there at once are one item.
+        """Tokens of all calls of a router as they come, by sequence number; those that are there at once are one item.
 
         An item costs about as much as a call, however much is in it. The stream ends after a while, and is asked for
-        again by fronts that are still there.
+        again by routers that are still there.
         """
-        _, front = self._known(sender)
-        front.heard += 1
+        _, router = self._known(sender)
+        router.heard += 1
         until = asyncio.get_running_loop().time() + LISTEN_S
         try:
-            while told := await front.said(until):
+            while told := await router.said(until):
                 yield told
         finally:
-            self._expect(sender.front)
+            self._expect(sender.router)
 
     async def load_adapter(self, sender: Sender, adapter: SentAdapter) -> None:
-        """See `FarEngine`, as all that follow."""
+        """See `EngineClient`, as all that follow."""
         server, _ = self._known(sender, adapter.salt)
         await server.load_adapter(adapter)
 
-    async def run(self, sender: Sender, sent: SentCall) -> tuple[tuple[Chosen, ...], SentAnswer | ChoreoError]:
+    async def run(self, sender: Sender, sent: SentCall) -> tuple[tuple[SampledToken, ...], SentAnswer | ChoreoError]:
         """All tokens, of which some were heard before, and what was made, or why nothing was."""
-        server, front = self._known(sender, sent.salt)
-        told: list[Chosen] = []
+        server, router = self._known(sender, sent.salt)
+        told: list[SampledToken] = []
         # An item of its own is dear: most calls have said or ended before.
-        begun = asyncio.get_running_loop().call_later(_BEGUN_S, front.say, sent.stamp, 0, ())
-        front.calls.add(call := asyncio.current_task())
+        begun = asyncio.get_running_loop().call_later(_BEGUN_S, router.say, sent.sequence_no, 0, ())
+        router.calls.add(call := asyncio.current_task())
         try:
             async with aclosing(server.run(sent)) as telling:
                 async for each in telling:
@@ -163,7 +163,7 @@ class EngineActor:
                         return tuple(told), each
                     if each:
                         begun.cancel()
-                        front.say(sent.stamp, len(told), each)
+                        router.say(sent.sequence_no, len(told), each)
                         told += each
         except ChoreoError as error:
             if isinstance(error, DeviceLostError) or server.has_ended:
@@ -173,17 +173,17 @@ class EngineActor:
             return tuple(told), error
         finally:
             begun.cancel()
-            front.calls.discard(call)
+            router.calls.discard(call)
         raise EngineLostError(f"engine {self._name!r} has ended a call without an answer")
 
-    async def hurry(self, sender: Sender, number: int, priority: int) -> None:
+    async def raise_priority(self, sender: Sender, number: int, priority: int) -> None:
         server, _ = self._known(sender)
-        await server.hurry(sender.front, number, priority)
+        await server.raise_priority(sender.router, number, priority)
 
-    async def give(self, sender: Sender, copying: Copying) -> list[Any]:
+    async def export_kv(self, sender: Sender, copying: Copying) -> list[Any]:
         """A reference to the KV, which stays in the object store of this machine until it is taken."""
         server, _ = self._known(sender, copying.salt)
-        parcels = await server.give(copying)
+        parcels = await server.export_kv(copying)
         if not parcels:
             return []
         try:
@@ -192,7 +192,7 @@ class EngineActor:
             LOG.warning("KV is computed again where it is read: the object store has no room for it: %s", full)
             return []
 
-    async def take(self, sender: Sender, copying: Copying, given: Sequence[Any]) -> tuple[Collection[str], int]:
+    async def import_kv(self, sender: Sender, copying: Copying, given: Sequence[Any]) -> tuple[Collection[str], int]:
         server, _ = self._known(sender, copying.salt)
         parcels: Sequence[Any] = ()
         for reference in given:
@@ -200,7 +200,7 @@ class EngineActor:
                 parcels = await reference
             except ray_errors.RayError as lost:  # who gave it is gone, not who takes it
                 LOG.warning("KV is computed again where it is read: it was lost on its way: %s", lost)
-        return await server.take(copying, parcels)
+        return await server.import_kv(copying, parcels)
 
     async def release(self, sender: Sender, gathered: Sequence[Releasing]) -> None:
         """Several at once."""
@@ -208,48 +208,48 @@ class EngineActor:
         for releasing in gathered:
             await server.release(releasing)
 
-    async def close_tenant(self, sender: Sender, salt: str, stamp: int) -> None:
-        server, front = self._known(sender)
-        await server.close_tenant(sender.front, salt, stamp)
-        if not server.serves(sender.front, salt):
-            front.salts.discard(salt)
+    async def close_tenant(self, sender: Sender, salt: str, sequence_no: int) -> None:
+        server, router = self._known(sender)
+        await server.close_tenant(sender.router, salt, sequence_no)
+        if not server.serves(sender.router, salt):
+            router.salts.discard(salt)
 
     async def stats(self) -> EngineStats:
         """What the engine holds and has done."""
         await self.load()
-        assert self._engine is not None and self._engine.owner is not None
-        return self._engine.owner.stats()
+        assert self._engine is not None and self._engine.admin is not None
+        return self._engine.admin.stats()
 
     async def close(self) -> None:
         """Write what is to be kept, and end the engine."""
         async with self._turn:
             engine, self._engine, self._server = self._engine, None, None
-            self._fronts.clear()
+            self._routers.clear()
             if engine is not None:
                 await asyncio.to_thread(engine.close)
 
-    def _known(self, sender: Sender, salt: str | None = None) -> tuple[EngineServer, _Front]:
-        front = self._fronts.get(sender.front)
-        if sender.incarnation != self._incarnation or self._server is None or front is None:
+    def _known(self, sender: Sender, salt: str | None = None) -> tuple[EngineWorker, _Router]:
+        router = self._routers.get(sender.router)
+        if sender.incarnation != self._incarnation or self._server is None or router is None:
             raise EngineLostError(
-                f"engine {self._name!r} was gone, or thought so of its front: it has nothing of before"
+                f"engine {self._name!r} was gone, or thought so of its router: it has nothing of before"
             )
         if salt is not None:
-            front.salts.add(salt)
-        return self._server, front
+            router.salts.add(salt)
+        return self._server, router
 
     def _expect(self, name: str) -> None:
-        """Give up a front unless it listens before long."""
-        if (front := self._fronts.get(name)) is not None:
-            heard, loop = front.heard, asyncio.get_running_loop()
-            loop.call_later(GONE_S, lambda: loop.create_task(self._give_up(name, front, heard)))
+        """Give up a router unless it listens before long."""
+        if (router := self._routers.get(name)) is not None:
+            heard, loop = router.heard, asyncio.get_running_loop()
+            loop.call_later(GONE_S, lambda: loop.create_task(self._give_up(name, router, heard)))
 
-    async def _give_up(self, name: str, front: _Front, heard: int) -> None:
-        if self._fronts.get(name) is front and front.heard == heard and self._server is not None:
-            LOG.info("a front is gone: what engine %r has for it goes, too", self._name)
-            del self._fronts[name]
-            front.cancel()
-            for salt in tuple(front.salts):
+    async def _give_up(self, name: str, router: _Router, heard: int) -> None:
+        if self._routers.get(name) is router and router.heard == heard and self._server is not None:
+            LOG.info("a router is gone: what engine %r has for it goes, too", self._name)
+            del self._routers[name]
+            router.cancel()
+            for salt in tuple(router.salts):
                 await self._server.close_tenant(name, salt, sys.maxsize)
 
     def _over(self, lost: ChoreoError) -> EngineLostError:
@@ -259,13 +259,13 @@ class EngineActor:
 
 
 _BEGUN_S = 0.02
-"""Seconds after which a front is told that a call has begun, unless it was told more."""
+"""Seconds after which a router is told that a call has begun, unless it was told more."""
 _SOON_S = 0.2
 """Seconds in which calls are told why an engine ends."""
 
 
-class _Front:
-    """A front, and what was said to it and not heard yet."""
+class _Router:
+    """A router, and what was said to it and not heard yet."""
 
     def __init__(self) -> None:
         self.salts: set[str] = set()
@@ -283,10 +283,10 @@ class _Front:
             if call is not None:
                 call.cancel()
 
-    def say(self, stamp: int, since: int, told: Sequence[Chosen]) -> None:
+    def say(self, sequence_no: int, since: int, told: Sequence[SampledToken]) -> None:
         """Tokens of a call as it was sent once, after those that were told before."""
-        before = self._waiting.get(stamp, SomeTokens(since))
-        self._waiting[stamp] = SomeTokens(before.since, (*before.tokens, *told))
+        before = self._waiting.get(sequence_no, SomeTokens(since))
+        self._waiting[sequence_no] = SomeTokens(before.since, (*before.tokens, *told))
         self._some.set()
 
     async def said(self, until: float) -> Mapping[int, SomeTokens]:

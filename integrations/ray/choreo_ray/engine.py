@@ -18,7 +18,7 @@ from choreo_ray.cluster import Cluster
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended, named, require_name
 from choreo_ray.placing import Placing, Strategy, absolute, with_folders
-from choreo_ray.remote import FrontOptions, RemoteExecution, engine_over
+from choreo_ray.remote import RemoteExecution, RouterOptions, remote_engine
 
 NAMESPACE = "choreo"
 START_S = 60.0
@@ -30,7 +30,7 @@ class RayEngine(Engine):
     _actors: Actors | None = None
 
     @classmethod
-    @refuses_unknown(FrontOptions)
+    @refuses_unknown(RouterOptions)
     def load(  # type: ignore[override]
         cls,
         model: str | Path = "embedded",
@@ -53,7 +53,7 @@ class RayEngine(Engine):
         scheduling: Scheduling | None = None,
         backend: str | None = None,
         salt: str = "",
-        **front: Unpack[FrontOptions],
+        **router: Unpack[RouterOptions],
     ) -> RayEngine:
         """Start an actor for each engine, and an engine over them.
 
@@ -73,8 +73,8 @@ class RayEngine(Engine):
                 be kept. None: they end with this engine. `namespace`: Ray's, of these names.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
-            salt: Of the front.
-            front: See `FrontOptions`. `adapter` and `chat` are those of each engine, too; `copied_bytes` is
+            salt: Of the router.
+            router: See `RouterOptions`. `adapter` and `chat` are those of each engine, too; `copied_bytes` is
                 less by default where the object store is small, half of an engine's share of it.
 
         Raises:
@@ -88,15 +88,15 @@ class RayEngine(Engine):
         placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
         said |= {"generation_config": generation_config, "scheduling": scheduling, "memory": with_folders(memory)}
-        said |= {"chat": front.get("chat"), "adapter": absolute(front.get("adapter"))}
+        said |= {"chat": router.get("chat"), "adapter": absolute(router.get("adapter"))}
         options = {each: value for each, value in said.items() if value is not None}
         served = model if model == "embedded" else absolute(model)
         loading = Loading(str(served), threads, options)
         actors = Actors(Cluster(address, object_store_bytes), placing, loading)
         try:
-            if front.get("copied_bytes") is None:
-                front["copied_bytes"] = actors.copied_bytes()
-            made = engine_over(actors.far, model, salt=salt, made=cls, **front)
+            if router.get("copied_bytes") is None:
+                router["copied_bytes"] = actors.copied_bytes()
+            made = remote_engine(actors.far, model, salt=salt, made=cls, **router)
         except BaseException:
             actors.undo()
             raise
@@ -145,7 +145,7 @@ class RayEngine(Engine):
         return execution.drain(name)
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
-        """What each engine holds and has done, for all fronts together, by its name; of those that are there."""
+        """What each engine holds and has done, for all routers together, by its name; of those that are there."""
         if self._actors is None:
             raise EngineClosedError(
                 "the engine is closed, and has ended its actors, or left them to others: load a new one"

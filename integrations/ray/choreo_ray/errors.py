@@ -18,7 +18,7 @@ _GONE = (
     ray_errors.RaySystemError,
     ray_errors.RpcError,
     ray_errors.RuntimeEnvSetupError,
-    ray_errors.TaskCancelledError,  # by the actor, which takes the front for gone: what a front cancels, it leaves
+    ray_errors.TaskCancelledError,  # by the actor, which takes the router for gone: what a router cancels, it leaves
     ray_errors.WorkerCrashedError,
 )
 

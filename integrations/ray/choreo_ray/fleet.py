@@ -1,4 +1,4 @@
-"""The actors of one front, one for each engine: placed on the cluster, begun, loaded, and ended."""
+"""The actors of one router, one for each engine: placed on the cluster, begun, loaded, and ended."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from choreo_agents import EngineStats
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_ray.actor import EngineActor, Loading
+from choreo_ray.client import RayEngineClient
 from choreo_ray.cluster import Cluster, object_store_bytes, resources
 from choreo_ray.errors import ClusterError, translated
-from choreo_ray.far import RayFarEngine
 from choreo_ray.naming import ended, found_or_made, named
 from choreo_ray.placing import Placing
 from choreo_ray.remote import COPIED_BYTES
-from choreo_ray.remote.sending import own_version
+from choreo_ray.remote.protocol import own_version
 
 _CALLS = 1 << 14
 """At once in an actor: what is too much for its engine waits there, and not before what concerns calls under way."""
@@ -43,7 +43,7 @@ class Actors:
     def __init__(self, cluster: Cluster, placing: Placing, loading: Loading) -> None:
         self._cluster, self._placing = cluster, placing
         self._group: PlacementGroup | None = None
-        self.far: list[RayFarEngine] = []
+        self.far: list[RayEngineClient] = []
         self._made: list[Any] = []
         """Actors that were not there before."""
         try:
@@ -52,7 +52,7 @@ class Actors:
             bundles = self._bundles(until)
             for number, name in enumerate(placing.names()):
                 bundle = None if bundles is None else (bundles, number)
-                self.far.append(RayFarEngine(name, self._actor(name, loading, bundle)))
+                self.far.append(RayEngineClient(name, self._actor(name, loading, bundle)))
             self._meet(until, loading)
             self._load()
             self._meet(time.monotonic() + placing.start_s, loading)  # now each knows what its model is in
@@ -166,7 +166,7 @@ class Actors:
                     "in one version"
                 ) from error
 
-    def _require_alike(self, far: RayFarEngine, loading: Loading, model: str, dtype: torch.dtype | None) -> None:
+    def _require_alike(self, far: RayEngineClient, loading: Loading, model: str, dtype: torch.dtype | None) -> None:
         said = str(loading.options.get("dtype")).removeprefix("torch.")
         wanted: torch.dtype | None = getattr(torch, said, None)  # of "auto", whatever each engine has taken
         if model != loading.model or (wanted is not None and dtype not in (None, wanted)):

@@ -26,7 +26,7 @@ def with_folders(memory: Memory | None) -> Memory | None:
     """With folders as actors find them, too; those that are not there yet are made where this process would."""
     if memory is None:
         return None
-    folders = {"disk": memory.disk, "kept": memory.kept}
+    folders = {"disk": memory.disk, "kept": memory.persist_dir}
     return memory.model_copy(update={name: path and path.absolute() for name, path in folders.items()})
 
 

@@ -2,7 +2,7 @@
 
     python overhead.py [--model PATH] [--rounds 7] [--calls 60] [--tokens 200] [--json FILE]
 
-Medians of alternating rounds on one machine: `engine` is in this process, `front` has one in this process compute for
+Medians of alternating rounds on one machine: `engine` is in this process, `router` has one in this process compute for
 it, and `ray` has one in an actor. What crossing costs is the last line; Ray's part of it, at its best, is what a method
 takes that does nothing.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import ray
 import torch
 from choreo_ray import RayEngine
-from choreo_ray.remote import EngineServer, engine_over
+from choreo_ray.remote import EngineWorker, remote_engine
 
 from choreo_agents import Engine, MessageHandle, Sampling
 
@@ -42,7 +42,7 @@ def call_ms(engine: Engine, calls: int) -> float:
 def stream_ms(engine: Engine, tokens: int) -> tuple[float, float]:
     """Milliseconds to the first token of a stream, and of each further one."""
     said = [5 + number % 7 for number in range(tokens)]
-    sampling = Sampling(max_tokens=tokens, forced=said)
+    sampling = Sampling(max_tokens=tokens, forced_token_ids=said)
     began = time.perf_counter()
     first = last = 0.0
     handle: MessageHandle | None = None
@@ -91,10 +91,10 @@ def main() -> None:
     with (
         Engine.load(asked.model) as engine,
         Engine.load(asked.model) as far,
-        engine_over([EngineServer(far.owner, "here")], far.model) as front,  # type: ignore[union-attr]
+        remote_engine([EngineWorker(far.admin, "here")], far.model) as router,  # type: ignore[union-attr]
         RayEngine.load(asked.model, engines=1) as crossed,
     ):
-        engines: dict[str, Engine] = {"engine": engine, "front": front, "ray": crossed}
+        engines: dict[str, Engine] = {"engine": engine, "front": router, "ray": crossed}
         found = measured(engines, asked.rounds, asked.calls, asked.tokens)
         assert crossed._actors is not None
         nothing = nothing_ms(crossed._actors.far[0].actor, asked.calls)

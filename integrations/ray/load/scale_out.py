@@ -106,24 +106,24 @@ def copied_and_encoded(model: str, repeats: int) -> list[dict[str, float]]:
             return Route("engine-1", dict.fromkeys(ids, "engine-0"), (), nbytes, 0, 0.0)
         return Route("engine-1", {}, tuple(ids), 0, 0, 0.0)
 
-    with RayEngine.load(model, engines=2, sink=events, memory=Memory(kv_budget_bytes=1 << 29)) as front:
-        core: Any = front._core
+    with RayEngine.load(model, engines=2, sink=events, memory=Memory(kv_budget_bytes=1 << 29)) as router:
+        core: Any = router._core
         core.execution.fleet._route = forced  # by itself it would choose what is quicker
-        size = front.model.adapter.vocabulary_size
-        for length in (each for each in _LENGTHS if each < front.model.adapter.max_positions - 64):
+        size = router.model.adapter.vocabulary_size
+        for length in (each for each in _LENGTHS if each < router.model.adapter.max_positions - 64):
             took: dict[bool, list[float]] = {True: [], False: []}
             nbytes = 0
             for number in range(2 * (repeats + 1)):
                 where["copies"] = number % 2 == 0
                 events.events.clear()
-                trunk = front.prefill([random.randrange(20, size) for _ in range(length)])
+                trunk = router.prefill([random.randrange(20, size) for _ in range(length)])
                 began = time.perf_counter()
-                reader = front.prefill([random.randrange(20, size)], [trunk])
+                reader = router.prefill([random.randrange(20, size)], [trunk])
                 if number > 1:  # the first of each prepares what the others use
                     took[where["copies"]].append(time.perf_counter() - began)
                 nbytes = sum(event.bytes for event in events.events if isinstance(event, KVCopied)) or nbytes
-                front.release(reader)
-                front.release(trunk)
+                router.release(reader)
+                router.release(trunk)
             copied_s, encoded_s = (statistics.median(took[copies]) for copies in (True, False))
             found.append({"tokens": length, "bytes": nbytes, "copied_s": copied_s, "encoded_s": encoded_s})
     return found
@@ -143,13 +143,13 @@ def main() -> None:
     taken: dict[str, list[Held]] = {"one, 1 thread": [], "one, 2 threads": [], "two actors": []}
     with (
         Engine.load(asked.model, memory=memory) as alone,
-        RayEngine.load(asked.model, engines=2, memory=memory, sink=events) as front,
+        RayEngine.load(asked.model, engines=2, memory=memory, sink=events) as router,
     ):
         for repeat in range(asked.repeats + 1):
             for name, made in taken.items():
                 torch.set_num_threads(2 if "2 threads" in name else 1)
                 two = name == "two actors"
-                result = asyncio.run(held(front if two else alone, asked.debates, events if two else None))
+                result = asyncio.run(held(router if two else alone, asked.debates, events if two else None))
                 if repeat:  # the first warms up
                     made.append(result)
     torch.set_num_threads(1)

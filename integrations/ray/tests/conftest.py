@@ -54,8 +54,8 @@ def alone(address: str, shared: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def front(alone: None) -> Iterator[Callable[..., RayEngine]]:
-    """Makes fronts over the two actors, which keep nothing for them in the end."""
+def router(alone: None) -> Iterator[Callable[..., RayEngine]]:
+    """Makes routers over the two actors, which keep nothing for them in the end."""
     from choreo_ray import RayEngine
 
     made: list[RayEngine] = []

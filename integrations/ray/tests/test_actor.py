@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from choreo_ray import actor as actors
 from choreo_ray.actor import EngineActor, Loading, Sender, SomeTokens
-from choreo_ray.remote import Copying, Greeting, SentCall
-from choreo_ray.remote.sending import own_version
+from choreo_ray.remote import Copying, Hello, SentCall
+from choreo_ray.remote.protocol import own_version
 from ray.exceptions import OwnerDiedError
 
 from choreo_agents import Decode, Memory, Sampling
@@ -23,9 +23,9 @@ from choreo_agents.errors import (
     EngineMismatchError,
     InvalidRequestError,
 )
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 
-GREETING = Greeting("front", "", own_version())
+GREETING = Hello("front", "", own_version())
 
 
 @pytest.fixture
@@ -53,62 +53,62 @@ async def test_it_knows_only_who_has_greeted_it_as_it_is_now(actor: EngineActor)
 
 async def test_a_front_of_another_version_is_refused(actor: EngineActor) -> None:
     with pytest.raises(EngineMismatchError, match="install one version"):
-        await actor.greet(Greeting("front", "", "0.0.9"))
+        await actor.greet(Hello("front", "", "0.0.9"))
     with pytest.raises(EngineLostError):
         await actor.release(Sender("front", actor._incarnation), [])
 
 
 async def test_what_is_there_at_once_is_one_item(actor: EngineActor) -> None:
     known = await sender(actor)
-    _, front = actor._known(known)
+    _, router = actor._known(known)
     heard = actor.listen(known)
-    front.say(1, 4, [Chosen(5)])
-    front.say(2, 0, [])
-    front.say(1, 5, [Chosen(7)])
-    assert await anext(heard) == {1: SomeTokens(4, (Chosen(5), Chosen(7))), 2: SomeTokens(0)}
-    asyncio.get_running_loop().call_later(0.01, front.say, 3, 0, [Chosen(8)])
-    assert await anext(heard) == {3: SomeTokens(0, (Chosen(8),))}
+    router.say(1, 4, [SampledToken(5)])
+    router.say(2, 0, [])
+    router.say(1, 5, [SampledToken(7)])
+    assert await anext(heard) == {1: SomeTokens(4, (SampledToken(5), SampledToken(7))), 2: SomeTokens(0)}
+    asyncio.get_running_loop().call_later(0.01, router.say, 3, 0, [SampledToken(8)])
+    assert await anext(heard) == {3: SomeTokens(0, (SampledToken(8),))}
     await heard.aclose()
 
 
 async def test_who_asks_again_for_what_is_said_is_there(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "LISTEN_S", 0.01)
     known = await sender(actor)
-    _, front = actor._known(known)
-    before = front.heard
+    _, router = actor._known(known)
+    before = router.heard
     assert [each async for each in actor.listen(known)] == []
-    await actor._give_up("front", front, before)
+    await actor._give_up("front", router, before)
     await actor.release(known, [])
-    await actor._give_up("front", front, front.heard)
+    await actor._give_up("front", router, router.heard)
     with pytest.raises(EngineLostError):
         await actor.release(known, [])
 
 
 async def test_what_a_front_had_goes_when_it_does_not(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
     await sender(actor)
-    server, front = actor._server, actor._fronts["front"]
+    server, router = actor._server, actor._routers["front"]
     assert server is not None
-    front.salts.add("salt")
+    router.salts.add("salt")
     tenant = (await server._serving_of("front", "salt")).tenant
     monkeypatch.setattr(actors, "GONE_S", 0.01)
     actor._expect("front")
     while not tenant.closed:
         await asyncio.sleep(0.01)
-    assert not actor._fronts
+    assert not actor._routers
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["greets-again", "is-gone"])
 async def test_calls_end_whose_front_has_given_them_up(actor: EngineActor, again: bool) -> None:
     known = await sender(actor)
-    long = Decode([5, 6], sampling=Sampling(max_tokens=100, forced=[7] * 100))
+    long = Decode([5, 6], sampling=Sampling(max_tokens=100, forced_token_ids=[7] * 100))
     call = asyncio.create_task(actor.run(known, SentCall("front", 1, 0, "salt", long, ())))
     heard = actor.listen(known)
     assert 1 in await anext(heard), "it has begun"
     if again:
         assert (await actor.greet(GREETING))[0] == known.incarnation
     else:
-        front = actor._fronts["front"]
-        await actor._give_up("front", front, front.heard)
+        router = actor._routers["front"]
+        await actor._give_up("front", router, router.heard)
     with pytest.raises(asyncio.CancelledError):
         await call
     while (await actor.stats()).unfinished:
@@ -121,13 +121,13 @@ async def test_what_is_lost_on_its_way_is_not_taken(actor: EngineActor) -> None:
         raise OwnerDiedError("00" * 28, None, "")
 
     known = await sender(actor)
-    assert await actor.give(known, Copying("front", 0, "salt", ("a" * 64,), ())) == []
-    assert await actor.take(known, Copying("front", 1, "salt", (), ()), [lost()]) == ([], 0)
+    assert await actor.export_kv(known, Copying("front", 0, "salt", ("a" * 64,), ())) == []
+    assert await actor.import_kv(known, Copying("front", 1, "salt", (), ()), [lost()]) == ([], 0)
 
 
 async def test_what_was_said_of_a_call_is_not_said_of_it_when_it_is_sent_again(actor: EngineActor) -> None:
     known = await sender(actor)
-    said = Decode([5, 6], sampling=Sampling(max_tokens=3, forced=[7, 8, 9]))
+    said = Decode([5, 6], sampling=Sampling(max_tokens=3, forced_token_ids=[7, 8, 9]))
     await actor.run(known, SentCall("front", 1, 4, "salt", said, ()))  # and nobody has listened
     await actor.greet(GREETING)
     await actor.run(known, SentCall("front", 2, 4, "salt", said, ()))
@@ -169,7 +169,7 @@ async def test_a_process_whose_device_is_lost_ends(actor: EngineActor, monkeypat
 
 
 class _Sent:
-    front, salt, stamp = "front", "salt", 1
+    router, salt, sequence_no = "front", "salt", 1
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True])

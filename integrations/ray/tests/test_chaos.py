@@ -22,9 +22,9 @@ from choreo_agents.tracing import EventList
 
 
 @pytest.mark.slow
-def test_runs_end_with_their_words_whoever_is_killed(front: Callable[..., RayEngine]) -> None:
+def test_runs_end_with_their_words_whoever_is_killed(router: Callable[..., RayEngine]) -> None:
     events = EventList()
-    engine = front(sink=events)
+    engine = router(sink=events)
     found: list[Outcome] = []
     with closing(Chaos(engine, events, partial(pids, "pool", "tests"), seed=7)) as chaos:
         for number in range(2):

@@ -1,4 +1,4 @@
-"""An engine in an actor as its front has it, without the actor."""
+"""An engine in an actor as its router has it, without the actor."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import ray
-from choreo_ray import far as far_engines
+from choreo_ray import client as far_engines
 from choreo_ray.actor import SomeTokens
-from choreo_ray.far import RayFarEngine
+from choreo_ray.client import RayEngineClient
 from choreo_ray.remote import Releasing, SentAnswer, SentCall
 from ray.exceptions import ActorUnavailableError, TaskCancelledError
 
 from choreo_agents import Decode
 from choreo_agents.engine.messages.message import Usage
 from choreo_agents.errors import EngineFailedError, EngineLostError
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 
-A, B, C = Chosen(1), Chosen(2), Chosen(3)
+A, B, C = SampledToken(1), SampledToken(2), SampledToken(3)
 ANSWER = SentAnswer("id", (1, 2, 3), (A, B, C), "stop", Usage(0, 0, None, 0.0), {})
 CALL = SentCall("front", 7, 0, "salt", Decode([5]), ())
 
@@ -55,11 +55,11 @@ def actor() -> Told:
 
 
 @pytest.fixture
-def far(actor: Told) -> RayFarEngine:
-    return RayFarEngine("engine-0", actor)
+def far(actor: Told) -> RayEngineClient:
+    return RayEngineClient("engine-0", actor)
 
 
-async def heard(far: RayFarEngine, actor: Told, *some: SomeTokens, answer: Any) -> list[Any]:
+async def heard(far: RayEngineClient, actor: Told, *some: SomeTokens, answer: Any) -> list[Any]:
     """What a call says of which so much is heard, and then its answer comes."""
     said: list[Any] = []
 
@@ -83,7 +83,7 @@ async def heard(far: RayFarEngine, actor: Told, *some: SomeTokens, answer: Any) 
     return said
 
 
-async def test_each_token_comes_once_whatever_was_lost_or_said_twice(far: RayFarEngine, actor: Told) -> None:
+async def test_each_token_comes_once_whatever_was_lost_or_said_twice(far: RayEngineClient, actor: Told) -> None:
     whole = ((A, B, C), ANSWER)
     assert await heard(far, actor, answer=whole) == [(A, B, C), ANSWER]
     assert await heard(far, actor, SomeTokens(0), SomeTokens(0, (A,)), answer=whole) == [(), (A,), (B, C), ANSWER]
@@ -95,7 +95,7 @@ async def test_each_token_comes_once_whatever_was_lost_or_said_twice(far: RayFar
 
 
 async def test_a_call_of_which_nothing_was_heard_is_taken_for_the_culprit_the_second_time(
-    far: RayFarEngine, actor: Told
+    far: RayEngineClient, actor: Told
 ) -> None:
     lost = ActorUnavailableError("restarting", None)
     assert await heard(far, actor, answer=lost) == [EngineLostError]
@@ -103,17 +103,17 @@ async def test_a_call_of_which_nothing_was_heard_is_taken_for_the_culprit_the_se
     assert await heard(far, actor, SomeTokens(0), answer=lost) == [(), EngineLostError], "it had begun"
 
 
-async def test_a_call_that_its_actor_has_given_up_is_lost_and_no_culprit(far: RayFarEngine, actor: Told) -> None:
+async def test_a_call_that_its_actor_has_given_up_is_lost_and_no_culprit(far: RayEngineClient, actor: Told) -> None:
     for _ in range(2):
         assert await heard(far, actor, answer=TaskCancelledError()) == [EngineLostError]
 
 
-async def test_what_was_said_before_a_call_failed_is_told(far: RayFarEngine, actor: Told) -> None:
+async def test_what_was_said_before_a_call_failed_is_told(far: RayEngineClient, actor: Told) -> None:
     failed = ((A, B, C), EngineFailedError("it is cut"))
     assert await heard(far, actor, SomeTokens(0, (A,)), answer=failed) == [(A,), (B, C), EngineFailedError]
 
 
-async def test_who_leaves_a_call_ends_it(far: RayFarEngine, actor: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_a_call_ends_it(far: RayEngineClient, actor: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[Any] = []
     monkeypatch.setattr(ray, "cancel", ended.append)
     run = far.run(CALL)
@@ -127,7 +127,7 @@ async def test_who_leaves_a_call_ends_it(far: RayFarEngine, actor: Told, monkeyp
     assert len(ended) == 1, "nothing is left of one that has ended"
 
 
-async def test_releases_go_together(far: RayFarEngine, actor: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_releases_go_together(far: RayEngineClient, actor: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(far_engines, "_RELEASE_S", 0.0)
     gone = [Releasing("front", number, "salt", (f"{number}",)) for number in range(3)]
     telling = [asyncio.ensure_future(far.release(each)) for each in gone]
@@ -138,7 +138,7 @@ async def test_releases_go_together(far: RayFarEngine, actor: Told, monkeypatch:
     assert actor.asked == [("release", (far._sender, gone))]
 
 
-async def test_a_front_that_closes_has_told_of_its_releases(far: RayFarEngine, actor: Told) -> None:
+async def test_a_front_that_closes_has_told_of_its_releases(far: RayEngineClient, actor: Told) -> None:
     gone = Releasing("front", 1, "salt", ("id",))
     telling = asyncio.ensure_future(far.release(gone))
     await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended
 from choreo_ray.placing import Placing, with_folders
-from choreo_ray.remote.sending import own_version
+from choreo_ray.remote.protocol import own_version
 from ray import exceptions as ray_errors
 
 from choreo_agents import Memory
@@ -171,7 +171,7 @@ async def test_an_actor_says_what_it_is_to_serve_and_loads_nothing_for_it() -> N
     actor = EngineActor("engine-0", LOADING)
     assert await actor.meet(own_version()) == ("right", torch.float32)
     with pytest.raises(
-        EngineMismatchError, match=r"runs choreo-agents .*, choreo-ray .*, and its front 0.0.9: install one version"
+        EngineMismatchError, match=r"runs choreo-agents .*, choreo-ray .*, and its router 0.0.9: install one version"
     ):
         await actor.meet("0.0.9")
     assert actor._engine is None
@@ -199,6 +199,6 @@ def test_those_that_have_begun_write_before_they_end_and_no_other_is_waited_for(
 
 def test_folders_of_memory_are_those_of_who_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    told = with_folders(Memory(kept=Path("kept"), host_bytes=7))
-    assert told == Memory(kept=tmp_path / "kept", host_bytes=7) and not (tmp_path / "kept").exists()
+    told = with_folders(Memory(persist_dir=Path("kept"), host_bytes=7))
+    assert told == Memory(persist_dir=tmp_path / "kept", host_bytes=7) and not (tmp_path / "kept").exists()
     assert with_folders(None) is None

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 import ray
 from choreo_ray import actor as actors
-from choreo_ray import far as far_engines
+from choreo_ray import client as far_engines
 from choreo_ray.actor import EngineActor, Loading
-from choreo_ray.far import RayFarEngine
-from choreo_ray.remote import Costs, Greeting, SentAnswer, SentCall, engine_over
+from choreo_ray.client import RayEngineClient
+from choreo_ray.remote import Costs, Hello, SentAnswer, SentCall, remote_engine
+from choreo_ray.remote.protocol import own_version
 from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route
-from choreo_ray.remote.sending import own_version
 from ray import exceptions as ray_errors
 from remote_support.loopback import routed
 from support.ray_nearby import NearbyActor
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.errors import EngineMismatchError
-from choreo_agents.tracing import CallPlaced, EventList, KVCopied
+from choreo_agents.tracing import EventList, KVCopied, RequestRouted
 
-GREETING = Greeting("front", "", own_version())
+GREETING = Hello("front", "", own_version())
 FORCED = tuple(range(5, 205))
 _SOON_S = 10.0
-LONG = Sampling(max_tokens=len(FORCED), forced=FORCED)
+LONG = Sampling(max_tokens=len(FORCED), forced_token_ids=FORCED)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ async def actor(loading: Loading) -> AsyncIterator[NearbyActor]:
     await made.actor.close()
 
 
-async def pieces(far: RayFarEngine) -> list[Sequence[int]]:
+async def pieces(far: RayEngineClient) -> list[Sequence[int]]:
     """The tokens of a long call, as they are told."""
     call = SentCall("front", 0, 1, "salt", Decode([5, 6], sampling=LONG), ())
     told = [[each.token for each in some] async for some in far.run(call) if not isinstance(some, SentAnswer)]
@@ -64,7 +64,7 @@ async def test_a_front_that_outlives_a_stream_asks_for_the_next(
     actor: NearbyActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actors, "LISTEN_S", 0.02)
-    far = RayFarEngine("engine-0", actor)
+    far = RayEngineClient("engine-0", actor)
     await far.greet(GREETING)
     async with asyncio.timeout(_SOON_S):
         while actor.asked.count("listen") < 3:
@@ -81,7 +81,7 @@ async def test_a_front_whose_stream_has_failed_asks_for_the_next(actor: NearbyAc
             raise failing.pop()
 
     actor.fails = fail
-    far = RayFarEngine("engine-0", actor)
+    far = RayEngineClient("engine-0", actor)
     await far.greet(GREETING)
     async with asyncio.timeout(_SOON_S):
         while actor.asked.count("listen") < 3:
@@ -91,11 +91,11 @@ async def test_a_front_whose_stream_has_failed_asks_for_the_next(actor: NearbyAc
 
 @pytest.mark.parametrize("gone", [None, ray_errors.ActorDiedError()], ids=["knows-nothing-of-before", "died"])
 async def test_nobody_asks_who_is_gone(actor: NearbyActor, gone: Exception | None) -> None:
-    far = RayFarEngine("engine-0", actor)
+    far = RayEngineClient("engine-0", actor)
 
     def fail(method: str) -> None:
         if method == "listen":
-            actor.actor._fronts.clear()
+            actor.actor._routers.clear()
             if gone is not None:
                 raise gone
 
@@ -110,13 +110,13 @@ async def test_a_front_of_another_version_is_refused_whenever_it_greets(
     actor: NearbyActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(far_engines, "own_version", lambda: "0.0.9")
-    with pytest.raises(EngineMismatchError, match=r"its front 0\.0\.9: install one version"):
-        await RayFarEngine("engine-0", actor).greet(GREETING)
+    with pytest.raises(EngineMismatchError, match=r"its router 0\.0\.9: install one version"):
+        await RayEngineClient("engine-0", actor).greet(GREETING)
     assert actor.asked == ["meet"]
 
 
 class Pair:
-    """A front over two actors; the first call goes to the one, and all others to the other, with what they read.
+    """A router over two actors; the first call goes to the one, and all others to the other, with what they read.
 
     Args:
         loading: What both load.
@@ -125,13 +125,13 @@ class Pair:
     def __init__(self, loading: Loading) -> None:
         self.actors = [EngineActor(f"engine-{number}", loading) for number in range(2)]
         self.events = EventList()
-        far = [RayFarEngine(f"engine-{number}", NearbyActor(each)) for number, each in enumerate(self.actors)]
+        far = [RayEngineClient(f"engine-{number}", NearbyActor(each)) for number, each in enumerate(self.actors)]
         self._placed = 0
-        self.front: Engine = routed(engine_over(far, loading.model, sink=self.events), self._route)
+        self.router: Engine = routed(remote_engine(far, loading.model, sink=self.events), self._route)
 
     def encoded(self) -> int:
         """Tokens, by both: what was encoded before included."""
-        every = [each._engine.owner.stats() for each in self.actors]  # type: ignore[union-attr]
+        every = [each._engine.admin.stats() for each in self.actors]  # type: ignore[union-attr]
         return sum(each.tokens_encoded + each.tokens_recomputed for each in every)
 
     def of(self, kind: type[Any]) -> list[Any]:
@@ -139,7 +139,7 @@ class Pair:
         return [each for each in self.events.events if isinstance(each, kind)]
 
     def close(self) -> None:
-        self.front.close()
+        self.router.close()
         for each in self.actors:
             asyncio.run(each.close())
 
@@ -155,7 +155,7 @@ class Pair:
 def pair(loading: Loading) -> Iterator[Pair]:
     made = Pair(loading)
     yield made
-    made.front.check()
+    made.router.check()
     made.close()
 
 
@@ -186,30 +186,30 @@ def test_kv_that_has_no_room_on_its_way_is_encoded_again(
     pair: Pair, put: Callable[[Any], Any], refused: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "put", put)
-    note = pair.front.prefill([7] * 60)
+    note = pair.router.prefill([7] * 60)
     before = pair.encoded()
     assert before == 60
-    answer = pair.front.decode([8, 9], [note], sampling=Sampling(max_tokens=4, forced=(5, 6, 7, 8)))
-    assert pair.front.tokens(answer)[-4:] == [5, 6, 7, 8]
-    assert pair.encoded() - before == len(pair.front.tokens(answer)) + 60 * refused
+    answer = pair.router.decode([8, 9], [note], sampling=Sampling(max_tokens=4, forced_token_ids=(5, 6, 7, 8)))
+    assert pair.router.tokens(answer)[-4:] == [5, 6, 7, 8]
+    assert pair.encoded() - before == len(pair.router.tokens(answer)) + 60 * refused
     [copied] = pair.of(KVCopied)
     assert (copied.messages, copied.refused, bool(copied.bytes)) == (1, refused, not refused)
 
 
 def test_a_call_that_its_actor_has_given_up_is_run_elsewhere(pair: Pair) -> None:
-    pair.front.prefill([7] * 3)
-    stream = pair.front.stream([8, 9], sampling=LONG)
+    pair.router.prefill([7] * 3)
+    stream = pair.router.stream([8, 9], sampling=LONG)
     told = list(islice(stream, 2))
-    [placed] = [each.engine for each in pair.of(CallPlaced)][1:]
+    [placed] = [each.engine for each in pair.of(RequestRouted)][1:]
     [given_up] = [each for each in pair.actors if each._name == placed]
 
     async def give_up() -> int:
-        calls = [len(each.calls) for each in given_up._fronts.values()]
-        for each in given_up._fronts.values():
+        calls = [len(each.calls) for each in given_up._routers.values()]
+        for each in given_up._routers.values():
             each.cancel()
         return sum(calls)
 
-    assert pair.front._core.loop.wait_for(give_up()) == 1, "it is under way"  # type: ignore[attr-defined]
+    assert pair.router._core.loop.wait_for(give_up()) == 1, "it is under way"  # type: ignore[attr-defined]
     *rest, handle = stream
-    assert isinstance(handle, MessageHandle) and pair.front.tokens(handle)[-len(FORCED) :] == [*FORCED]
-    assert len(told) + len(rest) > 2 and len(pair.of(CallPlaced)) == 3
+    assert isinstance(handle, MessageHandle) and pair.router.tokens(handle)[-len(FORCED) :] == [*FORCED]
+    assert len(told) + len(rest) > 2 and len(pair.of(RequestRouted)) == 3

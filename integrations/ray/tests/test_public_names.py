@@ -19,15 +19,15 @@ LINT = "from importlinter.cli import lint_imports_command; lint_imports_command(
 SETTINGS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["importlinter"]
 CONTRACTS = [contract["name"] for contract in SETTINGS["contracts"]]
 PLANTED = (
-    ("Only what", "far.py", "from choreo_agents.engine.engine import Engine"),
-    ("Only what", "far.py", "from choreo_agents.engine.delegation import Request"),
+    ("Only what", "client.py", "from choreo_agents.engine.engine import Engine"),
+    ("Only what", "client.py", "from choreo_agents.engine.delegation import Request"),
     ("Only what", "remote/fleet.py", "from choreo_agents.runtime.request import Request"),
     ("Only what", "remote/fleet.py", "from choreo_agents.kv.cache import KVCache"),
-    ("It needs neither", "far.py", "import transformers"),
-    ("Fronts know", "far.py", "import choreo_ray.fleet"),
-    ("Fronts know", "remote/fleet.py", "import choreo_ray.naming"),
+    ("It needs neither", "client.py", "import transformers"),
+    ("Routers know", "client.py", "import choreo_ray.fleet"),
+    ("Routers know", "remote/fleet.py", "import choreo_ray.naming"),
     ("Remote engines", "remote/fleet.py", "import ray"),
-    ("Siblings", "remote/sending.py", "import choreo_ray.remote.fleet"),
+    ("Siblings", "remote/protocol.py", "import choreo_ray.remote.fleet"),
 )
 """How the contract begins that is broken, a file, and what it imports."""
 

@@ -16,22 +16,22 @@ from typing import Any
 import pytest
 import ray
 from choreo_ray import RayEngine
-from choreo_ray.far import RayFarEngine
+from choreo_ray.client import RayEngineClient
 from choreo_ray.remote import COPIED_BYTES, Copying, Costs
 from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route
 from remote_support.loopback import routed
 from torture.chaos import GRAPHS
 from torture.chaos import said as graph_said
 
-from choreo_agents import Engine, Guided, MessageHandle, Sampling
+from choreo_agents import Constraint, Engine, MessageHandle, Sampling
 from choreo_agents.errors import (
+    ConstraintError,
     EngineClosedError,
-    GuideError,
     InvalidRequestError,
     ReleasedHandleError,
     UnknownHandleError,
 )
-from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, KVCopied
+from choreo_agents.tracing import EngineDown, EngineUp, KVCopied, RequestRouted
 
 Make = Callable[..., RayEngine]
 LONG = Sampling(max_tokens=300, temperature=0.8, seed=7)
@@ -64,28 +64,28 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def counted(front: RayEngine, name: str) -> int:
+def counted(router: RayEngine, name: str) -> int:
     """What its engines have counted together."""
-    return sum(getattr(stats, name) for stats in front.engine_stats().values())
+    return sum(getattr(stats, name) for stats in router.engine_stats().values())
 
 
-def test_they_say_what_an_engine_in_this_process_says(front: Make, here: Engine) -> None:
-    engine = front()
+def test_they_say_what_an_engine_in_this_process_says(router: Make, here: Engine) -> None:
+    engine = router()
     assert said(engine) == said(here)
 
 
-def test_a_stream_has_each_token_once(front: Make, here: Engine) -> None:
+def test_a_stream_has_each_token_once(router: Make, here: Engine) -> None:
     def streamed(engine: Engine) -> tuple[list[str], str]:
         *pieces, handle = engine.stream("Bob:", sampling=Sampling(max_tokens=40, temperature=0.8, seed=3))
         assert isinstance(handle, MessageHandle)
         return [piece.text for piece in pieces], engine.text(handle)
 
-    told, text = streamed(front())
+    told, text = streamed(router())
     assert (told, text) == streamed(here) and len(told) > 1
 
 
-def test_who_leaves_a_stream_ends_the_call_in_its_actor(front: Make) -> None:
-    engine = front()
+def test_who_leaves_a_stream_ends_the_call_in_its_actor(router: Make) -> None:
+    engine = router()
     for number in range(3):
         for _ in range(8):  # on a busy machine a call may have said all before its reader has left
             cancelled = counted(engine, "cancelled")
@@ -99,8 +99,8 @@ def test_who_leaves_a_stream_ends_the_call_in_its_actor(front: Make) -> None:
             raise AssertionError("eight calls went on to their end after their readers had left")
 
 
-async def test_a_call_that_is_cancelled_as_soon_as_it_is_sent_ends_in_its_actor(front: Make) -> None:
-    engine = front()
+async def test_a_call_that_is_cancelled_as_soon_as_it_is_sent_ends_in_its_actor(router: Make) -> None:
+    engine = router()
     calls = [asyncio.ensure_future(engine.adecode("Bob:", sampling=LONG)) for _ in range(16)]
     in_time = []  # on a busy machine one may have said all before it is cancelled
     for number, call in enumerate(calls):
@@ -113,8 +113,8 @@ async def test_a_call_that_is_cancelled_as_soon_as_it_is_sent_ends_in_its_actor(
     assert engine.stats().unfinished == 0
 
 
-async def test_calls_of_one_time_share_steps(front: Make, here: Engine) -> None:
-    engine = front()
+async def test_calls_of_one_time_share_steps(router: Make, here: Engine) -> None:
+    engine = router()
     before = [counted(engine, name) for name in ("steps", "decode_rows")]
 
     def calls(of: Engine) -> list[Any]:
@@ -132,24 +132,24 @@ def _now(engine: RayEngine) -> list[int]:
     return [counted(engine, name) for name in ("steps", "decode_rows")]
 
 
-def test_an_error_arrives_as_it_was_raised(front: Make) -> None:
-    engine = front()
-    with pytest.raises(GuideError) as refused:
-        engine.decode("Bob:", sampling=Sampling(guide={"regex": "[a-z]{90}"}, max_tokens=9))
-    assert type(refused.value) is GuideError and "max_tokens=9" in str(refused.value)
+def test_an_error_arrives_as_it_was_raised(router: Make) -> None:
+    engine = router()
+    with pytest.raises(ConstraintError) as refused:
+        engine.decode("Bob:", sampling=Sampling(constraint={"regex": "[a-z]{90}"}, max_tokens=9))
+    assert type(refused.value) is ConstraintError and "max_tokens=9" in str(refused.value)
     assert re.fullmatch(" ?[a-z]{3,80}", refused.value.said), "its fields are there"
 
 
-def test_a_guide_that_cannot_be_sent_is_refused_by_its_key_and_tells_no_secret(front: Make) -> None:
+def test_a_guide_that_cannot_be_sent_is_refused_by_its_key_and_tells_no_secret(router: Make) -> None:
     held: Any = Lock()  # which nobody can copy
-    guide = Guided("mine", lambda model, ends: held)
-    with pytest.raises(InvalidRequestError, match="guide 'mine' cannot be sent to engine") as refused:
-        front().decode("Bob:", guide=guide)
+    constraint = Constraint("mine", lambda model, ends: held)
+    with pytest.raises(InvalidRequestError, match="constraint 'mine' cannot be sent to engine") as refused:
+        router().decode("Bob:", constraint=constraint)
     assert "SentCall" not in "".join(format_exception(refused.value))
 
 
-def test_what_is_released_goes_there_too(front: Make) -> None:
-    engine = front()
+def test_what_is_released_goes_there_too(router: Make) -> None:
+    engine = router()
     notes = [engine.prefill(f"Alice: note {number}.") for number in range(5)]
     until(lambda: counted(engine, "messages") == 5)
     for note in notes:
@@ -159,8 +159,8 @@ def test_what_is_released_goes_there_too(front: Make) -> None:
         engine.text(notes[0])
 
 
-def test_fronts_share_engines_and_nothing_else(front: Make) -> None:
-    one, other = front(), front()
+def test_fronts_share_engines_and_nothing_else(router: Make) -> None:
+    one, other = router(), router()
     note = one.prefill("Alice: the record says nine.")
     mine = other.prefill("Alice: the record says nine.")
     assert note != mine, "neither has a salt that the other could have"
@@ -183,18 +183,18 @@ def brought(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> 
 
 
 def test_kv_goes_from_actor_to_actor_and_not_through_the_front(
-    front: Make, here: Engine, monkeypatch: pytest.MonkeyPatch
+    router: Make, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Any] = []
     given: list[Any] = []
-    give = RayFarEngine.give
+    give = RayEngineClient.export_kv
 
-    async def spied(self: RayFarEngine, copying: Copying) -> Any:
+    async def spied(self: RayEngineClient, copying: Copying) -> Any:
         given.append(await give(self, copying))
         return given[-1]
 
-    monkeypatch.setattr(RayFarEngine, "give", spied)
-    engine = routed(front(sink=events.append), brought)
+    monkeypatch.setattr(RayEngineClient, "give", spied)
+    engine = routed(router(sink=events.append), brought)
     note, own = engine.prefill("Alice: " + "so it is. " * 50), here.prefill("Alice: " + "so it is. " * 50)
     received = counted(engine, "received_bytes")
     say = Sampling(max_tokens=20, temperature=0.8, seed=3)
@@ -205,18 +205,18 @@ def test_kv_goes_from_actor_to_actor_and_not_through_the_front(
     assert [(each.messages, each.refused, each.bytes) for each in copied] == [(1, 0, expected)]
     assert counted(engine, "received_bytes") - received == expected
     assert engine.usage(answer).tokens_recomputed == 0
-    assert [type(each) for each in given[0]] == [ray.ObjectRef], "what the front has is where to find it"
+    assert [type(each) for each in given[0]] == [ray.ObjectRef], "what the router has is where to find it"
 
 
-def test_an_engine_that_is_drained_hands_over_what_it_alone_has(front: Make) -> None:
+def test_an_engine_that_is_drained_hands_over_what_it_alone_has(router: Make) -> None:
     events: list[Any] = []
-    engine = front(sink=events.append)
+    engine = router(sink=events.append)
     notes = [engine.prefill(f"Alice: note {number} says so." * 3) for number in range(6)]
-    [held] = {each.engine for each in events if isinstance(each, CallPlaced)}
+    [held] = {each.engine for each in events if isinstance(each, RequestRouted)}
     assert engine.drain(held) == len(notes)
     encoded = counted(engine, "tokens_encoded")
     answer = engine.decode("Bob:", parents=notes, sampling=Sampling(max_tokens=3))
-    ran_at = [each.engine for each in events if isinstance(each, CallPlaced)][-1]
+    ran_at = [each.engine for each in events if isinstance(each, RequestRouted)][-1]
     assert ran_at != held, "nothing new is placed there"
     assert counted(engine, "tokens_encoded") - encoded == len(engine.tokens(answer)), "what is read is there"
     with pytest.raises(InvalidRequestError, match="nobody could take over"):
@@ -226,31 +226,31 @@ def test_an_engine_that_is_drained_hands_over_what_it_alone_has(front: Make) -> 
         engine.drain(ran_at)
 
 
-def test_what_is_on_its_way_leaves_half_of_the_object_store(front: Make) -> None:
+def test_what_is_on_its_way_leaves_half_of_the_object_store(router: Make) -> None:
     def most(engine: RayEngine) -> int:
         return int(engine._core.execution.fleet._copied_bytes)  # type: ignore[attr-defined]
 
     share = ray.cluster_resources()["object_store_memory"] / 2
-    assert most(front()) == round(share / 2) < COPIED_BYTES, "two engines have a store of 600 MB"
-    assert most(front(copied_bytes=1 << 20)) == 1 << 20
+    assert most(router()) == round(share / 2) < COPIED_BYTES, "two engines have a store of 600 MB"
+    assert most(router(copied_bytes=1 << 20)) == 1 << 20
 
 
 class Watched:
-    """A front, and what it has told.
+    """A router, and what it has told.
 
     Args:
-        front: Makes it.
+        router: Makes it.
     """
 
-    def __init__(self, front: Make) -> None:
+    def __init__(self, router: Make) -> None:
         self.events: list[Any] = []
-        self.engine = front(sink=self.events.append)
+        self.engine = router(sink=self.events.append)
 
     def ran_at(self) -> str:
         """The engine that the last call was sent to."""
-        return [each.engine for each in self.events if isinstance(each, CallPlaced)][-1]
+        return [each.engine for each in self.events if isinstance(each, RequestRouted)][-1]
 
-    def told(self, kind: type[EngineCame] | type[EngineWent]) -> list[str]:
+    def told(self, kind: type[EngineUp] | type[EngineDown]) -> list[str]:
         """The engines that came, or went."""
         return [each.engine for each in self.events if isinstance(each, kind)]
 
@@ -266,25 +266,25 @@ def alices(engine: Engine) -> MessageHandle:
 
 
 @pytest.mark.slow
-def test_what_an_actor_had_is_computed_again_when_it_was_idle(front: Make, here: Engine) -> None:
-    watched = Watched(front)
+def test_what_an_actor_had_is_computed_again_when_it_was_idle(router: Make, here: Engine) -> None:
+    watched = Watched(router)
     note, own = alices(watched.engine), alices(here)
     for header in ("Bob:", "Carol:"):  # the second when what the first had killed is back
         *expected, _ = here.stream(header, parents=[own], sampling=LONG)
-        came = len(watched.told(EngineCame))
+        came = len(watched.told(EngineUp))
         watched.kill(watched.ran_at())
         assert watched.engine.text(note) == "Alice: the record says nine."
         *told, _ = watched.engine.stream(header, parents=[note], sampling=LONG)
         assert told == expected
-        until(lambda came=came: len(watched.told(EngineCame)) > came)
-    assert len(watched.told(EngineWent)) == 2
+        until(lambda came=came: len(watched.told(EngineUp)) > came)
+    assert len(watched.told(EngineDown)) == 2
     watched.kill(watched.ran_at())
-    assert front().prefill([7] * 3).length == 3, "who comes while it is started again waits"
+    assert router().prefill([7] * 3).length == 3, "who comes while it is started again waits"
 
 
 @pytest.mark.slow
-def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make, here: Engine) -> None:
-    watched = Watched(front)
+def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(router: Make, here: Engine) -> None:
+    watched = Watched(router)
     note, own = alices(watched.engine), alices(here)
     *expected, _ = here.stream("Carol:", parents=[own], sampling=LONG)
     stream = watched.engine.stream("Carol:", parents=[note], sampling=LONG)
@@ -292,7 +292,7 @@ def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make,
     watched.kill(first := watched.ran_at())
     *rest, handle = stream
     assert [*told, *rest] == expected
-    assert watched.told(EngineWent) == [first] and watched.ran_at() != first
+    assert watched.told(EngineDown) == [first] and watched.ran_at() != first
     assert isinstance(handle, MessageHandle)
     again = watched.engine.decode("Dan:", parents=[note, handle], sampling=Sampling(max_tokens=4))
     assert watched.engine.text(again).startswith("Dan:")
@@ -307,21 +307,21 @@ def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
 @pytest.mark.slow
 @pytest.mark.parametrize("routing", [None, brought, apart], ids=["as-it-comes", "copied-apart", "encoded-apart"])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_graphs_say_the_same_on_two_actors(front: Make, here: Engine, graph: str, routing: Any) -> None:
+def test_graphs_say_the_same_on_two_actors(router: Make, here: Engine, graph: str, routing: Any) -> None:
     events: list[Any] = []
-    engine = front(sink=events.append)
+    engine = router(sink=events.append)
     if routing is not None:
         routed(engine, routing)
     assert graph_said(engine, graph, seed=3) == graph_said(here, graph, seed=3)
-    placed = {each.engine for each in events if isinstance(each, CallPlaced)}
+    placed = {each.engine for each in events if isinstance(each, RequestRouted)}
     assert routing is None or len(placed) == 2
     copied = sum(each.bytes for each in events if isinstance(each, KVCopied))
     assert routing is None or bool(copied) == (routing is brought)
 
 
-def test_what_a_front_had_is_said_to_be_gone_with_it(front: Make) -> None:
-    one = front(salt="shared")
+def test_what_a_front_had_is_said_to_be_gone_with_it(router: Make) -> None:
+    one = router(salt="shared")
     note = alices(one)
     one.close()
     with pytest.raises(UnknownHandleError, match="encode the words again"):
-        front(salt="shared").decode("Bob:", [note])
+        router(salt="shared").decode("Bob:", [note])

@@ -9,7 +9,7 @@ from choreo_ray import ClusterError
 from choreo_ray.errors import translated
 from ray import exceptions as ray_errors
 
-from choreo_agents.errors import ChoreoError, EngineFailedError, EngineLostError, GuideError
+from choreo_agents.errors import ChoreoError, ConstraintError, EngineFailedError, EngineLostError
 
 
 def raised(cause: Exception) -> ray_errors.RayTaskError:
@@ -40,8 +40,8 @@ def test_who_is_gone_is_lost(error: Exception) -> None:
 
 
 def test_our_own_errors_are_as_they_were() -> None:
-    found = translated("engine-1", raised(GuideError("no end", said="half of")))
-    assert type(found) is GuideError and (str(found), found.said) == ("no end", "half of")
+    found = translated("engine-1", raised(ConstraintError("no end", said="half of")))
+    assert type(found) is ConstraintError and (str(found), found.said) == ("no end", "half of")
 
 
 @pytest.mark.parametrize("error", [raised(KeyError("x")), ray_errors.GetTimeoutError("late")])

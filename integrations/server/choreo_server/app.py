@@ -25,11 +25,11 @@ from choreo_agents.errors import ChoreoError, InvalidRequestError
 from choreo_server.access import Access
 from choreo_server.asking import ChatBody
 from choreo_server.body import body_of
-from choreo_server.completions import Answer, Asked, Stream
+from choreo_server.completions import Answer, CompletionJob, Stream
 from choreo_server.errors import RefusedError, as_response
 from choreo_server.limits import Limits
 from choreo_server.looking import Looking
-from choreo_server.metrics import CONTENT_TYPE, Pace, Waits, exposition
+from choreo_server.metrics import CONTENT_TYPE, TokenIntervals, Waits, exposition
 from choreo_server.recording import Recording
 from choreo_server.tenancy import Keys, Tenancy
 
@@ -118,7 +118,7 @@ class ServerApp(Starlette):
         return Access(super().build_middleware_stack(), self._requests)
 
     async def _completions(self, request: Request) -> Response:
-        engine, pace = self._tenancy.engine(request), Pace(self._waits)
+        engine, pace = self._tenancy.engine(request), TokenIntervals(self._waits)
         self._require_open()
         try:
             body = await body_of(request, self._limits)
@@ -135,13 +135,15 @@ class ServerApp(Starlette):
             asked = replace(asked, hear=partial(self._recording.astreamed, self._tenancy.name(request)))
         return kind(asked, self._under_way(len(asked.calls), self._tenancy.name(request)))
 
-    def _read(self, body: bytes, engine: Engine, number: str, pace: Pace) -> tuple[Asked, type[Answer]]:
+    def _read(
+        self, body: bytes, engine: Engine, number: str, pace: TokenIntervals
+    ) -> tuple[CompletionJob, type[Answer]]:
         """What a request asks, and how it is answered. Raises what `ChatBody.calls` raises, and `ValidationError`."""
         told = ChatBody.model_validate_json(body)
         if told.model not in (None, *self._names):
             raise _no_model(told.model)
         adapter = told.model if told.model in self._adapters else None
-        asked = Asked(
+        asked = CompletionJob(
             calls=told.calls(engine, number, self._limits, adapter),
             number=number,
             pace=pace,
@@ -205,7 +207,7 @@ class ServerApp(Starlette):
 
     async def _metrics(self, request: Request) -> Response:
         engine = self._tenancy.engine(request)
-        owner = self._engine.owner
+        owner = self._engine.admin
         if self._tenancy.sees_all(request) and owner is not None:
             text = exposition(owner.stats(), self._requests, self.answers, self._waits)
         else:

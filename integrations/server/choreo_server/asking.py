@@ -13,7 +13,7 @@ from choreo_server.errors import RefusedError
 from choreo_server.fields import Fields, Harmless, Instead
 from choreo_server.handles import unsealed
 from choreo_server.limits import Limits
-from choreo_server.messages import ToldMessage, chat_messages
+from choreo_server.messages import MessageIn, chat_messages
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -22,7 +22,7 @@ _THOUGHTS = (
     'say `reasoning_effort: "none"`, or by `choreo.thinking` whether it thinks, or for how many tokens at most: '
     '`"choreo": {"thinking": false}`'
 )
-_FORM = '`response_format` holds answers to a form: `json_schema`, or a guide such as `{"regex": "yes|no"}`'
+_FORM = '`response_format` holds answers to a form: `json_schema`, or a constraint such as `{"regex": "yes|no"}`'
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -52,12 +52,12 @@ class StreamOptions(Fields):
 class ChatBody(Fields):
     """A request for a chat completion."""
 
-    messages: Annotated[list[ToldMessage], FailFast(), Field(min_length=1)]
+    messages: Annotated[list[MessageIn], FailFast(), Field(min_length=1)]
     """the conversation"""
     model: str | None = None
     """the one that is served; may be left out"""
     choreo: ChoreoFields | None = ChoreoFields()
-    """[what no client of OpenAI's asks](#hand-on-what-was-read)"""
+    """[fields beyond OpenAI's](#fields-of-choreo)"""
     tools: list[dict[str, Any]] | None = None
     """functions that may be called"""
     tool_choice: str | dict[str, Any] | None = None
@@ -65,7 +65,7 @@ class ChatBody(Fields):
     parallel_tool_calls: bool | None = None
     """false: of several calls only the first is told"""
     response_format: dict[str, Any] | None = None
-    """`json_object`, `json_schema` with a schema, `text`, or a guide such as `{"regex": "yes|no"}`"""
+    """`json_object`, `json_schema` with a schema, `text`, or a constraint such as `{"regex": "yes|no"}`"""
     stream: bool | None = None
     """whether the answer is told as it comes"""
     stream_options: StreamOptions | None = None
@@ -165,11 +165,11 @@ class ChatBody(Fields):
 
     def _request(self, engine: Engine, limits: Limits, adapter: str | None) -> Mapping[str, Any]:
         tools, required = required_tools(described_tools("the model", self.tools, "auto"), self.tool_choice)
-        guide = answer_format(self.response_format)
+        constraint = answer_format(self.response_format)
         sampling = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         longest = [most for most in (self.max_tokens, self.max_completion_tokens) if most is not None]
         sampling |= {"max_tokens": min(longest)} if longest else {}
-        sampling |= {} if guide is None else {"guide": guide}
+        sampling |= {} if constraint is None else {"constraint": constraint}
         sampling |= {"stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)} if self.stop else {}
         if self.logprobs:
             sampling["logprobs"] = self.top_logprobs or 0

@@ -249,7 +249,12 @@ def serve(
             disk=disk,
             disk_bytes=round(disk_budget * _GIB),
         )
-        options = {"device": device, "memory": memory, "scheduling": Scheduling(rows=rows), "chat": variables or None}
+        options = {
+            "device": device,
+            "memory": memory,
+            "scheduling": Scheduling(max_num_seqs=rows),
+            "chat": variables or None,
+        }
         typer.echo(f"loading {model} ...", err=True)
         engine = load_engine(model, engines, threads, dtype, options)
     if not known and not _is_local(host):

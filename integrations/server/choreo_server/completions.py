@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 from choreo_agents.chat import ChatCall, astreamed
 from choreo_server.access import USAGE
 from choreo_server.answers import Pieces, completion, usage_of
-from choreo_server.errors import LOG, refused, told
-from choreo_server.metrics import Pace
+from choreo_server.errors import LOG, error_body, refused
+from choreo_server.metrics import TokenIntervals
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -38,14 +38,14 @@ Heard = tuple[int, AIMessageChunk]
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionJob:
     """What is to be answered."""
 
     calls: Sequence[ChatCall]
     """One for each answer."""
     number: str
     """Of the request."""
-    pace: Pace
+    pace: TokenIntervals
     model: str
     """As the server calls it."""
     one_call: bool
@@ -71,7 +71,7 @@ class Answer(Response):
         place: Taken among what is under way, until all is said.
     """
 
-    def __init__(self, asked: Asked, place: AbstractContextManager[None]) -> None:
+    def __init__(self, asked: CompletionJob, place: AbstractContextManager[None]) -> None:
         super().__init__()
         self._asked, self._place = asked, place
 
@@ -118,7 +118,7 @@ class Stream(Answer):
             known = refused(error)
             if known.status == 500:
                 LOG.exception("a stream has failed")
-            await wire.tell(f"data: {json.dumps(told(known))}\n\n".encode())
+            await wire.tell(f"data: {json.dumps(error_body(known))}\n\n".encode())
         finally:
             beating.cancel()
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})

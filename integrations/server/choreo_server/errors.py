@@ -18,8 +18,8 @@ from choreo_agents.errors import (
     AdapterError,
     CapacityError,
     ChoreoError,
+    ConstraintError,
     EngineClosedError,
-    GuideError,
     HandleError,
     InvalidRequestError,
     RequestTimeoutError,
@@ -30,7 +30,7 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_f
 """By status; of those between, what is the client's to change is an invalid request, and all else the server's."""
 _TYPED: tuple[tuple[type[Exception], int, str | None], ...] = (
     (ContextOverflowError, 400, "context_length_exceeded"),
-    (GuideError, 400, "unfinished_output"),
+    (ConstraintError, 400, "unfinished_output"),
     (InvalidRequestError, 400, None),
     (AdapterError, 400, None),
     (ThreadBusyError, 409, "thread_busy"),
@@ -107,7 +107,7 @@ def _of_fields(error: ValidationError) -> RefusedError:
     return RefusedError(400, f"{param}: {first['msg']}" if param else first["msg"], param=param or None)
 
 
-def told(error: RefusedError) -> dict[str, Any]:
+def error_body(error: RefusedError) -> dict[str, Any]:
     """The body of an answer that is an error."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
@@ -124,4 +124,4 @@ async def as_response(request: Request, error: Exception) -> JSONResponse:
         headers = {"WWW-Authenticate": asked}
     elif known.status in (429, 503):
         headers = {"Retry-After": "1"}
-    return JSONResponse(told(known), known.status, headers)
+    return JSONResponse(error_body(known), known.status, headers)

@@ -18,7 +18,7 @@ _OWN = {"assistant": ("tool_calls", "refusal", "reasoning_content", "reasoning")
 """Fields that only a message of that role has."""
 
 
-class ToldFunction(Fields):
+class FunctionIn(Fields):
     """What is called."""
 
     name: str
@@ -27,12 +27,12 @@ class ToldFunction(Fields):
     """as JSON; null: none"""
 
 
-class ToldCall(Fields):
+class ToolCallIn(Fields):
     """One call that a model has made."""
 
     id: str
     """which its result names"""
-    function: ToldFunction
+    function: FunctionIn
     """what is called"""
     type: Literal["function"] | None = None
     """`"function"`, as all are"""
@@ -40,7 +40,7 @@ class ToldCall(Fields):
     provider_specific_fields: Annotated[Any, Harmless("another server's own")] = None
 
 
-class ToldMessage(Fields):
+class MessageIn(Fields):
     """One message of a request."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -49,7 +49,7 @@ class ToldMessage(Fields):
     """words, or a list of parts that are text"""
     name: str | None = None
     """who speaks, or which tool"""
-    tool_calls: list[ToldCall] | None = None
+    tool_calls: list[ToolCallIn] | None = None
     """calls that the model has made"""
     tool_call_id: str | None = None
     """of a tool's result: of which call it is"""
@@ -84,19 +84,19 @@ def _misplaced(name: str, why: str) -> PydanticCustomError:
     return PydanticCustomError("misplaced", "{why}", {"why": why, "field": name})
 
 
-def chat_messages(told: Sequence[ToldMessage]) -> list[BaseMessage]:
+def chat_messages(told: Sequence[MessageIn]) -> list[BaseMessage]:
     """A conversation."""
     return [_answer(each) if each.role == "assistant" else _message(each) for each in told]
 
 
-def _message(told: ToldMessage) -> BaseMessage:
+def _message(told: MessageIn) -> BaseMessage:
     said: dict[str, Any] = {"role": told.role, "content": told.content or "", "name": told.name}
     if told.role == "tool":
         said["tool_call_id"] = told.tool_call_id or ""
     return convert_to_messages([said])[0]
 
 
-def _answer(told: ToldMessage) -> AIMessage:
+def _answer(told: MessageIn) -> AIMessage:
     """What a model has said, calls that nobody can read among it."""
     content: Any = told.content or told.refusal or ""
     if not isinstance(content, str):

@@ -101,7 +101,7 @@ class Waits:
         ]
 
 
-class Pace:
+class TokenIntervals:
     """How long one request waits for its answers.
 
     Args:

@@ -40,7 +40,7 @@ def test_several_engines_are_actors_that_are_asked_for_alike(command: typer.Type
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 1 and "seen enough" in result.output
     assert (asked["model"], asked["engines"], asked["threads"], asked["num_cpus"]) == ("embedded", 3, 2, 2)
-    assert asked["scheduling"].rows == 7 and asked["memory"].kv_budget_bytes == 1 << 29
+    assert asked["scheduling"].max_num_seqs == 7 and asked["memory"].kv_budget_bytes == 1 << 29
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["with-a-gpu", "without"])

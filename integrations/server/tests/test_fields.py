@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from choreo_server.asking import ChatBody, ChoreoFields, StreamOptions
 from choreo_server.fields import Fields, Harmless, Instead, marks
-from choreo_server.messages import ToldCall, ToldFunction, ToldMessage
+from choreo_server.messages import FunctionIn, MessageIn, ToolCallIn
 from openai.types import chat as openais
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
 from pydantic import ValidationError
@@ -19,9 +19,9 @@ from support.tool_templates import TOOL_CHECKPOINTS
 SAID = {"role": "assistant", "content": "Yes."}
 HAVE: list[tuple[type[Fields], dict[str, Any]]] = [
     (ChatBody, {"messages": QUESTION}),
-    (ToldMessage, SAID),
-    (ToldCall, {"id": "1", "function": {"name": "find"}}),
-    (ToldFunction, {"name": "find"}),
+    (MessageIn, SAID),
+    (ToolCallIn, {"id": "1", "function": {"name": "find"}}),
+    (FunctionIn, {"name": "find"}),
     (StreamOptions, {}),
     (ChoreoFields, {}),
 ]
@@ -34,8 +34,8 @@ def test_all_fields_of_openais_are_known() -> None:
     for ours, theirs in (
         (ChatBody, [CompletionCreateParamsStreaming]),
         (StreamOptions, [openais.ChatCompletionStreamOptionsParam]),
-        (ToldCall, [openais.ChatCompletionMessageFunctionToolCallParam]),
-        (ToldMessage, [getattr(openais, f"ChatCompletion{role}MessageParam") for role in roles]),
+        (ToolCallIn, [openais.ChatCompletionMessageFunctionToolCallParam]),
+        (MessageIn, [getattr(openais, f"ChatCompletion{role}MessageParam") for role in roles]),
     ):
         assert {name for kind in theirs for name in kind.__annotations__} <= set(ours.model_fields)
 

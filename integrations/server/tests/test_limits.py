@@ -21,7 +21,7 @@ from support.serving import CHAT, QUESTION, WEATHER, Talk, asked, client_of
 from choreo_agents import Engine, Memory, Scheduling
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.guides import Grammars
+from choreo_agents.models.constraints import Grammars
 from choreo_agents.runtime.scheduler import FirstComeFirstServed
 
 MILLION = b'{"messages": [' + b'{"role":"user","content":""},' * 1_000_000 + b"{}]}"
@@ -70,7 +70,7 @@ def slowly() -> Slowly:
 
 @pytest.fixture
 def engine(model: LoadedModel, slowly: Slowly, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr("choreo_agents.engine.messages.holdings.IDLE_RUNS", 0)
+    monkeypatch.setattr("choreo_agents.engine.messages.thread_leases.IDLE_RUNS", 0)
     memory, scheduling = Memory(kv_budget_bytes=1 << 25), Scheduling(policy=slowly)
     with Engine.load(model, memory=memory, scheduling=scheduling) as engine:
         yield engine

@@ -14,12 +14,12 @@ from support.chatty import save_chatty
 from torch import Tensor
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling, Scheduling
-from choreo_agents.chat import ChatCall, ChatRequest, streamed, turn_said
+from choreo_agents.chat import ChatCall, ChatRequest, message_turn, streamed
 from choreo_agents.chat.encodings import Encodings
-from choreo_agents.engine.messages import holdings
+from choreo_agents.engine.messages import thread_leases
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 QUESTION = HumanMessage("What is the word that I have told you?")
 ANSWER = "I vote for Candidate 1."
@@ -49,7 +49,7 @@ class WatchedCall(ChatCall):
     def _decode(self, *args: Any) -> Decode:
         decode = super()._decode(*args)
         self.view = [*decode.parents]
-        return replace(decode, watch=self.watch)
+        return replace(decode, logits_callback=self.watch)
 
 
 def call(
@@ -62,7 +62,7 @@ def call(
     **more: Any,
 ) -> WatchedCall:
     """One call, whose answer is forced."""
-    sampling = Sampling(forced=tuple(engine.model.encode(ANSWER)))
+    sampling = Sampling(forced_token_ids=tuple(engine.model.encode(ANSWER)))
     request = ChatRequest(**({"reuse": "anywhere", "agent": agent, "sampling": sampling} | more))
     made = WatchedCall(engine, messages, request, thread)
     made.watch = watch
@@ -90,7 +90,7 @@ def encoded(engine: Engine, run: Callable[[], WatchedCall]) -> int:
 def reader(
     model: LoadedModel,
     secret: str,
-    timetable: Timetable,
+    step_trace: StepTrace,
     *,
     thread: str | None,
     tenant: str | None = None,
@@ -100,7 +100,7 @@ def reader(
     """The logits of a reader with a secret of its own, after somebody with another has asked the very same."""
     logits: list[Tensor] = []
     with Engine.load(
-        model, memory=Memory(kv_budget_bytes=1 << 25), scheduling=Scheduling(timetable=timetable)
+        model, memory=Memory(kv_budget_bytes=1 << 25), scheduling=Scheduling(step_trace=step_trace)
     ) as engine:
         call(engine, [SystemMessage(secret), QUESTION], "parent", first)
         call(engine, [SystemMessage(secret), QUESTION, AIMessage(ANSWER), QUESTION], "parent", first)
@@ -126,14 +126,14 @@ PARENTS = {"inherits": ("parent.system",)}
 )
 def test_a_reader_does_not_depend_on_anothers_secret(model: LoadedModel, who: dict[str, Any]) -> None:
     """Bit by bit, in the same steps: two users, the same question, other secrets."""
-    timetable = Timetable()
-    one = reader(model, ONE, timetable, **who)
-    assert torch.equal(one, reader(model, OTHER, timetable.again(), **who))
+    step_trace = StepTrace()
+    one = reader(model, ONE, step_trace, **who)
+    assert torch.equal(one, reader(model, OTHER, step_trace.again(), **who))
 
 
 def test_it_does_where_its_caller_says_so(model: LoadedModel) -> None:
     """So the test above would notice."""
-    one, other = (reader(model, secret, Timetable(), thread="t", **PARENTS) for secret in (ONE, OTHER))
+    one, other = (reader(model, secret, StepTrace(), thread="t", **PARENTS) for secret in (ONE, OTHER))
     assert not torch.allclose(one, other, atol=1e-2)
 
 
@@ -153,11 +153,11 @@ def test_a_fork_with_another_system_prompt_reads_its_own_alone(engine: Engine) -
     assert again <= len(model.encode(model.chat.header(None))) + 1
 
 
-def sibling(model: LoadedModel, secret: str, timetable: Timetable, **more: Any) -> Tensor:
+def sibling(model: LoadedModel, secret: str, step_trace: StepTrace, **more: Any) -> Tensor:
     """The logits of a forked subagent, after another with a secret of its own was asked the very same."""
     logits: list[Tensor] = []
     with Engine.load(
-        model, memory=Memory(kv_budget_bytes=1 << 25), scheduling=Scheduling(timetable=timetable)
+        model, memory=Memory(kv_budget_bytes=1 << 25), scheduling=Scheduling(step_trace=step_trace)
     ) as engine:
         talk = [QUESTION, said(call(engine, [SystemMessage("You count votes."), QUESTION])), HumanMessage("And now?")]
         call(engine, [SystemMessage(secret), *talk], "sibling", **PARENTS)
@@ -168,11 +168,11 @@ def sibling(model: LoadedModel, secret: str, timetable: Timetable, **more: Any) 
 
 def test_a_fork_does_not_depend_on_its_siblings_prompts(model: LoadedModel) -> None:
     """Bit by bit, in the same steps: what both are asked has attended to the sibling's prompt, which nobody allows."""
-    timetable = Timetable()
-    one = sibling(model, ONE, timetable, **PARENTS)
-    assert torch.equal(one, sibling(model, OTHER, timetable.again(), **PARENTS))
+    step_trace = StepTrace()
+    one = sibling(model, ONE, step_trace, **PARENTS)
+    assert torch.equal(one, sibling(model, OTHER, step_trace.again(), **PARENTS))
     allowed = {"inherits": ("parent.system", "sibling.system")}
-    one, other = (sibling(model, secret, Timetable(), **allowed) for secret in (ONE, OTHER))
+    one, other = (sibling(model, secret, StepTrace(), **allowed) for secret in (ONE, OTHER))
     assert not torch.allclose(one, other, atol=1e-2), "so the test above would notice"
 
 
@@ -220,7 +220,7 @@ def test_what_others_have_encoded_again_does_not_change_what_is_taken(engine: En
 
 
 def test_what_is_taken_is_leased(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "IDLE_RUNS", 1)
+    monkeypatch.setattr(thread_leases, "IDLE_RUNS", 1)
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
         told = HumanMessage("A document.")
         first = call(engine, [told], thread=None)
@@ -231,19 +231,19 @@ def test_what_is_taken_is_leased(model: LoadedModel, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_forgotten_is_not_remembered_by_its_words(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "IDLE_RUNS", 1)
+    monkeypatch.setattr(thread_leases, "IDLE_RUNS", 1)
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
         for number in range(60):
             call(engine, [HumanMessage(f"Document {number}.")], thread=None)
-        remembered = engine.kv.keeper(Encodings)
+        remembered = engine.kv.get_or_create(Encodings)
         said = [HumanMessage(f"Document {number}.") for number in range(60)]
-        known = [remembered.saying((None, turn_said(each, engine.chat).text)) for each in said]
+        known = [remembered.saying((None, message_turn(each, engine.chat).text)) for each in said]
         assert known[-1] and sum(map(len, known)) < 40
 
 
 def test_texts_of_the_same_tokens_are_known_together(engine: Engine) -> None:
     call(engine, [HumanMessage("Hm?")])
-    spoken = Sampling(forced=tuple(engine.model.encode(f" {ANSWER}")))
+    spoken = Sampling(forced_token_ids=tuple(engine.model.encode(f" {ANSWER}")))
     with engine.scope():
         call(engine, [QUESTION], sampling=spoken)
         said = call(engine, [QUESTION, AIMessage(f" {ANSWER}"), QUESTION]).view[1]

@@ -12,7 +12,7 @@ from support.chatty import save_chatty
 from support.checkpoints import FAMILIES
 from support.speaking import engine_that_says
 
-from choreo_agents import Engine, FramedText, Memory, Sampling
+from choreo_agents import Engine, Memory, PromptText, Sampling
 from choreo_agents.chat import ChatCall, ChatRequest, astreamed, streamed
 
 FORCED = "I vote for Candidate 1."
@@ -32,7 +32,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 def forced(engine: Engine, words: str = FORCED, **more: Any) -> Sampling:
-    return Sampling(forced=tuple(engine.model.encode(words)), **more)
+    return Sampling(forced_token_ids=tuple(engine.model.encode(words)), **more)
 
 
 def said(call: ChatCall) -> AIMessage:
@@ -104,10 +104,10 @@ def test_the_bytes_of_tokens_add_up_to_the_text_and_its_end_is_none_of_them(fami
     """Byte-level, and pieces that fall back to bytes; emojis, letters of several tokens, and blanks."""
     words = "Ja, na\u00efve \U0001f60a \u4f60\u597d\u00a0x\n\ty"
     with engine_that_says(FAMILIES[family], words) as (engine, _):
-        end, size = engine.model.encode(engine.chat.turn_end)[:1], len(engine.model.encode(FramedText.words(words)))
+        end, size = engine.model.encode(engine.chat.turn_end)[:1], len(engine.model.encode(PromptText.plain(words)))
         for most in (size, size + 1):
-            tokens = (*engine.model.encode(FramedText.words(words)), *end)[:most]
-            sampling = Sampling(forced=tokens, logprobs=2, max_tokens=most)
+            tokens = (*engine.model.encode(PromptText.plain(words)), *end)[:most]
+            sampling = Sampling(forced_token_ids=tokens, logprobs=2, max_tokens=most)
             message = said(ChatCall(engine, [HumanMessage("Hi")], ChatRequest(sampling=sampling, thinking=False)))
             told = message.response_metadata["logprobs"]["content"]
             assert b"".join(bytes(each["bytes"]) for each in told).decode() == message.text == words
@@ -116,7 +116,7 @@ def test_the_bytes_of_tokens_add_up_to_the_text_and_its_end_is_none_of_them(fami
 
 def test_texts_to_stop_at_are_no_part_of_it(engine: Engine) -> None:
     words = engine.model.encode("I vote for Candidate 2. Candidate 3.")
-    call = ChatCall(engine, TALK, ChatRequest(sampling=Sampling(forced=tuple(words), stop=(" for Cand",))))
+    call = ChatCall(engine, TALK, ChatRequest(sampling=Sampling(forced_token_ids=tuple(words), stop=(" for Cand",))))
     assert "".join(chunk.text for chunk in streamed(call)) == "I vote"
     assert call.message is not None and call.message.text == "I vote"
     assert call.message.response_metadata["finish_reason"] == "stop"

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage
 from support.speaking import engine_that_says
 from support.tool_templates import TOOL_CHECKPOINTS
 
-from choreo_agents import START, Agent, ChoreoGraph, FramedText
+from choreo_agents import START, Agent, ChoreoGraph, PromptText
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import ToolCall, tools_format
 
@@ -40,13 +40,13 @@ def tool_of(name: str, *required: str) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=[*TOOL_CHECKPOINTS])
 def calling(request: pytest.FixtureRequest) -> Iterator[Callable[[ToolCall], AIMessage]]:
     """What is read where a model calls as its family does, beside tools with names that are much alike."""
-    written: list[FramedText] = []
+    written: list[PromptText] = []
     with engine_that_says(TOOL_CHECKPOINTS[request.param], lambda prompt: written[-1]) as (engine, _):
         chat = ChatChoreo(engine=engine, max_tokens=150, thinking=None if request.param == "LFM2" else False)
 
         def called(call: ToolCall) -> AIMessage:
             how = tools_format(engine.chat)
-            written.append(how.grammar.write([call]) + FramedText.frame(how.call_end))
+            written.append(how.grammar.write([call]) + PromptText.special(how.call_end))
             decoys = [name for name in {"find", call.name[:1], call.name[1:]} if name.strip() and name != call.name]
             tools = [tool_of(call.name, *call.arguments), *map(tool_of, decoys)]
             return chat.bind_tools(tools).invoke("Go.")

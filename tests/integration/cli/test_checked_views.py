@@ -63,8 +63,8 @@ def talk(mode: str) -> ChoreoGraph:
         graph.add_node(node, Agent(said.name, system=told[said.name], persona=said.name))
         for earlier in [*SPEAKERS][: VIEWS[node]]:
             if SPEAKERS[earlier].name != said.name:
-                graph.share(earlier, node, mode=mode)
-        graph.share(START, node)
+                graph.set_visibility(earlier, node, mode=mode)
+        graph.set_visibility(START, node)
     graph.add_edge(START, "Ann", visibility={}).add_edge("Ann", "Bob", visibility={})
     return (
         graph.add_edge("Bob", "Carol", visibility={}).add_edge("Carol", "again", visibility={}).add_edge("again", END)

@@ -34,14 +34,14 @@ def same(one: HostKV, other: HostKV) -> bool:
 
 def pair(engine: Engine) -> tuple[list[Prefill], list[MessageHandle]]:
     """A message, and another that has seen it across a gap."""
-    root = Prefill(tokens(1, 30), new_offset=5)
+    root = Prefill(tokens(1, 30), position=5)
     first = engine.prefill([root])[0]
     child = Prefill(tokens(2, 20), [first], [5], 50)
     return [root, child], [first, engine.prefill([child])[0]]
 
 
 def probe(engine: Engine, view: list[MessageHandle], seed: int) -> None:
-    engine.decode([7], view, [40, 0], 90, sampling=Sampling(forced=(5, 6, 7, 8), seed=seed))
+    engine.decode([7], view, [40, 0], 90, sampling=Sampling(forced_token_ids=(5, 6, 7, 8), seed=seed))
 
 
 def test_what_is_adopted_is_the_message_itself(
@@ -52,7 +52,7 @@ def test_what_is_adopted_is_the_message_itself(
     adopted: list[MessageHandle] = []
     for call, handle in zip(calls, made, strict=True):
         assert there.kv.key(call).handle == handle and there.kv.tiers([handle]) == [None]
-        adopted.append(there.kv.adopt(call, here.kv.read(handle)))
+        adopted.append(there.kv.import_kv(call, here.kv.read(handle)))
         assert there.kv.tiers([handle]) == ["device"] and same(there.kv.read(handle), here.kv.read(handle))
     assert adopted == made
     assert there.stats().tokens_encoded == 0 and there.stats().adopted == 2
@@ -70,8 +70,8 @@ def test_what_is_adopted_is_computed_again_from_its_lineage(
     here, there = make_engine(salt="s"), make_engine(salt="s", kv_budget_bytes=256 * TOKEN)
     calls, made = pair(here)
     for call, handle in zip(calls, made, strict=True):
-        there.kv.adopt(call, here.kv.read(handle))
-    there.kv.park(made)
+        there.kv.import_kv(call, here.kv.read(handle))
+    there.kv.offload(made)
     assert there.kv.tiers(made) == ["lineage", "lineage"] and there.stats().kv_bytes == 0
     assert same(there.kv.read(made[0]), here.kv.read(made[0]))
     difference = there.kv.read(made[1]).keys - here.kv.read(made[1]).keys
@@ -86,9 +86,9 @@ def test_adopting_what_was_lost_brings_it_back_without_computing(make_engine: Ma
     engine = make_engine()
     calls, made = pair(engine)
     host_kv = engine.kv.read(made[0])
-    engine.kv.park(made)
+    engine.kv.offload(made)
     encoded = engine.stats().tokens_encoded
-    assert engine.kv.adopt(calls[0], host_kv) == made[0]
+    assert engine.kv.import_kv(calls[0], host_kv) == made[0]
     assert engine.kv.tiers(made) == ["device", "lineage"] and engine.stats().tokens_encoded == encoded
     assert same(engine.kv.read(made[0]), host_kv)
 
@@ -100,11 +100,11 @@ def test_kv_is_read_in_every_tier(make_engine: MakeEngine, tmp_path: Path, tier:
     host_kvs = [engine.kv.read(handle) for handle in made]
     encoded = engine.stats().tokens_encoded
     for _ in range(2):
-        engine.kv.park(made)
+        engine.kv.offload(made)
         assert set(engine.kv.tiers(made)) <= {tier, "host"}
         assert all(same(engine.kv.read(h), host_kv) for h, host_kv in zip(made, host_kvs, strict=True))
-    engine.kv.park(made)
-    engine.kv.restore(made)
+    engine.kv.offload(made)
+    engine.kv.prefetch(made)
     assert engine.kv.tiers(made) == ["device", "device"]
     assert engine.stats().tokens_encoded == encoded
 
@@ -115,8 +115,8 @@ def test_kv_from_another_position_serves(
     here, there = make_engine(salt="s"), make_engine(salt="s")
     calls, made = pair(here)
     for call, handle in zip(calls, made, strict=True):
-        moved = replace(call, offsets=[105] if call.parents else None, new_offset=(call.new_offset or 0) + 100)
-        assert there.kv.adopt(moved, here.kv.read(handle), call.new_offset) == handle
+        moved = replace(call, offsets=[105] if call.parents else None, position=(call.position or 0) + 100)
+        assert there.kv.import_kv(moved, here.kv.read(handle), call.position) == handle
     probe(here, made, 5)
     probe(there, made, 6)
     assert all(torch.equal(a, b) for a, b in zip(logits_by_seed[5], logits_by_seed[6], strict=True))
@@ -135,23 +135,23 @@ def test_a_parcel_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
     ]
     for each in wrong:
         with pytest.raises(InvalidRequestError, match="not of 30 tokens"):
-            engine.kv.adopt(call, each)  # type: ignore[arg-type]
+            engine.kv.import_kv(call, each)  # type: ignore[arg-type]
     for place in (-1, True, 2000, "0"):
         with pytest.raises(InvalidRequestError):
-            engine.kv.adopt(call, host_kv, place)  # type: ignore[arg-type]
+            engine.kv.import_kv(call, host_kv, place)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="before position 0"):
-        engine.kv.adopt(Prefill(tokens(3, 30), [handle]), host_kv, 29)
+        engine.kv.import_kv(Prefill(tokens(3, 30), [handle]), host_kv, 29)
     engine.kv.pin(handle)
     long = Prefill(tokens(4, 40))
     with pytest.raises(CapacityError, match="unpin"):
-        engine.kv.adopt(long, HostKV(*(torch.zeros(3, 2, 40, 16) for _ in range(2))))
+        engine.kv.import_kv(long, HostKV(*(torch.zeros(3, 2, 40, 16) for _ in range(2))))
     assert engine.stats().messages == 1
     with pytest.raises(HandleError):
         engine.kv.read(MessageHandle(id="0" * 32, model=handle.model, length=3))
     text = make_engine(method="naive")
     with pytest.raises(InvalidRequestError, match="keeps no KV"):
         text.kv.read(text.prefill(tokens(1, 5)))
-    assert text.kv.adopt(call, host_kv) == text.prefill([call])[0], "a twin that re-encodes text keeps the text"
+    assert text.kv.import_kv(call, host_kv) == text.prefill([call])[0], "a twin that re-encodes text keeps the text"
 
 
 def test_leases_outside_of_scopes_outlive_them(make_engine: MakeEngine) -> None:
@@ -200,7 +200,7 @@ def test_another_tenant_neither_holds_nor_reads_it(make_engine: MakeEngine) -> N
         other.kv.read,
         lambda h: other.kv.lease([h]),
         other.kv.key,
-        lambda h: other.kv.park([h]),
+        lambda h: other.kv.offload([h]),
     ):
         with pytest.raises(HandleError):
             ask(made[0])
@@ -212,7 +212,7 @@ def test_another_tenant_neither_holds_nor_reads_it(make_engine: MakeEngine) -> N
 
 def wanted(engine: Engine, call: Prefill) -> KVKey:
     """What the files of `pair` are asked for: found by content alone, before the engine has any of it."""
-    root = engine.kv.key(Prefill(tokens(1, 30), new_offset=5))
+    root = engine.kv.key(Prefill(tokens(1, 30), position=5))
     if not call.parents:
         return root
     return engine.kv.key(Prefill(call.content, [root.handle], [5], 50))
@@ -233,7 +233,7 @@ def test_a_file_holds_the_same_bits_for_another_engine(make_engine: MakeEngine, 
     for call, handle in zip(calls, made, strict=True):
         found = store.load(wanted(there, call))
         assert found is not None
-        there.kv.adopt(call, *found)
+        there.kv.import_kv(call, *found)
         assert same(there.kv.read(handle), here.kv.read(handle))
     assert there.stats().tokens_encoded == 0
     assert [path.suffix for path in store.folder.iterdir()] == [".safetensors"] * 2

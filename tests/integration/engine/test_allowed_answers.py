@@ -16,14 +16,14 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from choreo_agents import Decode, Engine, Sampling, StreamedToken
-from choreo_agents.engine.leading import answer_paths
+from choreo_agents.engine.constraints import answer_paths
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import FramedText, LoadedModel, load_model
+from choreo_agents.models import LoadedModel, PromptText, load_model
 
 NAMES = ("Ann", "Bob", "Zoë 🙂")
 ROOT = "<s><|system|> Notes: Ann has 3 red kites. Bob has 5 blue boats.<|end|><|user|> Who has boats?<|end|>"
 HEADER = "<|assistant|>"
-VOTE = Sampling(temperature=1.0, max_tokens=30, choices=NAMES, lead="I vote for")
+VOTE = Sampling(temperature=1.0, max_tokens=30, choices=NAMES, answer_prefix="I vote for")
 
 
 def with_(sampling: Sampling, **changes: object) -> Sampling:
@@ -31,7 +31,7 @@ def with_(sampling: Sampling, **changes: object) -> Sampling:
 
 
 def spelled(sampling: Sampling) -> list[str]:
-    return [sampling.lead + space + choice for choice in sampling.choices for space in ("", " ")]
+    return [sampling.answer_prefix + space + choice for choice in sampling.choices for space in ("", " ")]
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def said(engine: Engine, handle: object, *, special: bool = False) -> str:
 def test_an_answer_is_one_of_the_choices_and_then_the_turn_ends(talker: Engine) -> None:
     root = talker.prefill(ROOT)
     for seed in range(5):
-        sampling = with_(VOTE, lead="", seed=seed)
-        text = said(talker, talker.decode(HEADER, [root], sampling=sampling, closing="<|end|>"), special=True)
+        sampling = with_(VOTE, answer_prefix="", seed=seed)
+        text = said(talker, talker.decode(HEADER, [root], sampling=sampling, turn_suffix="<|end|>"), special=True)
         assert text.removesuffix("<|end|>") in spelled(sampling) and text.count("<|end|>") == 1
 
 
@@ -65,8 +65,8 @@ def test_the_model_chooses_by_what_it_reads(talker: Engine) -> None:
 def test_thoughts_come_before_the_lead_and_the_answer_after(talker: Engine, lead: str) -> None:
     root = talker.prefill(ROOT)
     for seed in range(4):
-        sampling = with_(VOTE, lead=lead, seed=seed)
-        handle = talker.decode(HEADER, [root], sampling=sampling, closing="<|end|>")
+        sampling = with_(VOTE, answer_prefix=lead, seed=seed)
+        handle = talker.decode(HEADER, [root], sampling=sampling, turn_suffix="<|end|>")
         text = said(talker, handle)
         assert text.endswith(tuple(spelled(sampling))) and text.count(lead) == 1
         assert len(talker.logprobs(handle)) <= 30
@@ -78,7 +78,7 @@ def test_a_lead_that_the_model_writes_itself_is_not_written_again(talker: Engine
     root, free = talker.prefill(ROOT), Sampling(temperature=1.0, seed=2, max_tokens=12, stop_tokens=())
     whole = said(talker, talker.decode(HEADER, [root], sampling=free))
     lead = whole[: whole.index(" ", 8)][-6:]
-    choosing = with_(free, choices=NAMES, lead=lead, max_tokens=40)
+    choosing = with_(free, choices=NAMES, answer_prefix=lead, max_tokens=40)
     text = said(talker, talker.decode(HEADER, [root], sampling=choosing))
     assert text.startswith(whole[: whole.index(lead) + len(lead)]) and text.count(lead) == 1
     assert text.endswith(tuple(spelled(choosing)))
@@ -89,14 +89,14 @@ def test_a_text_to_stop_at_ends_the_thoughts_only(talker: Engine) -> None:
     sampling = with_(VOTE, stop=(".", "Bob", "a", " "), choices=("Bob. a", "Ann. a"), temperature=0.0)
     text = said(talker, talker.decode(HEADER, [root], sampling=sampling))
     assert text.endswith(tuple(spelled(sampling)))
-    free, _, _ = text.rpartition(sampling.lead)
+    free, _, _ = text.rpartition(sampling.answer_prefix)
     assert sum(free.rstrip().count(stop) for stop in (".", "Bob")) <= 1
 
 
 def test_a_stream_ends_with_the_answer(talker: Engine) -> None:
     root, sampling = talker.prefill(ROOT), with_(VOTE, seed=4, logprobs=0)
-    handle = talker.decode(HEADER, [root], sampling=sampling, closing="<|end|>")
-    *items, last = talker.stream(HEADER, [root], sampling=sampling, closing="<|end|>")
+    handle = talker.decode(HEADER, [root], sampling=sampling, turn_suffix="<|end|>")
+    *items, last = talker.stream(HEADER, [root], sampling=sampling, turn_suffix="<|end|>")
     assert last == handle
     assert [item.chosen for item in items if isinstance(item, StreamedToken)] == list(talker.logprobs(handle))
     assert "".join(item.text for item in items if isinstance(item, StreamedToken)).endswith(tuple(spelled(sampling)))
@@ -107,11 +107,11 @@ def test_a_batch_gives_what_each_call_gives_alone(talker: Engine) -> None:
     samplings = [
         with_(VOTE, seed=1),
         Sampling(temperature=1.0, seed=2, max_tokens=20),
-        with_(VOTE, seed=3, lead=""),
+        with_(VOTE, seed=3, answer_prefix=""),
         Sampling(max_tokens=9),
         with_(VOTE, seed=5, temperature=0.0),
     ]
-    calls = [Decode(HEADER, [root], sampling=sampling, closing="<|end|>") for sampling in samplings]
+    calls = [Decode(HEADER, [root], sampling=sampling, turn_suffix="<|end|>") for sampling in samplings]
     alone = [talker.decode([call])[0] for call in calls]
     assert talker.decode(calls) == alone
 
@@ -128,7 +128,7 @@ def test_a_choice_that_starts_another_may_be_the_answer(talker: Engine) -> None:
     sampling = Sampling(temperature=1.0, max_tokens=8, choices=("yes", "yes and no", "yes and yes"))
     for closing in ("<|end|>", ()):
         texts = {
-            said(talker, talker.decode(HEADER, [root], sampling=with_(sampling, seed=seed), closing=closing))
+            said(talker, talker.decode(HEADER, [root], sampling=with_(sampling, seed=seed), turn_suffix=closing))
             for seed in range(40)
         }
         assert {text.strip() for text in texts} == set(sampling.choices)
@@ -144,7 +144,9 @@ def test_the_step_of_the_last_token_is_the_last(talker: Engine) -> None:
 
 
 def test_forced_tokens_are_taken_as_they_are(engine: Engine) -> None:
-    handle = engine.decode([7], sampling=Sampling(forced=(5, 6, 5), choices=("Ann",), lead="I vote for", max_tokens=1))
+    handle = engine.decode(
+        [7], sampling=Sampling(forced_token_ids=(5, 6, 5), choices=("Ann",), answer_prefix="I vote for", max_tokens=1)
+    )
     assert engine.tokens(handle) == [7, 5, 6, 5]
 
 
@@ -178,8 +180,8 @@ def test_what_can_never_be_answered_is_refused(engine: Engine, changes: dict[str
 
 
 def test_choices_that_look_like_control_tokens_are_text(engine: Engine) -> None:
-    sampling = Sampling(choices=("a<|end|>",), lead="<|user|>", temperature=0.0, max_tokens=99)
-    said = engine.decode([7], sampling=sampling, closing="<|end|>")
+    sampling = Sampling(choices=("a<|end|>",), answer_prefix="<|user|>", temperature=0.0, max_tokens=99)
+    said = engine.decode([7], sampling=sampling, turn_suffix="<|end|>")
     assert engine.text(said, special=False).endswith("a<|end|>") and "<|user|>" in engine.text(said, special=False)
     assert [token for token in engine.tokens(said)[1:] if token < 6] == engine.model.encode("<|end|>")
 
@@ -190,12 +192,12 @@ def test_a_choice_with_a_token_that_ends_the_message_is_refused(engine: Engine) 
     with pytest.raises(InvalidRequestError, match="holds a token that ends the message"):
         engine.decode([7], **call)
     with pytest.raises(InvalidRequestError, match="holds a token that ends the message"):
-        engine.decode([7], sampling=Sampling(choices=("a\nb",), stop_tokens=()), closing="\n")
+        engine.decode([7], sampling=Sampling(choices=("a\nb",), stop_tokens=()), turn_suffix="\n")
 
 
 def test_texts_that_a_tokenizer_would_change_or_drop_are_refused() -> None:
     class Lossy(ByteModel):
-        def encode(self, text: str | FramedText) -> list[int]:
+        def encode(self, text: str | PromptText) -> list[int]:
             return super().encode(str(text).lower().strip())
 
     model = Lossy().loaded()
@@ -223,15 +225,15 @@ def test_the_models_own_ends_serve_where_none_are_given() -> None:
 def test_calls_without_choices_keep_their_seeds(engine: Engine) -> None:
     """The derived seed is of the JSON that earlier releases wrote; with choices it is another."""
     free = Sampling(temperature=1.0, max_tokens=4, stop_tokens=())
-    named = free.model_dump(mode="json")
+    named = free.model_dump(mode="json", by_alias=True)
     from choreo_agents.engine.request_builder import canonical
 
     assert list(named)[-3:] == ["choices", "lead", "guide"]
     later = (',"choices":[],"lead":"","guide":null', ',"presence_penalty":0.0,"frequency_penalty":0.0')
-    assert canonical(free) == free.model_dump_json().replace(later[0], "").replace(later[1], "")
+    assert canonical(free) == free.model_dump_json(by_alias=True).replace(later[0], "").replace(later[1], "")
     assert canonical(with_(free, presence_penalty=1.0)) != canonical(with_(free, frequency_penalty=1.0))
     assert canonical(with_(free, choices=("a",))) != canonical(with_(free, choices=("b",)))
-    assert canonical(VOTE) != canonical(with_(VOTE, lead=""))
+    assert canonical(VOTE) != canonical(with_(VOTE, answer_prefix=""))
 
 
 CORPUS = ["I vote for Bob. I vote for Ann, I vote for Zoë", "Ann and Bob vote: I vote", "for Bob or for Ann", "a b c"]
@@ -277,8 +279,8 @@ def test_other_tokenizers_spell_the_same_answers(tmp_path: Path, make_engine: Ma
     for choices in (NAMES, ("Ann", "Ann and Bob", "é☃")):
         for lead in ("", "I vote for"):
             for seed in range(6):
-                sampling = Sampling(choices=choices, lead=lead, max_tokens=70, temperature=1.0, seed=seed)
-                handle = engine.decode([5, 6], sampling=sampling, closing="</s>")
+                sampling = Sampling(choices=choices, answer_prefix=lead, max_tokens=70, temperature=1.0, seed=seed)
+                handle = engine.decode([5, 6], sampling=sampling, turn_suffix="</s>")
                 text = engine.model.decode(engine.tokens(handle)[2:], special=False)
                 assert text.endswith(tuple(spelled(sampling)))
                 assert engine.tokens(handle)[-1] == tokenizer.eos_token_id
@@ -289,7 +291,9 @@ def test_the_answer_is_the_likeliest_of_the_allowed(engine: Engine) -> None:
     """Greedy and for single tokens, that is what the model's own logits say."""
     names = ("red", "blue", "green", "black")
     seen: list[torch.Tensor] = []
-    [handle] = engine.decode([Decode([7], sampling=Sampling(choices=names), watch=lambda x: seen.append(x.clone()))])
+    [handle] = engine.decode(
+        [Decode([7], sampling=Sampling(choices=names), logits_callback=lambda x: seen.append(x.clone()))]
+    )
     likely = {path: float(seen[0][path]) for name in names for path in engine.model.encode(f" {name}")}
     spelled_out = {engine.model.encode(name)[0]: float(seen[0][engine.model.encode(name)[0]]) for name in names}
     best = max(likely | spelled_out, key=(likely | spelled_out).__getitem__)

@@ -55,7 +55,7 @@ def test_attack_labels_that_are_none_are_refused_when_the_call_comes_in(engine: 
 
 
 def test_attack_a_memo_or_a_watch_that_is_none_is_refused(engine: Engine) -> None:
-    for options in ({"memo": 7}, {"watch": 7}):
+    for options in ({"idempotency_key": 7}, {"logits_callback": 7}):
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
             engine.decode([Decode([5], sampling=SHORT, **options)])  # type: ignore[arg-type]
 
@@ -88,7 +88,7 @@ async def test_attack_whatever_fails_at_the_end_of_a_call_is_that_calls_alone(
                 armed.append(logits)
                 broken.enter_context(failing_once(*AT_THE_END[fault], after=after, tenant=own._tenant.name))
 
-        call = Decode([7], [root], sampling=SHORT, memo="m", watch=arm)
+        call = Decode([7], [root], sampling=SHORT, idempotency_key="m", logits_callback=arm)
         [failed] = own._tenant.submit([call], None)
         error = await asyncio.to_thread(failed.exception, 30)
     assert engine.tokens(await other) == wanted
@@ -98,7 +98,7 @@ async def test_attack_whatever_fails_at_the_end_of_a_call_is_that_calls_alone(
         own.release(failed.result())
     else:
         assert isinstance(error, EngineFailedError) and isinstance(error.__cause__, InjectedError)
-    again = own.decode([7], [root], sampling=SHORT, memo="m")
+    again = own.decode([7], [root], sampling=SHORT, idempotency_key="m")
     assert own.tokens(again) == answer
     for handle in (root, again):
         own.release(handle)
@@ -116,7 +116,7 @@ async def test_attack_a_message_whose_return_fails_is_computed_again_for_the_nex
     text = list(range(20, 50))
     wanted = plain.tokens(plain.decode([7], [plain.prefill(text)], sampling=SHORT))
     root = engine.prefill(text)
-    engine.kv.park()
+    engine.kv.offload()
     with failing_once(*fault):
         came = await asyncio.gather(
             *(engine.adecode([7], [root], sampling=SHORT.model_copy(update={"seed": 5 + i})) for i in range(3)),
@@ -166,9 +166,9 @@ def test_attack_nobody_joins_a_call_whose_end_has_failed(
         patch.setattr(Pending, "abandon", lambda *_: 1 / 0)
         patch.setattr(Pending, "finish", lambda *_: 1 / 0)
         with pytest.raises(EngineFailedError):
-            engine.decode([7], sampling=SHORT, memo="m")
-    assert engine.decode([7], sampling=SHORT, memo="m", timeout_s=20).length == 5
-    engine.owner.restart()
+            engine.decode([7], sampling=SHORT, idempotency_key="m")
+    assert engine.decode([7], sampling=SHORT, idempotency_key="m", timeout_s=20).length == 5
+    engine.admin.restart()
 
 
 def refusing(_: object) -> None:
@@ -180,14 +180,14 @@ def test_attack_a_batch_that_is_refused_leaves_no_lease_behind(engine: Engine, m
     """Its first call was answered already, when the others turned out to be none that can be run."""
     tenant = engine.tenant("a")
     known = tenant.prefill([5, 6])
-    said = tenant.decode([7], [known], sampling=SHORT, memo="m")
+    said = tenant.decode([7], [known], sampling=SHORT, idempotency_key="m")
     before = tenant.stats().leases
     monkeypatch.setattr(engine._core.loop, "submit", refusing)
     for _ in range(2):
         with pytest.raises(InvalidRequestError):
             tenant.decode(
                 [
-                    Decode([7], [known], sampling=SHORT, memo="m"),
+                    Decode([7], [known], sampling=SHORT, idempotency_key="m"),
                     *(Decode([8 + at], sampling=SHORT) for at in range(2)),
                 ]
             )
@@ -205,7 +205,7 @@ def test_attack_a_sampler_that_cannot_be_withdrawn_keeps_no_memory(
     root = tenant.prefill([5] * 20)
     monkeypatch.setattr(TokenSampler, "withdraw", lambda _: 1 / 0)
     with pytest.raises(EngineFailedError, match="KeyError"):
-        tenant.decode([Decode([7], [root], sampling=SHORT, watch=lambda _: {}["told"])])
+        tenant.decode([Decode([7], [root], sampling=SHORT, logits_callback=lambda _: {}["told"])])
     monkeypatch.setattr(engine._core.loop, "submit", refusing)
     with pytest.raises((ZeroDivisionError, InvalidRequestError)):
         tenant.decode([Decode([6 + at], [root], sampling=SHORT) for at in range(3)])
@@ -260,10 +260,10 @@ def test_attack_a_capacity_error_says_what_was_refused_for(make_engine: MakeEngi
     call = {"header": [7] * 20, "parents": [read], "sampling": Sampling(max_tokens=80)}
     apart, rest = "112 for what it writes and 96 for what it reads", "and the rest is pinned by 'me' .64 tokens"
     engine.kv.pin(kept)
-    engine.kv.park([read])
+    engine.kv.offload([read])
     with pytest.raises(CapacityError, match=f"208 tokens .*, {apart}: 192 of 256 are free or can be evicted, {rest}"):
         engine.decode(**call)
-    engine.kv.restore([read])
+    engine.kv.prefetch([read])
     there = f"208 tokens .*, {apart}: 192 of 256 are free or can be evicted, {rest}"
     if by == "admission":
         there = f"112 tokens .*: 96 of 256 are free or can be evicted, 96 hold what it reads, {rest}"

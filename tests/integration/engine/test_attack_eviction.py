@@ -25,7 +25,7 @@ def test_attack_the_least_recently_used_message_leaves_the_pool_first(make_engin
     made: list[MessageHandle] = [engine.prefill([5 + number] * 16) for number in range(5)]
     # Read again, in another order than they were made in.
     for number in (1, 4, 0, 3, 2):
-        engine.release(engine.decode([7], [made[number]], sampling=Sampling(forced=(9,))))
+        engine.release(engine.decode([7], [made[number]], sampling=Sampling(forced_token_ids=(9,))))
     left: list[int] = []
     for _ in made:
         evict(engine, 1)
@@ -68,7 +68,7 @@ def test_attack_the_oldest_leaves_the_host_of_an_engine_first(make_engine: MakeE
     engine = make_engine(host_bytes=40 * TOKEN)
     made = [engine.prefill([5 + number] * 16) for number in range(3)]
     for handle in (made[1], made[0], made[2]):
-        engine.kv.park([handle])
+        engine.kv.offload([handle])
     assert engine.kv.tiers(made) == ["host", "lineage", "host"]
 
 

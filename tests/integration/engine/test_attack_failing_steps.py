@@ -128,7 +128,7 @@ def test_attack_an_error_that_cannot_say_what_it_is_stops_nobody_else(make_engin
     root = engine.prefill(list(range(20, 60)))
 
     async def all_at_once() -> list[Any]:
-        bad = engine.adecode([Decode([9], [root], sampling=WARM, watch=watch)])
+        bad = engine.adecode([Decode([9], [root], sampling=WARM, logits_callback=watch)])
         return await asyncio.gather(engine.adecode(calls(root)), bad, return_exceptions=True)
 
     good, bad = asyncio.run(all_at_once())
@@ -146,7 +146,9 @@ def test_attack_a_watch_that_raises_stops_nobody_else(make_engine: MakeEngine) -
 
     async def all_at_once() -> list[Any]:
         made = [asyncio.create_task(engine.adecode(c.header, c.parents, sampling=c.sampling)) for c in calls(root)]
-        bad = asyncio.create_task(engine._tenant.arun(_one(Decode([8], [root], sampling=WARM, watch=raising))))
+        bad = asyncio.create_task(
+            engine._tenant.arun(_one(Decode([8], [root], sampling=WARM, logits_callback=raising)))
+        )
         return await asyncio.gather(bad, *made, return_exceptions=True)
 
     error, *came = asyncio.run(all_at_once())
@@ -238,7 +240,7 @@ def test_attack_a_lost_device_ends_the_engine_with_a_typed_error(
     with pytest.raises(DeviceLostError, match="new process"):
         engine.prefill([9])
     with pytest.raises(DeviceLostError):
-        engine.owner.restart()
+        engine.admin.restart()
     engine.check()
     assert engine.stats().unfinished == 0 and engine.tokens(root) == [5] * 20
 
@@ -249,7 +251,7 @@ def test_attack_a_message_that_cannot_be_brought_back_fails_its_readers_and_nobo
     engine = make_engine(host_bytes=1 << 22)
     good, bad = engine.prefill([9] * 20), engine.prefill([10] * 30)
     wanted = engine.tokens(engine.decode([7], [good], sampling=WARM.model_copy(update={"seed": 1})))
-    engine.kv.park()
+    engine.kv.offload()
     fill = KVPool.fill
 
     def broken(pool: KVPool, segment: Segment, kv: Any, layer: int) -> None:
@@ -287,8 +289,8 @@ def test_attack_what_a_call_reads_is_brought_back_though_the_policy_does_not_ser
     engine = make_engine(host_bytes=1 << 22, policy=AdmitsFirst())
     root = engine.prefill(list(range(20, 60)))
     for seed in (1, 2):
-        engine.decode([7], [root], sampling=Sampling(forced=(5, 6), seed=seed))
-        engine.kv.park()
+        engine.decode([7], [root], sampling=Sampling(forced_token_ids=(5, 6), seed=seed))
+        engine.kv.offload()
         with engine._core.lock:
             for layer in (*engine._core.pool.keys, *engine._core.pool.values):
                 layer.fill_(7.0)

@@ -85,7 +85,7 @@ HARMS: dict[str, Harm] = {
 def parked(engine: Engine) -> tuple[MessageHandle, Path]:
     """A message on disk, and its file."""
     handle = engine.prefill(TEXT)
-    engine.kv.park()
+    engine.kv.offload()
     until(lambda: engine.kv.tiers([handle]) == ["disk"])
     assert engine._core._disk is not None and engine._core._disk.store is not None
     [path] = engine._core._disk.store.folder.glob(f"{handle.id}*.safetensors")
@@ -107,8 +107,8 @@ def test_attack_a_file_of_the_disk_tier_that_was_changed_is_computed_again(
     engine, plain = make_engine(disk=tmp_path, sink=events), make_engine()
     handle, path = parked(engine)
     HARMS[harm](path)
-    engine.decode([7], [handle], sampling=Sampling(forced=(5, 6), seed=1), timeout_s=20)
-    plain.decode([7], [plain.prefill(TEXT)], sampling=Sampling(forced=(5, 6), seed=2))
+    engine.decode([7], [handle], sampling=Sampling(forced_token_ids=(5, 6), seed=1), timeout_s=20)
+    plain.decode([7], [plain.prefill(TEXT)], sampling=Sampling(forced_token_ids=(5, 6), seed=2))
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(logits_by_seed[1], logits_by_seed[2], strict=True))
     assert (engine.stats().recomputed, engine.stats().restored_from_disk) == (1, 0)
     [skipped] = [event for event in events.events if isinstance(event, FileSkipped)]
@@ -121,7 +121,7 @@ def test_attack_no_other_engines_file_is_believed(make_engine: MakeEngine, tmp_p
     (mine, path), (same, theirs) = parked(one), parked(other)
     assert mine == same and path != theirs
     shutil.copy(theirs, path)
-    one.decode([7], [mine], sampling=Sampling(forced=(5,)))
+    one.decode([7], [mine], sampling=Sampling(forced_token_ids=(5,)))
     assert (one.stats().recomputed, one.stats().restored_from_disk) == (1, 0)
 
 
@@ -135,23 +135,23 @@ def test_attack_what_a_killed_engine_has_left_is_removed_and_never_read(
     shutil.copytree(path.parent, left)
     make_engine(disk=tmp_path)
     assert not left.exists() and path.exists()
-    living.decode([7], [handle], sampling=Sampling(forced=(5,)))
+    living.decode([7], [handle], sampling=Sampling(forced_token_ids=(5,)))
     assert living.stats().restored_from_disk == 1
 
 
 def test_attack_only_its_user_can_look_into_the_folders(make_engine: MakeEngine, tmp_path: Path) -> None:
     old = os.umask(0o002)
     try:
-        disk, shelf = tmp_path / "disk", tmp_path / "shelf"
+        disk, module_cache = tmp_path / "disk", tmp_path / "shelf"
         model = make_engine().model.adapter.fingerprint
         (disk / model).mkdir(parents=True)
         engine = make_engine(disk=disk, salt="s")
         handle, path = parked(engine)
-        store = engine.kv.store(shelf)
+        store = engine.kv.store(module_cache)
         assert store.save(engine.kv.key(handle), engine.kv.read(handle))
     finally:
         os.umask(old)
-    made = [path.parent.parent, path.parent, shelf, store.folder.parent, store.folder]
+    made = [path.parent.parent, path.parent, module_cache, store.folder.parent, store.folder]
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 5
     files = [path, *store.folder.iterdir()]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 2
@@ -224,7 +224,7 @@ def test_attack_a_file_sealed_by_one_tenant_is_not_believed_by_another(make_engi
     kv = engine.kv.read(engine.prefill(TEXT))
     place, geometry = theirs.folder.relative_to(tmp_path).parts, engine.model.adapter.geometry
     forged = HostKV(torch.ones_like(kv.keys), torch.ones_like(kv.values))
-    assert KVStore(LastingPlace(tmp_path, *place), geometry, engine._tenant.naming.seal, 1 << 30).save(key, forged)
+    assert KVStore(LastingPlace(tmp_path, *place), geometry, engine._tenant.message_ids.seal, 1 << 30).save(key, forged)
     assert theirs.load(key) is None
     assert theirs.save(key, kv) and theirs.load(key) is not None, "its own it believes"
 

@@ -55,7 +55,7 @@ def test_attack_without_a_salt_no_name_can_be_computed(make_engine: MakeEngine) 
     one, other = make_engine(), make_engine()
     handle = one.prefill(TEXT)
     assert handle.id != other.prefill(TEXT).id
-    for salt in (b"", b"choreo", one._tenant.naming.encoder().encode()):
+    for salt in (b"", b"choreo", one._tenant.message_ids.encoder().encode()):
         assert message_id(salt, handle.model, one.tokens(handle), [], []) != handle.id
     assert one._tenant.name != other._tenant.name
     with pytest.raises(InvalidRequestError, match="salt="):
@@ -93,5 +93,5 @@ def test_seeds_of_long_conversations_need_no_deep_stack(make_engine: MakeEngine)
     engine = make_engine()
     last = engine.prefill([5])
     for _ in range(1500):
-        last = engine.prefill([6], [last], lazy=True, offsets=[0], new_offset=1)
-    assert engine._tenant.naming.lasting(engine._tenant.find(last).lineage)
+        last = engine.prefill([6], [last], lazy=True, offsets=[0], position=1)
+    assert engine._tenant.message_ids.lasting(engine._tenant.find(last).lineage)

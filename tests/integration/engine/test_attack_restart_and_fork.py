@@ -29,7 +29,7 @@ def test_attack_messages_leave_while_the_disk_is_closed(
     """Closing goes through the files of an engine while its callers still release what is in them."""
     engine = make_engine(disk=tmp_path)
     made = [engine.prefill([5 + number] * 20) for number in range(40)]
-    engine.kv.park()
+    engine.kv.offload()
     while engine.kv.tiers(made).count("disk") < len(made):
         time.sleep(0.005)
     drop = KVStore.drop
@@ -38,7 +38,7 @@ def test_attack_messages_leave_while_the_disk_is_closed(
 
     def close() -> None:
         try:
-            engine.owner.restart()
+            engine.admin.restart()
         except BaseException as error:
             errors.append(error)
 
@@ -66,7 +66,7 @@ def test_attack_ending_an_engine_under_load_raises_nothing_but_that_it_is_closed
             try:
                 for _ in range(5):
                     time.sleep(0.02)
-                    engine.owner.restart() if end == "restart" else engine.owner.close()
+                    engine.admin.restart() if end == "restart" else engine.admin.close()
             finally:
                 stop.set()
             for thread in threads:
@@ -84,12 +84,12 @@ def _work(engine: Engine, number: int, stop: threading.Event, wrong: list[BaseEx
         try:
             with engine.tenant(f"{number} {turn % 3}") as tenant, tenant.scope():
                 made = [tenant.prefill([5 + number, turn % 300 + 3, *range(10, 40)]) for _ in range(2)]
-                tenant.decode([7], made, sampling=SHORT, memo="m")
-                tenant.kv.park()
+                tenant.decode([7], made, sampling=SHORT, idempotency_key="m")
+                tenant.kv.offload()
                 tenant.kv.read(made[0])
                 tenant.kv.memory_map()
                 engine.stats()
-                engine.owner.tenants()
+                engine.admin.tenants()
                 assert engine.method == "choreo"
                 kept: MessageHandle = tenant.prefill([9] * 12)
                 tenant.release(kept)
@@ -112,7 +112,7 @@ engine = Engine.load(sys.argv[1], memory=memory)
 engine.tenant("", calls_per_second=1000.0)  # its own
 root = engine.prefill([5] * 20)
 parked = engine.prefill([6] * 20)
-engine.kv.park([parked])
+engine.kv.offload([parked])
 while engine.kv.tiers([parked]) != ["disk"]:
     time.sleep(0.01)
 running = engine.stream([7], [root], sampling=Sampling(max_tokens=500, stop_tokens=()))
@@ -132,7 +132,7 @@ for _ in range(8):
             uses = [
                 lambda: engine.prefill([9]), lambda: engine.decode([9]), lambda: next(engine.stream([9])),
                 lambda: engine.release(root), lambda: engine.kv.read(root), lambda: engine.stats(),
-                lambda: engine.tokens(root), lambda: engine.check(), lambda: engine.owner.restart(),
+                lambda: engine.tokens(root), lambda: engine.check(), lambda: engine.admin.restart(),
                 lambda: engine.kv.pin(root),
                 lambda: engine.tenant("x").prefill([9]),
             ]
@@ -188,12 +188,12 @@ def test_attack_an_engine_that_cannot_start_again_says_so(
     with monkeypatch.context() as patch:
         patch.setattr("choreo_agents.engine.core.KVPool", _no_room)
         with pytest.raises(ChoreoError, match="no room"):
-            engine.owner.restart()
+            engine.admin.restart()
         for use in (lambda: engine.prefill([5]), lambda: engine.kv.read(root), lambda: engine.kv.key(root)):
             with suppress(EngineClosedError):
                 use()
         assert engine.stats().unfinished == 0 and engine.method == "choreo"
-    engine.owner.restart()
+    engine.admin.restart()
     assert engine.tokens(root) == [5] * 20 and engine.decode([7], [root], sampling=SHORT).length == 4
 
 

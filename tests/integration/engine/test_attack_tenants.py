@@ -21,7 +21,7 @@ from choreo_agents.errors import ChoreoError
 TEXT = list(range(20, 53))
 SHORT = Sampling(max_tokens=4, stop_tokens=())
 LONG = Sampling(max_tokens=200, stop_tokens=())
-SUMS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_mapped", "kv_bytes_read", "kv_bytes_read_alone")
+SUMS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_mapped", "kv_bytes_read", "kv_bytes_unshared")
 SUMS += ("finished", "cancelled", "failed", "unfinished", "messages", "leases", "kv_bytes", "host_bytes", "disk_bytes")
 SUMS += ("evicted", "restored_from_host", "restored_from_disk", "lost", "recomputed", "adopted", "rows")
 
@@ -35,14 +35,14 @@ def work(engine: Engine, seed: int = 1, *, kv_is_here: bool = True) -> None:
     engine.decode([Decode([7, seed], [root, lazy], sampling=Sampling(max_tokens=3, n=2, seed=seed, stop_tokens=()))])
     with pytest.raises(ChoreoError):
         engine.decode([7], [root], sampling=LONG, timeout_s=0.0)
-    engine.kv.park()
+    engine.kv.offload()
     written(engine)  # else it is the disk's speed that says whether it comes back from there, or from the host still
     if choreo and kv_is_here:
         engine.kv.pin(root)
         kv = engine.kv.read(root)
         engine.kv.unpin(root)
-        engine.kv.adopt(
-            Prefill([*TEXT[seed:]][:30], new_offset=seed), type(kv)(kv.keys[:, :, :30], kv.values[:, :, :30])
+        engine.kv.import_kv(
+            Prefill([*TEXT[seed:]][:30], position=seed), type(kv)(kv.keys[:, :, :30], kv.values[:, :, :30])
         )
     engine.release(engine.decode([7], [root], sampling=SHORT))
 
@@ -98,15 +98,15 @@ def test_what_all_tenants_did_is_what_the_owner_sees(make_engine: MakeEngine, py
     working = partial(work, kv_is_here=not pytestconfig.getoption("--engine", None))
     with ThreadPoolExecutor(len(tenants)) as threads:
         assert [*threads.map(working, tenants, range(len(tenants)))] == [None] * len(tenants)
-    assert engine.owner is not None
-    own, whole = [tenant.stats() for tenant in tenants], engine.owner.stats()
+    assert engine.admin is not None
+    own, whole = [tenant.stats() for tenant in tenants], engine.admin.stats()
     for count in SUMS:
         assert sum(getattr(stats, count) for stats in own) == getattr(whole, count), count
     assert all(0 < stats.steps <= whole.steps for stats in own)
-    assert engine.owner.memory_map().authors["ann"].messages == 4 and len(engine.kv.memory_map().authors) > 0
+    assert engine.admin.memory_map().authors["ann"].messages == 4 and len(engine.kv.memory_map().authors) > 0
     gone = own[1].tokens_encoded
     tenants[1].close()
-    assert engine.owner.stats().tokens_encoded == whole.tokens_encoded
+    assert engine.admin.stats().tokens_encoded == whole.tokens_encoded
     assert engine.tenant("a").stats().tokens_encoded == 0 < gone
 
 
@@ -121,7 +121,7 @@ async def test_steps_that_are_shared_count_as_each_ones_own(make_engine: MakeEng
     stats = one.stats()
     assert (stats.rows_per_step, stats.rows_per_decode_step, stats.unfinished_per_decode_step) == (1.0, 1.0, 1.0)
     assert (stats.steps, stats.decode_rows, stats.tokens_encoded) == (21, 20, 21)
-    assert engine.owner is not None and engine.owner.stats().rows_per_decode_step > 2
+    assert engine.admin is not None and engine.admin.stats().rows_per_decode_step > 2
     assert engine.stats().steps == 0 == engine.stats().kv_bytes
 
 
@@ -153,7 +153,7 @@ def test_what_others_keep_makes_nobodys_stats_dearer(make_engine: MakeEngine, tm
     for number in range(64):
         with others.threads.speaking(f"{number}"):
             others.prefill([number + 5, *TEXT])
-        others.kv.park()
+        others.kv.offload()
         if number in (3, 63):
             written(engine)
             held.append(others.stats())
@@ -170,7 +170,7 @@ def test_attack_what_all_have_computed_together_is_told_to_the_owner_alone(
     engine = make_engine()
     known = replace(engine._core.execution.computing(), graphs=3, steps_ahead=9)
     monkeypatch.setattr(engine._core.execution, "computing", lambda: known)
-    every, own = engine.owner.stats(), engine.tenant("spy").stats()
+    every, own = engine.admin.stats(), engine.tenant("spy").stats()
     assert (every.graphs, every.steps_ahead) == (3, 9) and (own.graphs, own.steps_ahead) == (0, 0)
     assert own.backend == every.backend
 
@@ -178,7 +178,7 @@ def test_attack_what_all_have_computed_together_is_told_to_the_owner_alone(
 def test_only_the_owner_does_what_concerns_all(make_engine: MakeEngine) -> None:
     engine = make_engine()
     with engine.tenant("a") as tenant:
-        assert tenant.owner is None and tenant.tenant("b").owner is None
+        assert tenant.admin is None and tenant.tenant("b").admin is None
         tenant.prefill(TEXT)
     assert engine.prefill(TEXT).length == 33, "leaving a tenancy closes nothing else"
 
@@ -189,9 +189,9 @@ def test_nothing_is_kept_of_a_tenant_that_has_left_though_it_is_asked_for(engine
         tenant.prefill(TEXT)
         tenant.close()
         assert tenant.stats().tokens_encoded == 0
-    assert engine.owner.stats().tokens_encoded == 3 * len(TEXT)
+    assert engine.admin.stats().tokens_encoded == 3 * len(TEXT)
     core = engine._core
-    assert len(core.counters._own) <= 1 and len(core.movements._own) <= 1
+    assert len(core.counters._own) <= 1 and len(core.tier_counters._own) <= 1
 
 
 @pytest.mark.parametrize("method", ["choreo", "baseline"])
@@ -201,12 +201,12 @@ def test_attack_a_first_token_encodes_as_much_as_if_nobody_had_asked_before(
 ) -> None:
     """What a prompt costs tells a tenant nothing of others, in either direction: counted, of one prompt for all."""
     engine = make_engine(method=method)
-    assert engine.owner is not None
+    assert engine.admin is not None
 
     def encoded(salt: str) -> int:
-        before, tenant = engine.owner.stats().tokens_encoded, engine.tenant(salt)
+        before, tenant = engine.admin.stats().tokens_encoded, engine.tenant(salt)
         tenant.decode([7], [tenant.prefill(TEXT)], sampling=Sampling(max_tokens=1, stop_tokens=()))
-        return engine.owner.stats().tokens_encoded - before
+        return engine.admin.stats().tokens_encoded - before
 
     cold = encoded(salts[0])
     assert encoded(salts[1]) == cold > len(TEXT), "as much as the first, though its prompt is the first's"

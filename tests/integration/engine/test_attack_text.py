@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from choreo_agents import Decode, Engine, FramedText, Prefill, Sampling
+from choreo_agents import Decode, Engine, Prefill, PromptText, Sampling
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 
@@ -25,10 +25,10 @@ def controls(tokens: list[int]) -> list[int]:
 
 
 def test_a_text_is_a_frame_unless_it_is_said_to_be_words(engine: Engine) -> None:
-    frame, words = engine.prefill(ATTACK), engine.prefill(ATTACK, words=True)
+    frame, words = engine.prefill(ATTACK), engine.prefill(ATTACK, escape_special_tokens=True)
     assert engine.tokens(frame) == engine.model.encode(ATTACK) and len(controls(engine.tokens(frame))) == 3
     assert not controls(engine.tokens(words)) and engine.text(words) == engine.text(frame) == ATTACK
-    said = engine.decode(ATTACK, words=True, sampling=SHORT, closing="<|end|>")
+    said = engine.decode(ATTACK, escape_special_tokens=True, sampling=SHORT, turn_suffix="<|end|>")
     assert not controls(engine.tokens(said)[: words.length]) and engine.tokens(said)[-1] == 2
     assert controls(engine.tokens(engine.decode(ATTACK, sampling=SHORT)))[:3] == [2, 3, 2]
 
@@ -36,7 +36,12 @@ def test_a_text_is_a_frame_unless_it_is_said_to_be_words(engine: Engine) -> None
 def test_what_was_tokenized_as_a_frame_is_not_found_for_words(engine: Engine) -> None:
     """In any order, and in one batch."""
     turn = engine.chat.turn("user", ATTACK)
-    calls = [Prefill(turn), Prefill(turn.text), Prefill(turn.text, words=True), Prefill(FramedText.frame(turn.text))]
+    calls = [
+        Prefill(turn),
+        Prefill(turn.text),
+        Prefill(turn.text, escape_special_tokens=True),
+        Prefill(PromptText.special(turn.text)),
+    ]
     once = [engine.tokens(handle) for handle in engine.prefill(calls)]
     again = [engine.tokens(handle) for handle in engine.prefill(calls[::-1])][::-1]
     assert once == again
@@ -54,10 +59,10 @@ def test_turns_of_a_branchs_summary_and_of_a_merge_are_framed(engine: Engine) ->
 
 
 def test_words_that_no_tokenizer_takes_are_refused_as_frames_are(engine: Engine) -> None:
-    for content in ("\ud800", FramedText.words("\ud800")):
+    for content in ("\ud800", PromptText.plain("\ud800")):
         with pytest.raises(InvalidRequestError, match="cannot be tokenized"):
             engine.prefill(content)
     with pytest.raises(InvalidRequestError, match="empty"):
-        engine.prefill(FramedText())
+        engine.prefill(PromptText())
     with pytest.raises(InvalidRequestError, match="header is empty"):
-        engine.decode([Decode(FramedText.words(""))])
+        engine.decode([Decode(PromptText.plain(""))])

@@ -60,7 +60,7 @@ def call(engine: Engine, view: MessageHandle, *, budget: int = 4, **sampling: ob
         [view],
         sampling=Sampling.model_validate({"temperature": 1.0, "seed": 3, "max_tokens": 4} | sampling),
         author="ann",
-        closing=engine.chat.turn_end,
+        turn_suffix=engine.chat.turn_end,
         thinking=Thinking.of(engine.chat, "ann", budget),
     )
 
@@ -70,13 +70,13 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]],
     """Lets something happen once all is decoded, before the answers are encoded again."""
 
     def let(happen: Callable[[], object]) -> None:
-        kept = calling.views_kept
+        kept = calling.leased_views
 
         def after(*asked: object) -> object:
             happen()
             return kept(*asked)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(calling, "views_kept", after)
+        monkeypatch.setattr(calling, "leased_views", after)
 
     return let
 
@@ -145,7 +145,7 @@ def test_thoughts_end_where_their_end_and_that_of_its_line_are_one_token(tmp_pat
             *engine.model.encode("ann:"),
             *engine.model.encode(" two"),
         )
-        [answer] = engine.decode([call(engine, view, forced=forced)])
+        [answer] = engine.decode([call(engine, view, forced_token_ids=forced)])
         assert engine.text(answer).removesuffix(engine.chat.turn_end).endswith("ann: two")
         assert "hm" not in engine.text(answer)
 

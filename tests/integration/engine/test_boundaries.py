@@ -54,7 +54,7 @@ def test_each_branch_is_followed_by_the_opening_of_a_turn(make_engine: MakeEngin
     for start, copy in zip(starts, copies, strict=True):
         [record] = [each for each in engine.inspect.records([start]) if each.handle == start]
         assert list(record.parents) == [*trunk, copy], "no branch's boundary sees another branch"
-        assert [*record.offsets, record.new_offset] == [0, trunk[0].length, end, end + copy.length]
+        assert [*record.offsets, record.position] == [0, trunk[0].length, end, end + copy.length]
     asked = end + (sum if strategy == "sequential" else max)(each.length for each in branches)
     assert view.offsets[8] == asked and view.end == asked + 3, "nothing moves for it"
     encoded = engine.stats().tokens_encoded - before.tokens_encoded
@@ -142,7 +142,7 @@ def test_copies_that_were_put_away_are_read_behind_too(make_engine: MakeEngine, 
         heards.append(heard(engine, view))
         give_back(engine, view)
         copies = engine.branches.map(branches)
-        engine.kv.park(copies)
+        engine.kv.offload(copies)
         assert set(engine.kv.tiers(copies)) == {"lineage"}
     assert torch.equal(*heards)
 
@@ -156,7 +156,7 @@ def test_the_turn_that_a_branch_is_decides_what_follows_it(make_engine: MakeEngi
     calls = engine.branches.boundaries(said, [], [], [0] * 4)
     assert [call.content for call in calls] == [engine.chat.start(role) for role in (*roles, "assistant")]
     assert len({call.content for call in calls}) == 3
-    assert [(call.offsets, call.new_offset) for call in calls] == [([0], handle.length) for handle in said]
+    assert [(call.offsets, call.position) for call in calls] == [([0], handle.length) for handle in said]
 
 
 def test_a_branch_that_left_the_trunk_early_has_its_boundary_there(make_engine: MakeEngine, merger: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_node_reads_what_the_engine_would(make_engine: MakeEngine, merger: Pat
         )
         [record] = [each for each in engine.inspect.records([said["editor"]]) if each.handle == said["editor"]]
         assert list(record.parents) == view.handles and list(record.offsets) == view.offsets
-        assert record.new_offset == view.end and len(view.handles) == 7
+        assert record.position == view.end and len(view.handles) == 7
     assert engine.stats().leases == before
     engine.check()
 

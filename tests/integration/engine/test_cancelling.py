@@ -75,7 +75,7 @@ async def test_leaving_a_stream_early_cancels_it(engine: Engine) -> None:
 async def test_cancelling_one_of_two_who_wait_for_the_same_prefill(
     make_engine: MakeEngine, hold_steps: HoldSteps
 ) -> None:
-    engine = make_engine(step_tokens=8)
+    engine = make_engine(max_batched_tokens=8)
     content = [5 + i % 300 for i in range(400)]
     steps = hold_steps(engine)
     first, second = (asyncio.create_task(engine.aprefill(content)) for _ in range(2))

@@ -38,12 +38,12 @@ def messages(engine: Engine) -> list[MessageHandle]:
 
 
 def answer(engine: Engine, seen: list[MessageHandle], seed: int) -> None:
-    engine.decode([7, 8], seen, VIEW, 400, sampling=Sampling(forced=(5, 6, 9, 4), seed=seed))
+    engine.decode([7, 8], seen, VIEW, 400, sampling=Sampling(forced_token_ids=(5, 6, 9, 4), seed=seed))
 
 
 def leave(engine: Engine) -> None:
     """Park everything, and wipe what it leaves behind: it may come back to the same slots."""
-    engine.kv.park()
+    engine.kv.offload()
     pool = engine._core.pool
     assert not pool.used_bytes
     for side in (*pool.keys, *pool.values):
@@ -150,7 +150,7 @@ def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, lo
     answer(first, seen, 1)
     host_kvs = [first.kv.read(handle) for handle in seen]
     calls = [Prefill(list(first.tokens(handle))) for handle in seen]
-    adopted = [second.kv.adopt(call, host_kv) for call, host_kv in zip(calls, host_kvs, strict=True)]
+    adopted = [second.kv.import_kv(call, host_kv) for call, host_kv in zip(calls, host_kvs, strict=True)]
     for host_kv in host_kvs:
         host_kv.keys.zero_()
     answer(second, adopted, 2)
@@ -162,10 +162,10 @@ def test_what_leaves_again_while_it_arrives_is_whole(make_engine: MakeEngine, lo
     seen = messages(engine)
     answer(engine, seen, 1)
     for _ in range(20):
-        engine.kv.park()
+        engine.kv.offload()
         for handle in seen:
             assert engine.kv.read(handle).keys.shape[2] == handle.length
-    engine.kv.park()
+    engine.kv.offload()
     answer(engine, seen, 2)
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
@@ -186,7 +186,7 @@ def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
     answer(engine, seen, 1)
-    engine.kv.park()
+    engine.kv.offload()
     held = engine.stats().host_bytes
     with monkeypatch.context() as patch:
 

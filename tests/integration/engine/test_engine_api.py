@@ -93,17 +93,17 @@ def test_a_scope_drops_the_leases_taken_inside(engine: Engine) -> None:
 
 def test_a_memoised_decode_is_answered_once(engine: Engine) -> None:
     root = engine.prefill([5, 6])
-    first = engine.decode([7], [root], sampling=WARM, memo="task 0")
+    first = engine.decode([7], [root], sampling=WARM, idempotency_key="task 0")
     steps = engine.stats().steps
-    assert engine.decode([7], [root], sampling=WARM, memo="task 0") == first
+    assert engine.decode([7], [root], sampling=WARM, idempotency_key="task 0") == first
     assert engine.stats().steps == steps
-    other_call = engine.decode([7], [root], sampling=WARM, memo="task 1")
-    other_request = engine.decode([8], [root], sampling=WARM, memo="task 0")
+    other_call = engine.decode([7], [root], sampling=WARM, idempotency_key="task 1")
+    other_request = engine.decode([8], [root], sampling=WARM, idempotency_key="task 0")
     assert len({first, other_call, other_request}) == 3
-    assert list(engine.stream([7], [root], sampling=WARM, memo="task 0"))[-1] == first
+    assert list(engine.stream([7], [root], sampling=WARM, idempotency_key="task 0"))[-1] == first
     for _ in range(3):
         engine.release(first)
-    assert engine.decode([7], [root], sampling=WARM, memo="task 0").length == first.length
+    assert engine.decode([7], [root], sampling=WARM, idempotency_key="task 0").length == first.length
     assert engine.stats().steps > steps
 
 
@@ -126,9 +126,9 @@ def test_a_given_seed_gives_the_same_tokens_whoever_shares_the_batch(engine: Eng
 
 def test_max_tokens_cut_and_closing(engine: Engine) -> None:
     """Closing tokens end the message in any case; those the model said itself are not repeated."""
-    cut = engine.decode([7], sampling=Sampling(forced=(9, 10)), closing=[2, 11])
+    cut = engine.decode([7], sampling=Sampling(forced_token_ids=(9, 10)), turn_suffix=[2, 11])
     assert engine.tokens(cut) == [7, 9, 10, 2, 11]
-    stopped = engine.decode([7], sampling=Sampling(forced=(9, 2)), closing=[2, 11])
+    stopped = engine.decode([7], sampling=Sampling(forced_token_ids=(9, 2)), turn_suffix=[2, 11])
     assert engine.tokens(stopped) == [7, 9, 2, 11]
     assert engine.usage(cut).tokens_encoded == 5
 
@@ -180,7 +180,7 @@ BAD_CALLS = {
     "empty content": (lambda e, h: e.prefill([], [h]), "nothing to prefill"),
     "too few offsets": (lambda e, h: e.prefill([7], [h, h], [0]), "2 parents but 1 offsets"),
     "negative offset": (lambda e, h: e.prefill([7], [h], [-1]), r"offsets\[0\] must be a position"),
-    "negative new offset": (lambda e, h: e.decode([7], [h], None, -5), "new_offset must be a position"),
+    "negative new offset": (lambda e, h: e.decode([7], [h], None, -5), "position must be a position"),
     "a float offset": (lambda e, h: e.prefill([7], [h], [1.5]), r"offsets\[0\] must be a position"),
     "a token that is none": (lambda e, h: e.prefill([100000], [h]), "100000 is no token"),
     "a batch of the wrong kind": (lambda e, h: e.decode([Decode([7]), Prefill([7])]), "holds Decode calls only"),

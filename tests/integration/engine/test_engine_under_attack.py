@@ -75,15 +75,15 @@ def test_a_lease_released_by_another_thread_leaves_its_scope_intact(engine: Engi
 
 
 def test_calls_with_one_memo_share_one_answer_also_at_once(engine: Engine) -> None:
-    one, two = engine.decode([Decode([7], sampling=WARM, memo="x")] * 2)
+    one, two = engine.decode([Decode([7], sampling=WARM, idempotency_key="x")] * 2)
     assert one == two and engine.stats().finished == 1
     engine.release(one)
-    assert engine.decode([7], sampling=WARM, memo="x") == two
+    assert engine.decode([7], sampling=WARM, idempotency_key="x") == two
 
 
 async def test_streams_with_one_memo_each_see_every_token(engine: Engine) -> None:
     async def tokens() -> list[int]:
-        items = [item async for item in engine.astream([7], sampling=WARM, memo="x")]
+        items = [item async for item in engine.astream([7], sampling=WARM, idempotency_key="x")]
         return [item.token for item in items[:-1]]  # type: ignore[union-attr]
 
     first, second = await asyncio.gather(tokens(), tokens())
@@ -112,10 +112,10 @@ def test_a_batch_takes_no_arguments_that_it_would_ignore(engine: Engine, options
 def test_refused_and_memoised_calls_do_not_move_the_seeds_of_others(make_engine: MakeEngine) -> None:
     plain, disturbed = make_engine(), make_engine()
     wanted = [plain.tokens(plain.decode([7], sampling=WARM)) for _ in range(2)]
-    got = [disturbed.tokens(disturbed.decode([7], sampling=WARM, memo="x"))]
+    got = [disturbed.tokens(disturbed.decode([7], sampling=WARM, idempotency_key="x"))]
     with pytest.raises(InvalidRequestError):
         disturbed.decode([Decode([7], sampling=WARM), Decode([])])
-    disturbed.decode([7], sampling=WARM, memo="x")
+    disturbed.decode([7], sampling=WARM, idempotency_key="x")
     got.append(disturbed.tokens(disturbed.decode([7], sampling=WARM)))
     assert got == wanted
 
@@ -128,7 +128,7 @@ def test_a_sink_that_raises_stops_nobody(make_engine: MakeEngine, caplog: pytest
 
 def test_usage_is_that_of_the_latest_call(engine: Engine) -> None:
     engine.prefill([7, 9, 9])
-    said = engine.decode([7], sampling=Sampling(forced=(9, 9)))
+    said = engine.decode([7], sampling=Sampling(forced_token_ids=(9, 9)))
     assert engine.usage(said).ttft_s is not None
 
 
@@ -170,8 +170,8 @@ BAD_INPUT = {
     "a bare handle for parents": lambda e, h: e.prefill([5], h),
     "a number for offsets": lambda e, h: e.prefill([5], [h], 0),
     "a dict for sampling": lambda e, h: e.decode([5], sampling={"max_tokens": 3}),
-    "a number for closing": lambda e, h: e.decode([5], closing=2),
-    "an impossible forced token": lambda e, h: e.decode([5], sampling=Sampling(forced=(-1,))),
+    "a number for closing": lambda e, h: e.decode([5], turn_suffix=2),
+    "an impossible forced token": lambda e, h: e.decode([5], sampling=Sampling(forced_token_ids=(-1,))),
     "a batch that mixes calls and tokens": lambda e, h: e.decode([Decode([5]), 7]),
 }
 
@@ -194,8 +194,8 @@ def test_integers_of_numpy_and_torch_are_tokens(engine: Engine) -> None:
 
 def test_settings_out_of_range_are_refused(tiny: LoadedModel) -> None:
     for setting, value in (
-        (Scheduling, {"step_tokens": 0}),
-        (Scheduling, {"rows": 0}),
+        (Scheduling, {"max_batched_tokens": 0}),
+        (Scheduling, {"max_num_seqs": 0}),
         (Memory, {"kv_budget_bytes": 0}),
     ):
         with pytest.raises(ValueError, match=next(iter(value))):
@@ -208,13 +208,13 @@ def test_settings_out_of_range_are_refused(tiny: LoadedModel) -> None:
 
 
 def test_more_requests_than_tokens_in_a_step_all_get_their_turn(make_engine: MakeEngine) -> None:
-    engine = make_engine(step_tokens=3)
+    engine = make_engine(max_batched_tokens=3)
     handles = engine.decode([Decode([5 + i] * 7, sampling=SHORT) for i in range(8)])
     assert [handle.length for handle in handles] == [11] * 8
 
 
 async def test_cancelled_waiters_reuse_nothing(make_engine: MakeEngine, hold_steps: HoldSteps) -> None:
-    engine = make_engine(step_tokens=8)
+    engine = make_engine(max_batched_tokens=8)
     content = [5 + i % 300 for i in range(800)]
     steps = hold_steps(engine)
     tasks = [asyncio.create_task(engine.aprefill(content)) for _ in range(2)]

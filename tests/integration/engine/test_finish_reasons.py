@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 
-from choreo_agents import Engine, Guided, Sampling, Thinking
+from choreo_agents import Constraint, Engine, Sampling, Thinking
 from choreo_agents.testing import Script
 
 
 def made(engine: Engine, **options: Any) -> Any:
     sampling = options.pop("sampling", Sampling())
-    return engine.decode(engine.chat.header("ann"), sampling=sampling, closing=engine.chat.turn_end, **options)
+    return engine.decode(engine.chat.header("ann"), sampling=sampling, turn_suffix=engine.chat.turn_end, **options)
 
 
 @pytest.fixture
@@ -55,15 +55,15 @@ def test_a_replay_says_what_it_replays(scripted: Engine) -> None:
         reason = scripted.inspect.finish_reason(handle)
         sampled = tuple(each.token for each in scripted.logprobs(handle))
         scripted.release(handle)
-        again = made(scripted, sampling=sampling.model_copy(update={"forced": sampled}))
+        again = made(scripted, sampling=sampling.model_copy(update={"forced_token_ids": sampled}))
         assert scripted.inspect.finish_reason(again) == reason
         scripted.release(again)
-    silent = made(scripted, sampling=Sampling(forced=()))
+    silent = made(scripted, sampling=Sampling(forced_token_ids=()))
     assert scripted.inspect.finish_reason(silent) == "stop"
 
 
 @pytest.mark.parametrize(
-    ("guide", "most", "reason"),
+    ("constraint", "most", "reason"),
     [
         ({"regex": " ?One two"}, 2, "stop"),
         ({"regex": " ?One two( three.)?"}, 2, "length"),
@@ -74,30 +74,30 @@ def test_a_replay_says_what_it_replays(scripted: Engine) -> None:
 )
 @pytest.mark.parametrize("method", ["choreo", "naive"])
 def test_a_replay_of_an_answer_that_is_led_ends_as_the_answer_did(
-    method: str, guide: Any, most: int, reason: str
+    method: str, constraint: Any, most: int, reason: str
 ) -> None:
-    """A guide ends it with the last token that there may be, or that token does."""
-    own = None if guide else Guided("two", lambda _, ends: Two())
-    sampling = Sampling(max_tokens=most, guide=guide)
+    """A constraint ends it with the last token that there may be, or that token does."""
+    own = None if constraint else Constraint("two", lambda _, ends: Two())
+    sampling = Sampling(max_tokens=most, constraint=constraint)
     if most == 3 and own is not None:
-        own = Guided("any", lambda _, ends: Two(last=9))
-    with Script(default="One two" if guide and most == 3 else "One two three.").load(method=method) as engine:
+        own = Constraint("any", lambda _, ends: Two(last=9))
+    with Script(default="One two" if constraint and most == 3 else "One two three.").load(method=method) as engine:
         thinking = Thinking.of(engine.chat, "ann", 4)
         for thinks in (None, thinking):
-            handle = made(engine, sampling=sampling, guide=own, thinking=thinks)
+            handle = made(engine, sampling=sampling, constraint=own, thinking=thinks)
             found = engine.inspect.finish_reason(handle)
             decoded = next(iter(engine.inspect.thoughts(handle, "ann")), None) or handle
             *_, record = engine.inspect.records([decoded])
             sampled = tuple(record.tokens[slice(*record.sampled or (0, 0))])
             engine.release(handle)
-            forced = sampling.model_copy(update={"forced": sampled})
-            again = made(engine, sampling=forced, guide=own, thinking=thinks)
+            forced = sampling.model_copy(update={"forced_token_ids": sampled})
+            again = made(engine, sampling=forced, constraint=own, thinking=thinks)
             assert (found, engine.inspect.finish_reason(again)) == (reason, reason)
             engine.release(again)
 
 
 class Two:
-    """A guide of so many tokens, whatever they are."""
+    """A constraint of so many tokens, whatever they are."""
 
     def __init__(self, last: int = 2) -> None:
         self._left = last
@@ -115,8 +115,10 @@ class Two:
 
 def test_tokens_that_a_guide_would_not_say_are_replayed_and_are_cut(scripted: Engine) -> None:
     forced = tuple(scripted.model.encode("One two"))
-    for guide in ({"regex": "[0-9]{9}"}, {"regex": "One two three"}, {"regex": "One"}):
-        handle = made(scripted, sampling=Sampling(max_tokens=len(forced), guide=guide, forced=forced))
+    for constraint in ({"regex": "[0-9]{9}"}, {"regex": "One two three"}, {"regex": "One"}):
+        handle = made(
+            scripted, sampling=Sampling(max_tokens=len(forced), constraint=constraint, forced_token_ids=forced)
+        )
         assert scripted.inspect.finish_reason(handle) == "length"
         scripted.release(handle)
 
@@ -130,7 +132,7 @@ def test_what_was_not_decoded_has_none(scripted: Engine) -> None:
 def test_a_call_that_is_known_says_it_again(make_engine: MakeEngine, method: str) -> None:
     engine = make_engine(method=method)
     cut = Sampling(max_tokens=3, stop_tokens=())
-    handles = [made(engine, sampling=cut, memo="call") for _ in range(2)]
+    handles = [made(engine, sampling=cut, idempotency_key="call") for _ in range(2)]
     assert handles[0] == handles[1] and engine.inspect.finish_reason(handles[1]) == "length"
 
 

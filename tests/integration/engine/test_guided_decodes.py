@@ -1,4 +1,4 @@
-"""Answers that a schema, a regular expression, a grammar or a guide of one's own leads."""
+"""Answers that a schema, a regular expression, a grammar or a constraint of one's own leads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents import Decode, Engine, Guided, Sampling, StreamedToken, Thinking
-from choreo_agents.errors import ChoreoError, GrammarError, GuideError, InvalidRequestError
+from choreo_agents import Constraint, Decode, Engine, Sampling, StreamedToken, Thinking
+from choreo_agents.errors import ChoreoError, ConstraintError, GrammarError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.guides import Grammars, sources
+from choreo_agents.models.constraints import Grammars, sources
 from choreo_agents.sampling import Allowed, Grammar
 from choreo_agents.testing import Script
 
@@ -42,8 +42,8 @@ SCHEMA = {
 FREE = Sampling(temperature=1.0, max_tokens=120)
 
 
-def with_(guide: Any, **changes: Any) -> Sampling:
-    return Sampling.model_validate({**FREE.model_dump(), "guide": guide, **changes})
+def with_(constraint: Any, **changes: Any) -> Sampling:
+    return Sampling.model_validate({**FREE.model_dump(), "constraint": constraint, **changes})
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_json_is_what_its_schema_says_and_as_json_writes_it(talker: Engine, clos
     root = talker.prefill(ROOT)
     said = set()
     sampling = with_({"json_schema": SCHEMA}, seed=0, n=6)
-    for handle in talker.decode([Decode(HEADER, [root], sampling=sampling, closing=closing)]):
+    for handle in talker.decode([Decode(HEADER, [root], sampling=sampling, turn_suffix=closing)]):
         text = words(talker, handle)
         found = json.loads(text)
         jsonschema.validate(found, SCHEMA)
@@ -104,7 +104,7 @@ def test_an_end_ends_what_could_go_on_and_is_in_the_message_as_its_closing_only(
     root, lengths = talker.prefill(ROOT), set()
     for seed in range(8):
         sampling = with_({"regex": r"([A-Z][a-z]+ ?){0,9}"}, seed=seed)
-        handle = talker.decode(HEADER, [root], sampling=sampling, closing="<|end|>")
+        handle = talker.decode(HEADER, [root], sampling=sampling, turn_suffix="<|end|>")
         tokens = talker.tokens(handle)
         assert tokens[-1] == 2 and tokens.count(2) == 1
         lengths.add(len(tokens))
@@ -114,11 +114,13 @@ def test_an_end_ends_what_could_go_on_and_is_in_the_message_as_its_closing_only(
 def test_the_likeliest_of_the_allowed_is_taken(talker: Engine) -> None:
     """Greedy: what the model's own logits say, of the words that may come next."""
     root, seen = talker.prefill(ROOT), list[torch.Tensor]()
-    sampling = Sampling(guide={"regex": "red|blue|green"}, max_tokens=20)
-    [handle] = talker.decode([Decode(HEADER, [root], sampling=sampling, watch=lambda row: seen.append(row.clone()))])
+    sampling = Sampling(constraint={"regex": "red|blue|green"}, max_tokens=20)
+    [handle] = talker.decode(
+        [Decode(HEADER, [root], sampling=sampling, logits_callback=lambda row: seen.append(row.clone()))]
+    )
     first = talker.tokens(handle)[len(talker.model.encode(HEADER))]
-    guide = talker.model.grammars.compile(Grammar(kind="regex", text="red|blue|green"))(frozenset({2}))
-    allowed = guide.allowed()
+    constraint = talker.model.grammars.compile(Grammar(kind="regex", text="red|blue|green"))(frozenset({2}))
+    allowed = constraint.allowed()
     assert isinstance(allowed, torch.Tensor) and 0 < int(allowed.sum()) < 40
     assert first == int(seen[0].masked_fill(~allowed, float("-inf")).argmax())
 
@@ -133,11 +135,11 @@ def test_what_is_cut_is_an_error_with_the_words_and_the_others_go_on(talker: Eng
 
     before = talker.stats().steps
     cut, led, free = asyncio.run(all_of_them())
-    assert isinstance(cut, GuideError) and isinstance(cut, ChoreoError | ValueError)
+    assert isinstance(cut, ConstraintError) and isinstance(cut, ChoreoError | ValueError)
     assert re.fullmatch(" ?[a-z]{3,80}", cut.said) and "max_tokens=9" in str(cut)
     jsonschema.validate(json.loads(words(talker, led)), SCHEMA)
     assert isinstance(free, MessageHandle) and talker.stats().steps - before <= 125, "no step was repeated"
-    with pytest.raises(GuideError, match="allows nothing") as nothing:
+    with pytest.raises(ConstraintError, match="allows nothing") as nothing:
         talker.decode(HEADER, [root], sampling=with_({"grammar": "start: <|end|>"}))
     assert nothing.value.said == ""
     talker.check()
@@ -157,19 +159,19 @@ def test_every_answer_has_a_guide_of_its_own_and_is_independent_of_who_shares_th
 def test_a_memo_a_replay_and_a_stream_know_the_same_answer(talker: Engine) -> None:
     root = talker.prefill(ROOT)
     sampling = with_({"json_schema": SCHEMA})
-    asked = Decode(HEADER, [root], sampling=sampling, memo="m")
+    asked = Decode(HEADER, [root], sampling=sampling, idempotency_key="m")
     [first], [again] = talker.decode([asked]), talker.decode([asked])
     assert first == again
     other = with_({"json_schema": {**SCHEMA, "required": []}})
-    [third] = talker.decode([Decode(HEADER, [root], sampling=other, memo="m")])
-    assert third != first, "another guide is another call"
+    [third] = talker.decode([Decode(HEADER, [root], sampling=other, idempotency_key="m")])
+    assert third != first, "another constraint is another call"
     sampled = tuple(talker.tokens(first)[len(talker.model.encode(HEADER)) :])
-    forced = sampling.model_copy(update={"forced": sampled})
+    forced = sampling.model_copy(update={"forced_token_ids": sampled})
     assert talker.tokens(talker.decode(HEADER, [root], sampling=forced)) == talker.tokens(first)
-    nonsense = sampling.model_copy(update={"forced": (7, 8)})
+    nonsense = sampling.model_copy(update={"forced_token_ids": (7, 8)})
     assert talker.tokens(talker.decode(HEADER, [root], sampling=nonsense))[-2:] == [7, 8], "taken as they are"
     shown = ""
-    with pytest.raises(GuideError) as cut:
+    with pytest.raises(ConstraintError) as cut:
         for item in talker.stream(HEADER, [root], sampling=with_({"regex": "[a-z]{90}"}, max_tokens=6)):
             shown += item.text if isinstance(item, StreamedToken) else ""
     assert shown and cut.value.said.startswith(shown)
@@ -213,24 +215,31 @@ class Evens:
 
 def test_a_guide_of_ones_own_leads_by_its_key(talker: Engine) -> None:
     root = talker.prefill(ROOT)
-    evens = Guided("even", lambda model, ends: Evens(model.adapter.vocabulary_size))
+    evens = Constraint("even", lambda model, ends: Evens(model.adapter.vocabulary_size))
 
-    def asked(guide: Guided, **options: Any) -> Decode:
-        return Decode(HEADER, [root], sampling=FREE.model_copy(update={"seed": 1}), guide=guide, memo="m", **options)
+    def asked(constraint: Constraint, **options: Any) -> Decode:
+        return Decode(
+            HEADER,
+            [root],
+            sampling=FREE.model_copy(update={"seed": 1}),
+            constraint=constraint,
+            idempotency_key="m",
+            **options,
+        )
 
     [handle] = talker.decode([asked(evens)])
     sampled = talker.tokens(handle)[len(talker.model.encode(HEADER)) :]
     assert len(sampled) == 3 and not any(token % 2 for token in sampled)
-    assert talker.decode([asked(Guided("even", evens.make))]) == [handle], "the key names the call"
-    wrong = Guided("wrong", lambda model, ends: Evens(600))
-    with pytest.raises(GuideError, match=r"a mask must be bool, \[752\]"):
+    assert talker.decode([asked(Constraint("even", evens.make))]) == [handle], "the key names the call"
+    wrong = Constraint("wrong", lambda model, ends: Evens(600))
+    with pytest.raises(ConstraintError, match=r"a mask must be bool, \[752\]"):
         talker.decode([asked(wrong)])
-    for sampling in (Sampling(choices=("a",)), Sampling(guide={"regex": "a"})):
+    for sampling in (Sampling(choices=("a",)), Sampling(constraint={"regex": "a"})):
         with pytest.raises(InvalidRequestError, match="'even' and the sampling both say"):
-            talker.decode(HEADER, [root], sampling=sampling, guide=evens)
-    for nonsense in ("even", Guided("", evens.make), Guided("even", None)):  # type: ignore[arg-type]
-        with pytest.raises(InvalidRequestError, match="guide must be a Guided"):
-            talker.decode(HEADER, [root], guide=nonsense)  # type: ignore[arg-type]
+            talker.decode(HEADER, [root], sampling=sampling, constraint=evens)
+    for nonsense in ("even", Constraint("", evens.make), Constraint("even", None)):  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="constraint must be a Constraint"):
+            talker.decode(HEADER, [root], constraint=nonsense)  # type: ignore[arg-type]
 
 
 ENDLESS: list[dict[str, Any]] = [
@@ -263,7 +272,7 @@ def test_a_schema_that_refers_to_itself_and_ends_leads(schema: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("guide", "why"),
+    ("constraint", "why"),
     [
         ({"json_schema": {"not": {}}}, '"not"'),
         (
@@ -280,9 +289,9 @@ def test_a_schema_that_refers_to_itself_and_ends_leads(schema: dict[str, Any]) -
         ({"grammar": "start: other"}, "other"),
     ],
 )
-def test_what_no_answer_can_be_led_by_is_refused_by_name(talker: Engine, guide: Any, why: str) -> None:
+def test_what_no_answer_can_be_led_by_is_refused_by_name(talker: Engine, constraint: Any, why: str) -> None:
     with pytest.raises(GrammarError, match=why) as refused:
-        talker.decode(HEADER, sampling=with_(guide))
+        talker.decode(HEADER, sampling=with_(constraint))
     assert "json:" not in str(refused.value), "no place in a text that is not the caller's"
     assert isinstance(refused.value, InvalidRequestError)
 
@@ -301,7 +310,7 @@ def test_without_the_extra_a_line_says_what_to_install(talker: Engine, monkeypat
     with Script(default="Well.").load() as engine:
         assert "Well." in engine.text(engine.decode(engine.chat.header("ann")))
         with pytest.raises(InvalidRequestError, match=r"choreo-agents\[guided\]"):
-            engine.decode(engine.chat.header("ann"), sampling=Sampling(guide={"regex": "a"}))
+            engine.decode(engine.chat.header("ann"), sampling=Sampling(constraint={"regex": "a"}))
 
 
 def test_a_model_that_cannot_be_guided_says_all_else(tmp_path: Path, make_engine: MakeEngine) -> None:
@@ -311,7 +320,7 @@ def test_a_model_that_cannot_be_guided_says_all_else(tmp_path: Path, make_engine
     engine = make_engine(load_model(save_tiny_llama(tmp_path, tokenizer=words)))
     assert len(engine.logprobs(engine.decode([0, 1], sampling=Sampling(max_tokens=3, stop_tokens=())))) == 3
     with pytest.raises(InvalidRequestError, match="take a model whose tokens are bytes"):
-        engine.decode([0, 1], sampling=Sampling(guide={"regex": "a"}))
+        engine.decode([0, 1], sampling=Sampling(constraint={"regex": "a"}))
 
 
 @pytest.mark.parametrize("family", ["Qwen 3", "DeepSeek R1 Distill", "gpt-oss"])
@@ -326,7 +335,7 @@ def test_a_model_thinks_first_and_then_its_guide_leads(family: str, tmp_path: Pa
         [view],
         sampling=with_({"json_schema": SCHEMA}, seed=3, max_tokens=200),
         author="ann",
-        closing=engine.chat.turn_end,
+        turn_suffix=engine.chat.turn_end,
         thinking=Thinking.of(engine.chat, "ann", 12),
     )
     [handle] = engine.decode([asked])

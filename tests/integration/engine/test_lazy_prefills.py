@@ -19,9 +19,9 @@ from choreo_agents.engine import Prefill
 from choreo_agents.errors import CapacityError, EngineFailedError, RequestTimeoutError
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Schema, SchemaLibrary
-from choreo_agents.runtime import timetable as timetables
+from choreo_agents.runtime import step_trace as step_traces
 from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -42,7 +42,7 @@ def chain(engine: Engine, length: int = 3, **options: object) -> list[MessageHan
 
 
 def answer(engine: Engine, seen: list[MessageHandle], seed: int, **options: object) -> MessageHandle:
-    sampling = Sampling(forced=(5, 6, 9), seed=seed)
+    sampling = Sampling(forced_token_ids=(5, 6, 9), seed=seed)
     [said] = engine.decode([Decode([7, 8], seen, None, 300, sampling, **options)])  # type: ignore[arg-type]
     return said
 
@@ -73,7 +73,7 @@ def test_a_prompt_of_several_steps_is_the_same(
     make_engine: MakeEngine, logits_by_seed: Logits, step_tokens: int
 ) -> None:
     """What follows on something waits until a step encodes that to its end."""
-    whole, parts = make_engine(), make_engine(step_tokens=step_tokens)
+    whole, parts = make_engine(), make_engine(max_batched_tokens=step_tokens)
     answer(whole, chain(whole), 1)
     answer(parts, chain(parts, lazy=True), 2)
     assert parts.stats().tokens_encoded == whole.stats().tokens_encoded
@@ -83,12 +83,12 @@ def test_a_prompt_of_several_steps_is_the_same(
 def test_readers_of_one_step_share_what_they_read(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
     engine = make_engine()
     seen = chain(engine, lazy=True)
-    calls = [Decode([7, number], seen, sampling=Sampling(forced=(5, 6), seed=number)) for number in range(4)]
+    calls = [Decode([7, number], seen, sampling=Sampling(forced_token_ids=(5, 6), seed=number)) for number in range(4)]
     engine.decode(calls)
     assert engine.stats().tokens_encoded == 3 * 20 + 4 * (2 + 2)
     assert engine.stats().steps == 3
     again = make_engine()
-    again.decode([Decode([7, 2], chain(again), sampling=Sampling(forced=(5, 6), seed=9))])
+    again.decode([Decode([7, 2], chain(again), sampling=Sampling(forced_token_ids=(5, 6), seed=9))])
     require_close(logits_by_seed[2], logits_by_seed[9])
 
 
@@ -133,7 +133,7 @@ def test_it_is_restored_pinned_and_lost_like_any_other(make_engine: MakeEngine, 
     engine = make_engine(kv_budget_bytes=160 * TOKEN)
     seen = chain(engine, lazy=True)
     engine.kv.pin(seen[0])
-    engine.kv.restore(seen)
+    engine.kv.prefetch(seen)
     assert set(engine.kv.tiers(seen)) == {"device"} and engine.stats().recomputed == 0
     answer(engine, seen, 1)
     with engine.scope():
@@ -159,7 +159,7 @@ def test_what_has_come_back_meanwhile_is_read_where_it_is(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits
 ) -> None:
     """Its reader waits for an encoding that is half done, when somebody brings the same message."""
-    whole, engine = make_engine(), make_engine(step_tokens=4, host_bytes=1 << 30)
+    whole, engine = make_engine(), make_engine(max_batched_tokens=4, host_bytes=1 << 30)
     seen = whole.prefill(words(1, 60))
     answer(whole, [seen], 1)
     host_kv = whole.kv.read(seen)
@@ -169,8 +169,8 @@ def test_what_has_come_back_meanwhile_is_read_where_it_is(
     def accounted(loop: EngineLoop, *rest: Any) -> None:
         account(loop, *rest)
         if next(steps) == 3:
-            engine.kv.adopt(Prefill(words(1, 60)), host_kv)
-            engine.kv.park([lazy])
+            engine.kv.import_kv(Prefill(words(1, 60)), host_kv)
+            engine.kv.offload([lazy])
 
     monkeypatch.setattr(EngineLoop, "_account", accounted)
     answer(engine, [lazy], 2)
@@ -195,7 +195,7 @@ def test_a_released_message_that_others_have_read_may_be_promised_again(make_eng
 def test_its_reader_waits_for_what_is_on_disk(make_engine: MakeEngine, tmp_path: Path, logits_by_seed: Logits) -> None:
     engine, other = make_engine(disk=tmp_path), make_engine()
     parked = engine.prefill(words(5))
-    engine.kv.park()
+    engine.kv.offload()
     while engine.kv.tiers([parked]) != ["disk"]:
         time.sleep(0.01)
     answer(engine, [parked, *chain(engine, lazy=True)], 1)
@@ -227,7 +227,7 @@ def test_a_reader_that_gives_up_leaves_it_for_the_next(make_engine: MakeEngine) 
 def test_a_restarted_engine_keeps_it(make_engine: MakeEngine) -> None:
     engine = make_engine()
     seen = chain(engine, lazy=True)
-    engine.owner.restart()
+    engine.admin.restart()
     assert engine.usage(answer(engine, seen, 1)).tokens_encoded == 60 + 5
 
 
@@ -283,7 +283,9 @@ def test_all_that_a_prompt_adds_to_its_modules_is_one_step(make_engine: MakeEngi
         before = engine.stats().steps
         with library.assemble(prompt) as view:
             assert engine.stats().steps - before == 3, "two arguments and a turn, each after the one before"
-            wanted = engine.decode("x", view.handles, view.offsets, view.end, sampling=Sampling(forced=(5,), seed=1))
+            wanted = engine.decode(
+                "x", view.handles, view.offsets, view.end, sampling=Sampling(forced_token_ids=(5,), seed=1)
+            )
             engine.release(wanted)
     again = make_engine()
     with SchemaLibrary(again) as library:
@@ -294,17 +296,17 @@ def test_all_that_a_prompt_adds_to_its_modules_is_one_step(make_engine: MakeEngi
 
 
 def test_runs_that_share_their_steps_share_their_bits(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
-    timetable = Timetable()
+    step_trace = StepTrace()
 
     async def both(engine: Engine) -> None:
         seen = chain(engine, lazy=True)
-        calls = [Decode([7, n], seen[n:], sampling=Sampling(forced=(5, 6, 9), seed=n)) for n in (0, 1)]
+        calls = [Decode([7, n], seen[n:], sampling=Sampling(forced_token_ids=(5, 6, 9), seed=n)) for n in (0, 1)]
         await asyncio.gather(*(engine.adecode([call]) for call in calls))
 
-    asyncio.run(both(make_engine(timetable=timetable)))
+    asyncio.run(both(make_engine(step_trace=step_trace)))
     first = {seed: list(seen) for seed, seen in logits_by_seed.items()}
     logits_by_seed.clear()
-    asyncio.run(both(make_engine(timetable=timetable.again())))
+    asyncio.run(both(make_engine(step_trace=step_trace.again())))
     for seed in (0, 1):
         assert all(torch.equal(*pair) for pair in zip(first[seed], logits_by_seed[seed], strict=True))
 
@@ -314,27 +316,27 @@ def test_a_timetable_of_readers_in_another_order_is_kept_to(make_engine: MakeEng
 
     def run(engine: Engine, order: tuple[int, ...]) -> None:
         lazy = engine.prefill([Prefill(words(n, 20 + 40 * n), lazy=True) for n in (0, 1)])
-        calls = [Decode([7], [lazy[n]], None, 300, Sampling(forced=(5, 6), seed=n), "ab"[n]) for n in (0, 1)]
+        calls = [Decode([7], [lazy[n]], None, 300, Sampling(forced_token_ids=(5, 6), seed=n), "ab"[n]) for n in (0, 1)]
         engine.decode([calls[n] for n in order])
 
-    timetable = Timetable()
-    run(make_engine(timetable=timetable), (0, 1))
+    step_trace = StepTrace()
+    run(make_engine(step_trace=step_trace), (0, 1))
     first = {seed: list(seen) for seed, seen in logits_by_seed.items()}
     logits_by_seed.clear()
-    replayed = timetable.again()
-    run(make_engine(timetable=replayed), (1, 0))
-    assert replayed.steps == timetable.steps
+    replayed = step_trace.again()
+    run(make_engine(step_trace=replayed), (1, 0))
+    assert replayed.steps == step_trace.steps
     for seed in (0, 1):
         require_close(first[seed], logits_by_seed[seed])
 
 
 def test_a_prescribed_step_lets_nobody_read_what_it_cuts_short(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
-    plain, timetable = make_engine(), Timetable()
+    plain, step_trace = make_engine(), StepTrace()
     answer(plain, chain(plain, 1), 1)
-    first = make_engine(timetable=timetable)
+    first = make_engine(step_trace=step_trace)
     answer(first, chain(first, 1, lazy=True), 2)
-    [(name, whole), reader], *rest = timetable.steps
-    cut = make_engine(timetable=Timetable([[(name, whole - 5), reader], [(name, 5), reader], *rest]))
+    [(name, whole), reader], *rest = step_trace.steps
+    cut = make_engine(step_trace=StepTrace([[(name, whole - 5), reader], [(name, 5), reader], *rest]))
     answer(cut, chain(cut, 1, lazy=True), 3)
     require_close(logits_by_seed[1], logits_by_seed[2])
     require_close(logits_by_seed[1], logits_by_seed[3])
@@ -347,22 +349,22 @@ def test_words_encoded_again_are_told_apart_by_what_they_are_of(make_engine: Mak
         said = [engine.prefill(words(8 + n), author="ab"[n]) for n in (0, 1)]
         calls = {n: Prefill(words(n, 20 + 40 * n), source=said[n], lazy=True) for n in order}
         again = {n: engine.prefill([call])[0] for n, call in calls.items()}
-        engine.decode([Decode([7], [again[n]], None, 300, Sampling(forced=(5,)), "ab"[n]) for n in (0, 1)])
+        engine.decode([Decode([7], [again[n]], None, 300, Sampling(forced_token_ids=(5,)), "ab"[n]) for n in (0, 1)])
 
-    timetable = Timetable()
-    run(make_engine(timetable=timetable, step_tokens=64), (0, 1))
-    kept = timetable.again()
-    run(make_engine(timetable=kept, step_tokens=64), (1, 0))
-    assert kept.steps == timetable.steps
+    step_trace = StepTrace()
+    run(make_engine(step_trace=step_trace, max_batched_tokens=64), (0, 1))
+    kept = step_trace.again()
+    run(make_engine(step_trace=kept, max_batched_tokens=64), (1, 0))
+    assert kept.steps == step_trace.steps
 
 
 def test_a_timetable_that_cannot_be_kept_to_says_so(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for a message that no step encodes lacks no room."""
-    monkeypatch.setattr(timetables, "PATIENCE_S", 0.1)
-    timetable = Timetable()
-    first = make_engine(timetable=timetable)
+    monkeypatch.setattr(step_traces, "PATIENCE_S", 0.1)
+    step_trace = StepTrace()
+    first = make_engine(step_trace=step_trace)
     answer(first, chain(first, 1, lazy=True), 1)
-    [_, reader], *rest = timetable.steps
-    again = make_engine(timetable=Timetable([[reader], *rest]))
+    [_, reader], *rest = step_trace.steps
+    again = make_engine(step_trace=StepTrace([[reader], *rest]))
     with pytest.raises(EngineFailedError, match="calls that could not begin"):
         answer(again, chain(again, 1, lazy=True), 2)

@@ -304,8 +304,8 @@ def test_an_engine_keeps_the_pool_that_it_began_with(tiny: LoadedModel, monkeypa
     with Engine.load(tiny) as engine:
         assert engine.stats().kv_budget_bytes == 1 << 23
         monkeypatch.setattr(free_memory, "free_bytes", lambda device: 1 << 25)
-        assert engine.owner is not None
-        engine.owner.restart()
+        assert engine.admin is not None
+        engine.admin.restart()
         assert engine.stats().kv_budget_bytes == engine.kv.memory_map().budgets["device"] == 1 << 23
         engine.prefill("A text.")
 

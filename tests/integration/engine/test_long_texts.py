@@ -12,7 +12,7 @@ from conftest import MakeEngine
 from choreo_agents import Engine, Prefill, Sampling
 from choreo_agents.engine import calling
 from choreo_agents.errors import ContextLengthError, InvalidRequestError
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import LoadedModel, PromptText
 
 FEW = Sampling(max_tokens=2, stop_tokens=())
 
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", [str, FramedText.words], ids=["text", "framed"])
+@pytest.mark.parametrize("kind", [str, PromptText.plain], ids=["text", "framed"])
 def test_what_is_much_too_long_reaches_no_tokenizer(
     make_engine: MakeEngine, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +49,7 @@ def test_what_is_much_too_long_reaches_no_tokenizer(
         raise AssertionError("a tokenizer was asked")
 
     monkeypatch.setattr(engine.model.tokenizer, "encode", none)
-    monkeypatch.setattr(engine.model.spelling, "encode", none)
+    monkeypatch.setattr(engine.model.safe_tokenizer, "encode", none)
     with pytest.raises(ContextLengthError, match="characters are too many"):
         engine.prefill(kind("x" * (longest + 1)))
     with pytest.raises(ContextLengthError, match="characters are too many"):
@@ -62,7 +62,7 @@ def test_a_long_text_is_tokenized_beside_who_asks(make_engine: MakeEngine, asked
     text = "red " * 40
     made = engine.prefill(text)
     assert made.id == engine.prefill(engine.model.encode(text)).id
-    assert engine.prefill(text, words=True).id == engine.prefill(FramedText.words(text)).id
+    assert engine.prefill(text, escape_special_tokens=True).id == engine.prefill(PromptText.plain(text)).id
     long = {thread for length, thread in asked if length >= calling.LONG and thread != "MainThread"}
     assert long == {"choreo-tokenizing"}
     mixed = engine.prefill([Prefill("Ann has 3 kites."), Prefill(text), Prefill("Bob has 5 boats.")])

@@ -15,7 +15,7 @@ from support.adapters import save_adapter, save_mapper
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.errors import UnknownHandleError
 from choreo_agents.models import LoadedModel
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -56,8 +56,8 @@ def fill(engine: Engine) -> None:
 def heard(engine: Engine, view: list[MessageHandle], **options: Any) -> torch.Tensor:
     seen: list[torch.Tensor] = []
     watch = lambda logits: seen.append(logits.clone())  # noqa: E731
-    forced = Sampling(forced=(5, 6, 7, 8))
-    engine.release(engine.decode([Decode([7], view, sampling=forced, watch=watch, **options)])[0])
+    forced = Sampling(forced_token_ids=(5, 6, 7, 8))
+    engine.release(engine.decode([Decode([7], view, sampling=forced, logits_callback=watch, **options)])[0])
     return torch.stack(seen)
 
 
@@ -87,7 +87,7 @@ def test_copies_that_left_the_pool_come_back(
         assert stats.recomputed == 0
         assert stats.restored_from_host + stats.restored_from_disk >= 2
         before = heard(engine, copies)
-        engine.kv.park()
+        engine.kv.offload()
         assert torch.equal(heard(engine, copies), before)
     fill(engine)
     assert engine.branches.map([engine.prefill(words(9, 10))])[0].length == 10
@@ -97,7 +97,7 @@ def test_copies_are_made_again_after_a_restart(make_engine: MakeEngine, both: Pa
     engine = make_engine(adapter=both)
     sources = branches_of(engine)
     copies = engine.branches.map(sources)
-    engine.owner.restart()
+    engine.admin.restart()
     assert engine.stats().kv_bytes == 0
     torch.testing.assert_close(heard(engine, copies[::-1]), wanted, atol=1e-4, rtol=0)
     assert engine.stats().recomputed == 5 and engine.branches.map(sources) == copies
@@ -116,7 +116,7 @@ def test_a_source_that_is_encoded_again_elsewhere_is_mapped_alike(
         [Prefill(words(2, 20), [root], [0], 24), Prefill(words(3, 30), [root], [0], 24, adapter="base")]
     )
     copies = engine.branches.map(sources)
-    keeping = engine.decode([7], copies, sampling=Sampling(forced=(5,)))
+    keeping = engine.decode([7], copies, sampling=Sampling(forced_token_ids=(5,)))
     kept = heard(engine, [keeping])
     for source in sources:
         engine.release(source)
@@ -125,7 +125,7 @@ def test_a_source_that_is_encoded_again_elsewhere_is_mapped_alike(
     )
     assert again == sources, "the lineage of what has read the copies"
     # Lost, what has read the copies is computed again of copies that stand where they stood: their sources do not.
-    engine.kv.park()
+    engine.kv.offload()
     torch.testing.assert_close(heard(engine, [keeping]), kept, atol=1e-4, rtol=0)
     assert engine.stats().recomputed == 1 + 2 + 2 + 1
     assert engine.branches.map(again) == copies
@@ -140,12 +140,12 @@ def test_tenants_do_not_find_each_others_copies(make_engine: MakeEngine, both: P
     for salt in ("a", "b"):
         tenant = engine.tenant(salt)
         sources = branches_of(tenant)
-        before = engine.owner.stats().tokens_mapped
+        before = engine.admin.stats().tokens_mapped
         copies = tenant.branches.map(sources)
-        found[salt] = engine.owner.stats().tokens_mapped - before, copies
-        tenant.kv.park()
-        before = engine.owner.stats().tokens_mapped
-        assert engine.tenant(salt).branches.map(sources) == copies and engine.owner.stats().tokens_mapped == before
+        found[salt] = engine.admin.stats().tokens_mapped - before, copies
+        tenant.kv.offload()
+        before = engine.admin.stats().tokens_mapped
+        assert engine.tenant(salt).branches.map(sources) == copies and engine.admin.stats().tokens_mapped == before
         logits.append(heard(tenant, copies))
     assert found["a"][0] == found["b"][0] == 50
     assert not {copy.id for copy in found["a"][1]} & {copy.id for copy in found["b"][1]}
@@ -179,11 +179,11 @@ def test_messages_that_are_not_seen_change_no_bit_beside_adapters_and_mappers(
 ) -> None:
     """Bitwise: the same steps and shapes; a branch that saw other words is mapped and read in the same steps."""
 
-    def run(secret: list[int], timetable: Timetable) -> tuple[torch.Tensor, torch.Tensor]:
-        engine = make_engine(adapter=both, timetable=timetable, step_tokens=16)
+    def run(secret: list[int], step_trace: StepTrace) -> tuple[torch.Tensor, torch.Tensor]:
+        engine = make_engine(adapter=both, step_trace=step_trace, max_batched_tokens=16)
         root = engine.prefill(words(1, 24))
         hidden = engine.prefill(secret, [root], author="hidden", adapter="base")
-        forced = Sampling(forced=tuple(words(4, 12)))
+        forced = Sampling(forced_token_ids=tuple(words(4, 12)))
         pair = engine.decode(
             [
                 Decode([7], [root, hidden], sampling=forced, author="one"),
@@ -200,7 +200,7 @@ def test_messages_that_are_not_seen_change_no_bit_beside_adapters_and_mappers(
                     [root, copy],
                     sampling=forced,
                     author=author,
-                    watch=lambda logits, kept=kept: kept.append(logits.clone()),
+                    logits_callback=lambda logits, kept=kept: kept.append(logits.clone()),
                 )
                 for copy, author, kept in zip(copies, ("reads one", "reads two"), seen, strict=True)
             ]
@@ -210,8 +210,8 @@ def test_messages_that_are_not_seen_change_no_bit_beside_adapters_and_mappers(
         asyncio.run(read())
         return torch.stack(seen[0]), torch.stack(seen[1])
 
-    timetable = Timetable()
-    one, two = run(words(50, 20), timetable)
-    other_one, other_two = run(words(99, 20), timetable.again())
+    step_trace = StepTrace()
+    one, two = run(words(50, 20), step_trace)
+    other_one, other_two = run(words(99, 20), step_trace.again())
     assert torch.equal(two, other_two)
     assert not torch.equal(one, other_one), "who reads the branch that saw it"

@@ -42,7 +42,7 @@ def tokens(seed: int, count: int) -> list[int]:
 
 
 def forced(seed: int, count: int = 4) -> Sampling:
-    return Sampling(forced=tuple(tokens(seed, count)), seed=seed)
+    return Sampling(forced_token_ids=tuple(tokens(seed, count)), seed=seed)
 
 
 def chain(engine: Engine) -> list[MessageHandle]:
@@ -65,7 +65,7 @@ def fill(engine: Engine, rounds: int = 3) -> None:
 
 
 def probe(engine: Engine, view: list[MessageHandle], seed: int) -> None:
-    engine.decode([7], view, sampling=Sampling(forced=(5, 6, 7, 8, 9, 10), seed=seed))
+    engine.decode([7], view, sampling=Sampling(forced_token_ids=(5, 6, 7, 8, 9, 10), seed=seed))
 
 
 def require_close(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
@@ -130,16 +130,16 @@ def test_a_parked_scope_gives_the_pool_back_and_goes_on_as_if_nothing_had_happen
         made = chain(engine)
         probe(engine, made, 920)
         before = engine.stats().kv_bytes
-        engine.kv.park(scope)
+        engine.kv.offload(scope)
         assert engine.stats().kv_bytes == engine._core.pool.rounded(30) * TOKEN < before
         probe(engine, made, 921)
         with engine.scope():
             inner = engine.prefill(tokens(51, 16))
-            engine.kv.park(scope)
+            engine.kv.offload(scope)
             assert engine.stats().kv_bytes == engine._core.pool.rounded(30) * TOKEN, "what inner scopes lease, too"
             assert engine.tokens(inner) == tokens(51, 16)
     require_close(logits_by_seed[920], logits_by_seed[921])
-    engine.kv.park()
+    engine.kv.offload()
     assert engine.stats().kv_bytes == 0
     probe(engine, [kept], 922)
     engine.release(kept)
@@ -149,7 +149,7 @@ def test_a_parked_scope_gives_the_pool_back_and_goes_on_as_if_nothing_had_happen
 def test_files_are_removed_when_their_messages_are_released(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(disk=tmp_path)
     made = [engine.prefill(tokens(seed, 20)) for seed in range(3)]
-    engine.kv.park()
+    engine.kv.offload()
     wait_until(lambda: len(list(tmp_path.rglob("*.safetensors"))) == 3)
     assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {handle.id for handle in made}
     for handle in made:
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_read_is_computed_again(
     engine = make_engine(disk=tmp_path)
     one, other = engine.prefill(tokens(1, 20)), engine.prefill(tokens(2, 20))
     probe(engine, [one, other], 930)
-    engine.kv.park()
+    engine.kv.offload()
     wait_until(lambda: engine.stats().host_bytes == 0)
     files = {path.stem: path for path in tmp_path.rglob("*.safetensors")}
     if harm == "missing":
@@ -182,13 +182,13 @@ def test_a_pinned_message_stays_and_one_unpinned_too_often_is_an_error(make_engi
     engine = make_engine(kv_budget_bytes=SMALL)
     held = engine.prefill(tokens(1, 64), author="alice")
     engine.kv.pin(held)
-    engine.kv.park()
+    engine.kv.offload()
     with engine.scope():
         engine.prefill(tokens(2, 190))
     probe(engine, [held], 0)
     assert engine.stats().recomputed == 0
     engine.kv.unpin(held)
-    engine.kv.park()
+    engine.kv.offload()
     assert engine.stats().kv_bytes == 0
     with pytest.raises(InvalidRequestError, match="unpinned more often"):
         engine.kv.unpin(held)
@@ -214,9 +214,9 @@ async def test_calls_that_want_each_others_room_wait_for_it(make_engine: MakeEng
 
 
 async def test_cancelling_a_call_whose_messages_are_being_computed_again(make_engine: MakeEngine) -> None:
-    engine = make_engine(kv_budget_bytes=SMALL, step_tokens=4)
+    engine = make_engine(kv_budget_bytes=SMALL, max_batched_tokens=4)
     made = chain(engine)
-    engine.kv.park()
+    engine.kv.offload()
     task = asyncio.create_task(engine.adecode([7], made, sampling=forced(1)))
     while engine.stats().unfinished < 2:
         await asyncio.sleep(0)
@@ -235,7 +235,7 @@ def test_a_failed_step_fails_the_call_that_waited_for_a_message_to_be_computed_a
 ) -> None:
     engine = make_engine()
     made = chain(engine)
-    engine.kv.park()
+    engine.kv.offload()
     with monkeypatch.context() as patch:
         patch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="ZeroDivisionError"):
@@ -247,7 +247,7 @@ def test_a_failed_step_fails_the_call_that_waited_for_a_message_to_be_computed_a
 def test_two_calls_for_one_lost_message_compute_it_once(make_engine: MakeEngine) -> None:
     engine = make_engine()
     lost = engine.prefill(tokens(1, 40))
-    engine.kv.park()
+    engine.kv.offload()
     before = engine.stats().tokens_encoded
     said = engine.decode([Decode([7], [lost], sampling=forced(seed, 3)) for seed in range(5)])
     assert engine.stats().recomputed == 1 and engine.stats().tokens_recomputed == 40
@@ -270,14 +270,14 @@ def test_a_file_of_the_same_message_at_another_place_is_not_taken_for_it(
     text = tokens(1, 20)
     neighbour, engine = make_engine(disk=tmp_path, salt="s"), make_engine(disk=tmp_path, salt="s")
     plain = make_engine()
-    assert neighbour.prefill(text) == engine.prefill(text, new_offset=100)
+    assert neighbour.prefill(text) == engine.prefill(text, position=100)
     for each in (neighbour, engine):
-        each.kv.park()
+        each.kv.offload()
         wait_until(lambda each=each: each.stats().host_bytes == 0)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
     for seed, each in enumerate((engine, plain)):
-        sampling = Sampling(forced=(5, 6, 7), seed=seed)
-        each.decode([7], [each.prefill(text, new_offset=100)], [0], 40, sampling=sampling)
+        sampling = Sampling(forced_token_ids=(5, 6, 7), seed=seed)
+        each.decode([7], [each.prefill(text, position=100)], [0], 40, sampling=sampling)
     assert engine.stats().restored_from_disk == 1
     assert (torch.stack(logits_by_seed[0]) - torch.stack(logits_by_seed[1])).abs().max() <= 1e-4
 
@@ -286,9 +286,9 @@ def test_closing_removes_the_engines_own_files_and_no_others(make_engine: MakeEn
     mine, other = make_engine(disk=tmp_path), make_engine(disk=tmp_path)
     mine.prefill(tokens(1, 20)), other.prefill(tokens(2, 20))
     for engine in (mine, other):
-        engine.kv.park()
+        engine.kv.offload()
         wait_until(lambda engine=engine: engine.stats().host_bytes == 0)
-    mine.owner.restart()
+    mine.admin.restart()
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
     other.close()
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -301,7 +301,7 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
     monkeypatch.setattr(entry_files, "_UNWRITTEN_BYTES", 20 * TOKEN)
     engine = make_engine(disk=tmp_path)
     first = engine.prefill(tokens(1, 30))
-    engine.kv.park()
+    engine.kv.offload()
     wait_until(lambda: engine.stats().host_bytes == 0)
     slow = threading.Event()
     get = KVStore.load
@@ -310,7 +310,7 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
     answers: list[MessageHandle] = []
     reader = threading.Thread(target=lambda: answers.append(engine.decode([7], [first], sampling=forced(9))))
     reader.start()
-    parker = threading.Thread(target=engine.kv.park)
+    parker = threading.Thread(target=engine.kv.offload)
     parker.start()
     for thread in (reader, parker):
         thread.join(timeout=30)
@@ -321,7 +321,7 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
 def test_failing_to_copy_leaks_nothing(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(host_bytes=1 << 20)
     one = engine.prefill(tokens(1, 30))
-    engine.kv.park()
+    engine.kv.offload()
     used = engine.stats().kv_bytes
     with monkeypatch.context() as patch:
         patch.setattr(engine._core.pool, "fill", lambda *_: 1 / 0)
@@ -333,9 +333,9 @@ def test_failing_to_copy_leaks_nothing(make_engine: MakeEngine, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(engine._core.pool, "read", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            engine.kv.park()
+            engine.kv.offload()
     engine.check()
-    engine.kv.park()
+    engine.kv.offload()
     assert engine.stats().kv_bytes == 0
 
 
@@ -344,7 +344,7 @@ def test_what_was_read_from_disk_for_nobody_is_not_kept(
 ) -> None:
     engine = make_engine(disk=tmp_path)
     made = [engine.prefill(tokens(seed, 30)) for seed in range(4)]
-    engine.kv.park()
+    engine.kv.offload()
     wait_until(lambda: engine.stats().host_bytes == 0)
     get = KVStore.load
     monkeypatch.setattr(KVStore, "load", lambda *a: (time.sleep(0.1), get(*a))[1])
@@ -360,7 +360,7 @@ def test_a_scope_that_ends_after_the_engine_was_closed_is_in_nobodys_way(make_en
     engine = make_engine(disk=tmp_path)
     with pytest.raises(KeyError, match="mine"), engine.scope():
         engine.prefill(tokens(1, 30))
-        engine.kv.park()
+        engine.kv.offload()
         wait_until(lambda: engine.stats().host_bytes == 0)
         engine.close()
         raise KeyError("mine")
@@ -372,7 +372,7 @@ def test_a_decode_repeated_after_its_kv_was_lost_keeps_the_new_one(make_engine: 
     engine = make_engine()
     call = Sampling(max_tokens=8, stop_tokens=(), seed=3, logprobs=2)
     answer = engine.decode(tokens(1, 20), sampling=call)
-    engine.kv.park()
+    engine.kv.offload()
     assert engine.decode(tokens(1, 20), sampling=call.model_copy(update={"logprobs": None})) == answer
     assert engine.stats().kv_bytes > 0
     before = engine.stats().tokens_encoded
@@ -384,7 +384,7 @@ def test_a_decode_repeated_after_its_kv_was_lost_keeps_the_new_one(make_engine: 
 def test_memory_counts_what_the_disk_really_holds(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(disk=tmp_path, disk_bytes=100 * TOKEN)
     made = [engine.prefill(tokens(seed, 40)) for seed in range(8)]
-    engine.kv.park()
+    engine.kv.offload()
     wait_until(lambda: engine.stats().host_bytes == 0)
     files = len(list(tmp_path.rglob("*.safetensors")))
     assert engine.stats().disk_bytes == files * 40 * TOKEN <= 100 * TOKEN and files == 2

@@ -139,7 +139,7 @@ def test_a_parked_scope_parks_copies_too(make_engine: MakeEngine, mapper: Path) 
     with engine.scope() as scope:
         [copy] = engine.branches.map([engine.prefill(words(1, 30))])
         [deeper] = engine.branches.map([copy])
-        engine.kv.park(scope)
+        engine.kv.offload(scope)
         assert engine.stats().kv_bytes == before
         assert heard(engine, MergedView([deeper], [0], 30)).isfinite().all()
 
@@ -170,9 +170,9 @@ def test_branches_stand_where_they_left_the_trunk(make_engine: MakeEngine) -> No
     trunk = [engine.prefill(words(0, 10))]
     for i in range(2):
         trunk.append(engine.prefill(words(i + 1, 10), trunk))
-    early = engine.decode([7], trunk[:1], sampling=Sampling(forced=tuple(words(5, 7))))
-    late = engine.decode([8], trunk, sampling=Sampling(forced=tuple(words(6, 4))))
-    apart = engine.decode([9], sampling=Sampling(forced=tuple(words(7, 3))))
+    early = engine.decode([7], trunk[:1], sampling=Sampling(forced_token_ids=tuple(words(5, 7))))
+    late = engine.decode([8], trunk, sampling=Sampling(forced_token_ids=tuple(words(6, 4))))
+    apart = engine.decode([9], sampling=Sampling(forced_token_ids=tuple(words(7, 3))))
     view = view_of(engine, [early, late], trunk=trunk)
     assert (view.handles, view.offsets, view.end) == ([*trunk, early, late], [0, 10, 20, 10, 30], 35)
     give_back(engine, view)
@@ -183,9 +183,9 @@ def test_branches_stand_where_they_left_the_trunk(make_engine: MakeEngine) -> No
     give_back(engine, view)
     assert engine.stats().leases == 6
     # The place where a branch was encoded changes nothing there: no shift, the very logits of who follows it.
-    forced = Sampling(forced=(5, 6, 7))
+    forced = Sampling(forced_token_ids=(5, 6, 7))
     seen: list[torch.Tensor] = []
-    engine.decode([Decode([9], [trunk[0], early], sampling=forced, watch=watching(seen))])
+    engine.decode([Decode([9], [trunk[0], early], sampling=forced, logits_callback=watching(seen))])
     assert torch.equal(torch.stack(seen), heard(engine, view_of(engine, [early], trunk=trunk[:1])))
 
 
@@ -222,7 +222,10 @@ def test_a_summary_is_said_by_the_branchs_own_worker(
     engine.load_adapter(save_adapter(tmp_path / "worker", tiny_path), "worker")
     root = engine.prefill(words(1, 24))
     branches = engine.decode(
-        [Decode([7], [root], sampling=Sampling(forced=tuple(words(5, 15))), adapter=name) for name in (None, "worker")]
+        [
+            Decode([7], [root], sampling=Sampling(forced_token_ids=tuple(words(5, 15))), adapter=name)
+            for name in (None, "worker")
+        ]
     )
     view = view_of(engine, branches, strategy="summary")
     encoders = [handle.model for handle in view.made if handle != root]
@@ -275,7 +278,7 @@ def test_branches_whose_trunk_was_released_are_merged(make_engine: MakeEngine, m
 
 
 def test_merging_from_threads_and_event_loops_at_once(make_engine: MakeEngine, mapper: Path) -> None:
-    engine = make_engine(adapter=mapper, step_tokens=16)
+    engine = make_engine(adapter=mapper, max_batched_tokens=16)
     trunk, branches = team(engine)
     said: list[tuple[int, ...]] = []
 
@@ -319,7 +322,7 @@ async def test_a_cancelled_merge_leaves_nothing(
     make_engine: MakeEngine, hold_steps: HoldSteps, served: dict[str, Any], strategy: str
 ) -> None:
     """At whichever of its steps."""
-    engine = make_engine(step_tokens=16, **served)
+    engine = make_engine(max_batched_tokens=16, **served)
     trunk, branches = team(engine)
     for step in range(7):
         steps = hold_steps(engine)
@@ -343,7 +346,7 @@ async def test_a_cancelled_merge_leaves_nothing(
 def test_a_merge_that_fails_leaves_nothing(
     make_engine: MakeEngine, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    engine = make_engine(step_tokens=16, **served)
+    engine = make_engine(max_batched_tokens=16, **served)
     trunk, branches = team(engine)
     run = Executor.run
     left = [0]
@@ -476,7 +479,7 @@ def test_copies_are_merged_behind_the_trunk_of_their_sources(make_engine: MakeEn
     assert summaries[0].parents[:-2] == summaries[1].parents[:-2] and summaries[0].offsets == summaries[1].offsets
 
 
-@pytest.mark.parametrize("wrong", [{"content": [5]}, {"offsets": [7]}, {"new_offset": 7}])
+@pytest.mark.parametrize("wrong", [{"content": [5]}, {"offsets": [7]}, {"position": 7}])
 def test_a_mapping_that_says_something_else_is_refused(
     make_engine: MakeEngine, mapper: Path, wrong: dict[str, Any]
 ) -> None:

@@ -41,13 +41,13 @@ class OneAtATime:
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], free_tokens: int, limits: Limits) -> Plan:
         if running:
-            return Plan((), (), ((running[0].number, min(running[0].pending, limits.step_tokens)),))
+            return Plan((), (), ((running[0].number, min(running[0].pending, limits.max_batched_tokens)),))
         first = next((each for each in waiting if each.ready), None)
         if first is None:
             return Plan((), (), ())
         if first.room > free_tokens:
             return Plan((), (first.number,), ())
-        return Plan((first.number,), (), ((first.number, min(first.pending, limits.step_tokens)),))
+        return Plan((first.number,), (), ((first.number, min(first.pending, limits.max_batched_tokens)),))
 
 
 def said(engine: Engine) -> list[list[int]]:
@@ -70,7 +70,7 @@ def answers(engine: Engine) -> list[Any]:
 def test_answers_are_the_same_under_any_policy(make_engine: MakeEngine, policy: Any, method: str) -> None:
     wanted = said(make_engine(method=method))
     for step_tokens in (512, 8):
-        assert said(make_engine(method=method, policy=policy, step_tokens=step_tokens)) == wanted
+        assert said(make_engine(method=method, policy=policy, max_batched_tokens=step_tokens)) == wanted
 
 
 def test_a_graph_runs_under_a_policy_of_ones_own(make_engine: MakeEngine, embedded: LoadedModel) -> None:
@@ -88,7 +88,7 @@ def test_a_policy_decides_who_is_first(make_engine: MakeEngine) -> None:
     order = {}
     for policy in (FirstComeFirstServed(), ShortestPromptFirst()):
         events: list[Any] = []
-        engine = make_engine(policy=policy, rows=1, sink=events.append)
+        engine = make_engine(policy=policy, max_num_seqs=1, sink=events.append)
         engine.decode([Decode(prompt, sampling=SHORT) for prompt in prompts])
         order[type(policy)] = [event.request_id for event in events if isinstance(event, FirstToken)]
     assert order[FirstComeFirstServed] == [0, 1, 2] and order[ShortestPromptFirst] == [1, 2, 0]
@@ -208,9 +208,9 @@ def test_a_backend_of_ones_own_serves(make_engine: MakeEngine, tiny_path: Path) 
     assert probed == 1, "the model was checked with the backend that serves: four times two segments in one step"
     assert said(engine) == wanted
     assert backend.prepared - probed == engine.stats().steps
-    assert engine.owner is not None
+    assert engine.admin is not None
     before = backend.prepared
-    engine.owner.restart()
+    engine.admin.restart()
     assert backend.prepared == before, "it was checked already"
 
 

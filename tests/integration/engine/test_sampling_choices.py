@@ -34,7 +34,7 @@ def test_log_probabilities_are_the_models_own(engine: Engine, tiny_path: str) ->
         best = wanted[place].topk(3)
         assert [token for token, _ in one.top] == best.indices.tolist()
         assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=TOLERANCE)
-    forced = engine.decode([7], [root], sampling=Sampling(forced=(8, 8), logprobs=0))
+    forced = engine.decode([7], [root], sampling=Sampling(forced_token_ids=(8, 8), logprobs=0))
     assert [(c.token, c.top) for c in engine.logprobs(forced)] == [(8, ()), (8, ())]
     assert engine.logprobs(forced)[0].logprob == pytest.approx(float(wanted[3, 8]), abs=TOLERANCE)
 
@@ -51,7 +51,7 @@ def test_a_stream_brings_them_with_each_token(engine: Engine) -> None:
 
 
 def test_a_memoised_answer_streams_what_was_sampled_and_no_more(engine: Engine) -> None:
-    call = {"sampling": WARM, "closing": [2, 11], "memo": "m"}
+    call = {"sampling": WARM, "turn_suffix": [2, 11], "idempotency_key": "m"}
     first, again = list(engine.stream([7], **call)), list(engine.stream([7], **call))
     assert first == again and len(first) == 9
 
@@ -72,7 +72,7 @@ def test_a_decode_stops_where_a_text_is_complete(embedded: LoadedModel, make_eng
 
 @pytest.mark.parametrize("split", [1, 2, 3])
 def test_a_text_to_stop_at_may_span_tokens_and_bytes(embedded: LoadedModel, split: int) -> None:
-    from choreo_agents.engine.leading import TextStop
+    from choreo_agents.engine.constraints import TextStop
 
     tokens = embedded.encode("Zoë says: stöp here, now")
     text = embedded.decode(tokens, special=False)
@@ -129,9 +129,9 @@ def test_n_answers_share_the_view_and_nothing_else(engine: Engine) -> None:
 
 
 def test_n_answers_without_a_seed_differ(engine: Engine) -> None:
-    answers = engine.decode([Decode([7], sampling=with_(WARM, seed=None, n=4), memo="m")])
+    answers = engine.decode([Decode([7], sampling=with_(WARM, seed=None, n=4), idempotency_key="m")])
     assert len(set(answers)) == 4
-    assert engine.decode([Decode([7], sampling=with_(WARM, seed=None, n=4), memo="m")]) == answers
+    assert engine.decode([Decode([7], sampling=with_(WARM, seed=None, n=4), idempotency_key="m")]) == answers
 
 
 def test_several_answers_have_to_be_asked_for_in_a_list(engine: Engine) -> None:

@@ -63,7 +63,7 @@ def _in_batch(engine: Engine, sampling: Sampling) -> list[int]:
 
 
 def _merged(engine: Engine, sampling: Sampling) -> list[int]:
-    branches = engine.decode([Decode([9, n], sampling=Sampling(forced=(5, 6))) for n in (10, 11)])
+    branches = engine.decode([Decode([9, n], sampling=Sampling(forced_token_ids=(5, 6))) for n in (10, 11)])
     return engine.tokens(engine.branches.merge(branches, [6, 7], sampling=sampling))
 
 
@@ -87,9 +87,9 @@ def test_what_a_call_does_not_say_is_as_if_it_had_said_it(
 
 def test_an_answer_is_remembered_under_what_was_really_asked(own: LoadedModel, make_engine: MakeEngine) -> None:
     engine = make_engine(own)
-    first = engine.decode([7], sampling=SHORT, memo="a")
-    assert engine.decode([7], sampling=SAME, memo="a") == first
-    assert engine.decode([7], sampling=GREEDY, memo="a") != first
+    first = engine.decode([7], sampling=SHORT, idempotency_key="a")
+    assert engine.decode([7], sampling=SAME, idempotency_key="a") == first
+    assert engine.decode([7], sampling=GREEDY, idempotency_key="a") != first
 
 
 def test_a_summary_is_the_same_whenever_it_is_asked_for(own: LoadedModel, make_engine: MakeEngine) -> None:

@@ -16,13 +16,13 @@ def read(make_engine: MakeEngine, branches: int, trunk: int, **options: object) 
     engine = make_engine(**options)
     root = engine.prefill(list(range(3, 3 + trunk)))
     before = engine.stats()
-    one = Sampling(forced=(9, 9, 9, 9))
+    one = Sampling(forced_token_ids=(9, 9, 9, 9))
     engine.decode([Decode([5 + i], [root], sampling=one) for i in range(branches)])
     after = engine.stats()
     assert after.steps - before.steps == 5
     return (
         (after.kv_bytes_read - before.kv_bytes_read) / TOKEN,
-        (after.kv_bytes_read_alone - before.kv_bytes_read_alone) / TOKEN,
+        (after.kv_bytes_unshared - before.kv_bytes_unshared) / TOKEN,
     )
 
 

@@ -82,7 +82,7 @@ async def work(engine: Engine, number: int, tally: Tally) -> None:
         if len(tally.said) < tally.requests // 20:
             tally.said.append(made)
         if rng.random() < 0.02:
-            engine.kv.park()
+            engine.kv.offload()
         if len(mine) > 40:
             engine.release(mine.pop(rng.randrange(len(mine))).handle)
     for said in mine:
@@ -111,7 +111,7 @@ def test_a_soak_leaks_nothing_and_says_nothing_wrong(tiny: LoadedModel, tmp_path
         disk=tmp_path,
         disk_bytes=DISK * BYTES_PER_TOKEN,
     )
-    with Engine.load(tiny, memory=memory, scheduling=Scheduling(step_tokens=128)) as engine:
+    with Engine.load(tiny, memory=memory, scheduling=Scheduling(max_batched_tokens=128)) as engine:
 
         async def several(first: int) -> None:
             await asyncio.gather(*(work(engine, i, tallies[i]) for i in range(first, TASKS, LOOPS)))

@@ -15,7 +15,7 @@ from support.adapters import save_adapter
 from support.stepping import until
 
 from choreo_agents import Decode, Engine, Prefill, Sampling
-from choreo_agents.engine.engine import EngineOwner
+from choreo_agents.engine.engine import EngineAdmin
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import RequestFinished
@@ -28,7 +28,7 @@ METHODS = ["choreo", "baseline", "naive"]
 FACADE = {
     *("prefill", "aprefill", "decode", "adecode", "stream", "astream"),
     *("text", "tokens", "usage", "logprobs", "release", "scope"),
-    *("load", "tenant", "stats", "check", "close", "owner"),
+    *("load", "tenant", "stats", "check", "close", "admin"),
     *("load_adapter", "adapters", "model", "chat", "method", "seed"),
     *("branches", "kv", "inspect", "lineage", "threads", "record"),
 }
@@ -42,26 +42,26 @@ def test_an_engine_is_a_facade(make_engine: MakeEngine) -> None:
     engine = make_engine()
     assert Engine.__mro__ == (Engine, object) and not hasattr(Engine, "__getattr__")
     assert public(engine) == FACADE and len(FACADE) <= 30
-    for part in (engine.branches, engine.kv, engine.inspect, engine.threads, engine.lineage, engine.owner):
+    for part in (engine.branches, engine.kv, engine.inspect, engine.threads, engine.lineage, engine.admin):
         assert 3 <= len(public(part)) <= 16 and type(part).__mro__ == (type(part), object)
-    assert engine.tenant("a").owner is None
+    assert engine.tenant("a").admin is None
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_tenant_that_leaves_takes_along_what_only_it_holds(make_engine: MakeEngine, method: str) -> None:
     engine = make_engine(method=method)
     mine = engine.prefill(TEXT)
-    before = engine.owner.stats()
+    before = engine.admin.stats()
     tenant = engine.tenant("a")
     root = tenant.prefill(TEXT, author="ann")
-    said = tenant.decode([7], [root], sampling=SHORT, memo="m")
+    said = tenant.decode([7], [root], sampling=SHORT, idempotency_key="m")
     if method == "choreo":
         tenant.kv.pin(root)
     open_scope = tenant.scope()
     open_scope.__enter__()
     tenant.prefill([9, 9])
     tenant.close()
-    after = engine.owner.stats()
+    after = engine.admin.stats()
     assert (after.messages, after.leases, after.kv_bytes) == (before.messages, before.leases, before.kv_bytes)
     assert engine.tokens(mine) == TEXT and engine.decode([7], [mine], sampling=SHORT).length == 5
     open_scope.__exit__(None, None, None)
@@ -80,12 +80,12 @@ def test_a_tenant_that_leaves_takes_along_what_only_it_holds(make_engine: MakeEn
         lambda: tenant.kv.key(root),
         lambda: tenant.kv.key(Prefill(TEXT)),
         lambda: tenant.kv.tiers([root]),
-        lambda: tenant.kv.restore([root]) if method == "choreo" else tenant.tokens(root),
+        lambda: tenant.kv.prefetch([root]) if method == "choreo" else tenant.tokens(root),
         lambda: tenant.kv.pin(root),
-        tenant.kv.park,
+        tenant.kv.offload,
         lambda: tenant.kv.lease([root]),
         tenant.kv.memory_map,
-        lambda: tenant.kv.keeper(dict),
+        lambda: tenant.kv.get_or_create(dict),
         lambda: tenant.inspect.records([root]),
         lambda: tenant.inspect.audit([root]),
         lambda: tenant.branches.merge([root]),
@@ -101,13 +101,13 @@ def test_another_tenancy_of_the_same_tenant_finds_nothing(make_engine: MakeEngin
     engine = make_engine()
     with engine.tenant("a") as tenant:
         root = tenant.prefill(TEXT)
-        kept = tenant.kv.keeper(list)
+        kept = tenant.kv.get_or_create(list)
     again = engine.tenant("a")
     with pytest.raises(HandleError):
         again.tokens(root)
-    encoded = engine.owner.stats().tokens_encoded
-    assert again.prefill(TEXT) == root and engine.owner.stats().tokens_encoded == encoded + len(TEXT)
-    assert again.kv.keeper(list) is not kept and again.kv.keeper(list) is again.kv.keeper(list)
+    encoded = engine.admin.stats().tokens_encoded
+    assert again.prefill(TEXT) == root and engine.admin.stats().tokens_encoded == encoded + len(TEXT)
+    assert again.kv.get_or_create(list) is not kept and again.kv.get_or_create(list) is again.kv.get_or_create(list)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -119,7 +119,7 @@ async def test_calls_under_way_fail_and_those_of_others_do_not(
     one, two = engine.tenant("a"), engine.tenant("b")
     calls = [asyncio.create_task(one.adecode([7], sampling=LONG)) for _ in range(3)]
     other = asyncio.create_task(two.adecode([7], sampling=Sampling(max_tokens=60, stop_tokens=())))
-    await until(lambda: engine.owner.stats().unfinished == 4)
+    await until(lambda: engine.admin.stats().unfinished == 4)
     await steps.amake(3)
     closing = asyncio.create_task(asyncio.to_thread(one.close))
     await until(lambda: one._tenant.closed)
@@ -129,20 +129,20 @@ async def test_calls_under_way_fail_and_those_of_others_do_not(
         with pytest.raises(EngineClosedError, match="tenancy was closed"):
             await call
     assert len(two.tokens(await other)) == 61
-    assert engine.owner.stats().failed == 3 and engine.owner.stats().unfinished == 0
+    assert engine.admin.stats().failed == 3 and engine.admin.stats().unfinished == 0
     assert two.stats().messages == 1
 
 
 def test_streams_and_recomputations_end_too(make_engine: MakeEngine) -> None:
-    engine = make_engine(step_tokens=16)
+    engine = make_engine(max_batched_tokens=16)
     tenant = engine.tenant("a")
     root = tenant.prefill(list(range(5, 100)))
-    tenant.kv.park()
+    tenant.kv.offload()
     with pytest.raises(EngineClosedError):
         for count, _ in enumerate(tenant.stream([7], [root], sampling=LONG)):
             if count == 2:
                 tenant.close()
-    assert engine.owner.stats().kv_bytes == 0
+    assert engine.admin.stats().kv_bytes == 0
 
 
 def test_a_tenant_can_leave_in_its_own_callback(make_engine: MakeEngine) -> None:
@@ -156,7 +156,7 @@ def test_a_tenant_can_leave_in_its_own_callback(make_engine: MakeEngine) -> None
     [answer] = tenant._tenant.submit([_decode()], None, None, leave)
     with pytest.raises(EngineClosedError):
         answer.result(timeout=10)
-    while engine.owner.stats().kv_bytes:
+    while engine.admin.stats().kv_bytes:
         time.sleep(0.001)
 
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_called_and_what_is_closed_waits_for_no_rate(make_engine:
     for wrong in (float("nan"), "1"):
         with pytest.raises(InvalidRequestError, match="timeout_s must be a number"):
             tenant.prefill([Prefill([6]), Prefill([7], timeout_s=wrong)])  # type: ignore[arg-type]
-    engine.owner.close()
+    engine.admin.close()
     for again in ("a", "b"):
         late = engine.tenant(again, calls_per_second=0.01)
         for _ in range(2):
@@ -214,8 +214,8 @@ def test_the_owner_sees_all_tenants_and_closes_for_all(make_engine: MakeEngine) 
     tenants = [engine.tenant(salt) for salt in ("a", "b")]
     tenants[0].prefill(TEXT)
     tenants[0].kv.lease([tenants[0].prefill(TEXT)])
-    assert engine.owner is not None
-    seen = engine.owner.tenants()
+    assert engine.admin is not None
+    seen = engine.admin.tenants()
     assert sorted((held.messages, held.leases, held.tokens["device"]) for held in seen.values()) == [
         (0, 0, 0),
         (0, 0, 0),
@@ -223,13 +223,13 @@ def test_the_owner_sees_all_tenants_and_closes_for_all(make_engine: MakeEngine) 
     ]
     assert not {"a", "b", ""} & {*seen}, "names do not tell salts"
     tenants[1].close()
-    assert len(engine.owner.tenants()) == 2
+    assert len(engine.admin.tenants()) == 2
     engine.close()
     for tenant in (engine, *tenants):
         with pytest.raises(EngineClosedError):
             tenant.prefill(TEXT)
     with pytest.raises(EngineClosedError):
-        engine.owner.restart()
+        engine.admin.restart()
 
 
 def test_tenancies_come_and_go_while_others_work(make_engine: MakeEngine, tiny: LoadedModel) -> None:
@@ -255,7 +255,7 @@ def test_tenancies_come_and_go_while_others_work(make_engine: MakeEngine, tiny: 
     for thread in threads:
         thread.join()
     assert not failures
-    assert engine.owner.stats().messages == 2 and len(engine.owner.tenants()) == 1  # type: ignore[union-attr]
+    assert engine.admin.stats().messages == 2 and len(engine.admin.tenants()) == 1  # type: ignore[union-attr]
 
 
 def test_only_handles_are_named_and_parked(make_engine: MakeEngine) -> None:
@@ -288,7 +288,7 @@ def test_a_tenancy_can_begin_on_the_engines_thread_while_another_ends(make_engin
 
     engine = make_engine(sink=sink)
     tenant, begun = engine.tenant("a"), threading.Event()
-    call = Decode([7], sampling=LONG, watch=lambda _: begun.set())
+    call = Decode([7], sampling=LONG, logits_callback=lambda _: begun.set())
     [answer] = tenant._tenant.submit([call], None)
     assert begun.wait(10)
     threads = [threading.Thread(target=tenant.close, daemon=True) for _ in range(2)]
@@ -305,13 +305,13 @@ def test_a_tenancy_can_begin_on_the_engines_thread_while_another_ends(make_engin
 
 def test_tenancies_are_listed_while_they_come_and_go(make_engine: MakeEngine) -> None:
     engine, failures, over = make_engine(), [], threading.Event()
-    assert engine.owner is not None
+    assert engine.admin is not None
 
     def come_and_go(salt: str) -> None:
         for number in range(150):
             engine.tenant(f"{salt}{number}").close()
 
-    def look(owner: EngineOwner) -> None:
+    def look(owner: EngineAdmin) -> None:
         try:
             while not over.is_set():
                 owner.tenants()
@@ -321,7 +321,7 @@ def test_tenancies_are_listed_while_they_come_and_go(make_engine: MakeEngine) ->
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        lookers = [threading.Thread(target=look, args=(engine.owner,)) for _ in range(2)]
+        lookers = [threading.Thread(target=look, args=(engine.admin,)) for _ in range(2)]
         movers = [threading.Thread(target=come_and_go, args=(salt,)) for salt in "ab"]
         for thread in (*lookers, *movers):
             thread.start()

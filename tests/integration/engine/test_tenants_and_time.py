@@ -69,10 +69,10 @@ def test_tenants_find_nothing_of_each_other(make_engine: MakeEngine, method: str
     said: list[list[int]] = []
     encoded: list[int] = []
     for tenant in (engine, engine.tenant("a"), engine.tenant("b"), engine.tenant("b")):
-        before = engine.owner.stats().tokens_encoded
+        before = engine.admin.stats().tokens_encoded
         root = tenant.prefill(TEXT)
         said.append(tenant.tokens(tenant.decode([7], [root], sampling=SHORT)))
-        encoded.append(engine.owner.stats().tokens_encoded - before)
+        encoded.append(engine.admin.stats().tokens_encoded - before)
     assert said == [said[0]] * 4
     if method == "choreo":
         assert encoded == [27, 7, 27, 7]
@@ -105,7 +105,7 @@ def test_tenants_share_steps_and_scopes_are_their_own(make_engine: MakeEngine) -
         await asyncio.gather(*(tenant.adecode([7], sampling=LONG) for tenant in tenants))
 
     asyncio.run(all_at_once())
-    assert engine.owner.stats().rows_per_decode_step > 2.5
+    assert engine.admin.stats().rows_per_decode_step > 2.5
     with tenants[1].scope():
         tenants[1].prefill(TEXT)
         kept = tenants[2].prefill(TEXT)
@@ -116,12 +116,12 @@ def test_tenants_share_steps_and_scopes_are_their_own(make_engine: MakeEngine) -
 def test_tenants_find_nothing_of_each_other_in_any_tier(make_engine: MakeEngine, tmp_path, budget: dict) -> None:
     engine = make_engine(**({"disk": tmp_path} if "disk" in budget else budget))
     root = engine.prefill(TEXT)
-    engine.kv.park()
+    engine.kv.offload()
     while "disk" in budget and engine.stats().host_bytes:
         time.sleep(0.001)  # on its way to the disk
     other = engine.tenant("b")
     again = other.prefill(TEXT)
-    assert engine.owner.stats().tokens_encoded == 20 + 20, "another salt encodes anew"
+    assert engine.admin.stats().tokens_encoded == 20 + 20, "another salt encodes anew"
     other.release(again)
     assert engine.tokens(engine.decode([7], [root], sampling=SHORT))
     stats = engine.stats()
@@ -133,9 +133,9 @@ def test_parking_parks_the_tenants_own(make_engine: MakeEngine) -> None:
     engine = make_engine(host_bytes=1 << 20)
     other = engine.tenant("b")
     engine.prefill(TEXT), other.prefill(TEXT)
-    whole = engine.owner.stats().kv_bytes
-    other.kv.park()
-    assert engine.owner.stats().kv_bytes == whole // 2
+    whole = engine.admin.stats().kv_bytes
+    other.kv.offload()
+    assert engine.admin.stats().kv_bytes == whole // 2
 
 
 def test_a_call_that_takes_too_long_fails_and_leaves_nothing(make_engine: MakeEngine) -> None:
@@ -153,10 +153,10 @@ def test_a_call_that_takes_too_long_fails_and_leaves_nothing(make_engine: MakeEn
 
 async def test_only_the_impatient_caller_of_a_shared_call_fails(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    patient = asyncio.create_task(engine.adecode([7], sampling=LONG, memo="m"))
+    patient = asyncio.create_task(engine.adecode([7], sampling=LONG, idempotency_key="m"))
     await asyncio.sleep(0)
     with pytest.raises(RequestTimeoutError):
-        await engine.adecode([7], sampling=LONG, memo="m", timeout_s=0.01)
+        await engine.adecode([7], sampling=LONG, idempotency_key="m", timeout_s=0.01)
     assert len(engine.tokens(await patient)) == 401
     assert engine.stats().leases == 1 and engine.stats().cancelled == 0
 
@@ -200,7 +200,7 @@ def test_the_rate_is_the_tenants_own(make_engine: MakeEngine) -> None:
     for wrong in (0, -1, float("nan"), "5", [5]):
         with pytest.raises(InvalidRequestError, match="calls_per_second must be a number above 0"):
             engine.tenant("b", calls_per_second=wrong)  # type: ignore[arg-type]
-    assert len(engine.owner.tenants()) == 2, "no tenancy begins with a rate that is none"
+    assert len(engine.admin.tenants()) == 2, "no tenancy begins with a rate that is none"
 
 
 def test_a_rate_can_be_taken_off(make_engine: MakeEngine) -> None:
@@ -277,7 +277,7 @@ def test_a_restarted_engine_goes_on_with_the_same_handles(make_engine: MakeEngin
     engine.kv.pin(middle)
     wanted = engine.tokens(engine.decode([8], [root, middle], sampling=SHORT))
     finished = engine.stats().finished
-    engine.owner.restart()
+    engine.admin.restart()
     assert engine.stats().kv_bytes == 0 and engine.stats().finished == finished
     assert engine.tokens(engine.decode([8], [root, middle], sampling=SHORT)) == wanted
     assert engine.stats().recomputed == (2 if method == "choreo" else 0)
@@ -288,16 +288,16 @@ async def test_a_restart_fails_what_was_under_way(make_engine: MakeEngine, hold_
     engine = make_engine()
     root = engine.prefill(TEXT)
     steps = hold_steps(engine)
-    under_way = asyncio.create_task(engine.adecode([7], [root], sampling=LONG, memo="m"))
+    under_way = asyncio.create_task(engine.adecode([7], [root], sampling=LONG, idempotency_key="m"))
     await until(lambda: engine.stats().unfinished)
     await steps.amake(1)
-    restarting, loop = asyncio.create_task(asyncio.to_thread(engine.owner.restart)), engine._core.loop
+    restarting, loop = asyncio.create_task(asyncio.to_thread(engine.admin.restart)), engine._core.loop
     await until(lambda: loop._closed)
     steps.go_on()
     await restarting
     with pytest.raises(EngineClosedError):
         await under_way
-    assert len(engine.tokens(await engine.adecode([7], [root], sampling=LONG, memo="m"))) == 401
+    assert len(engine.tokens(await engine.adecode([7], [root], sampling=LONG, idempotency_key="m"))) == 401
 
 
 def test_an_engine_whose_bookkeeping_failed_goes_on_and_can_be_restarted(
@@ -310,11 +310,11 @@ def test_an_engine_whose_bookkeeping_failed_goes_on_and_can_be_restarted(
             patch.setattr(Pending, "abandon", lambda *_: 1 / 0)
             patch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
             with pytest.raises(EngineFailedError):
-                engine.decode([8], [root], sampling=SHORT, memo="m")
+                engine.decode([8], [root], sampling=SHORT, idempotency_key="m")
         assert engine.tokens(engine.decode([7], [root], sampling=SHORT)) == wanted
-        engine.owner.restart()
+        engine.admin.restart()
         assert engine.tokens(engine.decode([7], [root], sampling=SHORT)) == wanted
-        engine.decode([8], [root], sampling=SHORT, memo="m")
+        engine.decode([8], [root], sampling=SHORT, idempotency_key="m")
         engine.check()
 
 
@@ -358,9 +358,11 @@ def test_a_batch_that_cannot_be_submitted_is_given_back_whole(
 
 def test_what_is_computed_again_for_a_low_priority_comes_first_for_a_high_one(tiny: LoadedModel) -> None:
     """Many readers of one lost message, together larger than the pool, before the one for whom it was queued."""
-    with Engine.load(tiny, memory=Memory(kv_budget_bytes=256 * 768), scheduling=Scheduling(step_tokens=64)) as engine:
+    with Engine.load(
+        tiny, memory=Memory(kv_budget_bytes=256 * 768), scheduling=Scheduling(max_batched_tokens=64)
+    ) as engine:
         shared = engine.prefill(list(range(20, 84)))
-        engine.kv.park()
+        engine.kv.offload()
         filling = threading.Thread(
             target=lambda: engine.decode([7], sampling=LONG.model_copy(update={"max_tokens": 200}))
         )
@@ -448,7 +450,7 @@ def test_scopes_are_shared_by_all_faces_of_a_tenant(make_engine: MakeEngine) -> 
     with engine.tenant("a").scope():
         engine.tenant("a").prefill(TEXT)
         engine.tenant("b").prefill(TEXT)
-    assert engine.owner.stats().leases == 1
+    assert engine.admin.stats().leases == 1
 
 
 def test_restarts_and_closes_from_many_threads_leave_one_engine_or_none(tiny: LoadedModel) -> None:
@@ -467,7 +469,7 @@ def test_restarts_and_closes_from_many_threads_leave_one_engine_or_none(tiny: Lo
 
         workers = [threading.Thread(target=work) for _ in range(3)]
         restarts = [
-            threading.Thread(target=lambda engine=engine: [engine.owner.restart() for _ in range(5)]) for _ in range(2)
+            threading.Thread(target=lambda engine=engine: [engine.admin.restart() for _ in range(5)]) for _ in range(2)
         ]
         for thread in (*workers, *restarts):
             thread.start()
@@ -489,7 +491,7 @@ def test_restarts_and_closes_from_many_threads_leave_one_engine_or_none(tiny: Lo
         else:
             assert not alive
             with pytest.raises(EngineClosedError):
-                engine.owner.restart()
+                engine.admin.restart()
 
 
 def test_a_timeout_is_kept_while_only_the_disk_is_awaited(
@@ -497,7 +499,7 @@ def test_a_timeout_is_kept_while_only_the_disk_is_awaited(
 ) -> None:
     engine = make_engine(disk=tmp_path)
     root = engine.prefill(TEXT)
-    engine.kv.park()
+    engine.kv.offload()
     while engine.stats().host_bytes:
         time.sleep(0.001)
     get = KVStore.load

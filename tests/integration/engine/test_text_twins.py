@@ -52,7 +52,7 @@ def test_the_prefix_cache_reuses_what_was_generated(make_engine: MakeEngine) -> 
 
 async def test_sixteen_voters_over_one_prompt_encode_it_once(make_engine: MakeEngine, hold_steps: HoldSteps) -> None:
     """Those that arrive while the prompt is being encoded wait for it instead of encoding it again."""
-    engine = make_engine(method="baseline", step_tokens=64)
+    engine = make_engine(method="baseline", max_batched_tokens=64)
     root = engine.prefill([5 + i % 200 for i in range(300)])
     voters = [Decode([7, 8], [root], sampling=SHORT.model_copy(update={"seed": i})) for i in range(16)]
     steps = hold_steps(engine)
@@ -70,7 +70,7 @@ async def test_sixteen_voters_over_one_prompt_encode_it_once(make_engine: MakeEn
 async def test_cancelling_the_one_who_encodes_lets_another_take_over(
     make_engine: MakeEngine, hold_steps: HoldSteps
 ) -> None:
-    engine = make_engine(method="baseline", step_tokens=16)
+    engine = make_engine(method="baseline", max_batched_tokens=16)
     root = engine.prefill([5 + i % 200 for i in range(400)])
     steps = hold_steps(engine)
     first = asyncio.create_task(engine.adecode([7], [root], sampling=SHORT))
@@ -106,7 +106,7 @@ def test_the_prefix_cache_gives_way_when_memory_runs_out(make_engine: MakeEngine
 @pytest.mark.parametrize("seed", range(3))
 def test_random_calls_say_the_same_under_both_twins(make_engine: MakeEngine, seed: int) -> None:
     rng = random.Random(seed)
-    engines = [make_engine(method="baseline", step_tokens=32), make_engine(method="naive")]
+    engines = [make_engine(method="baseline", max_batched_tokens=32), make_engine(method="naive")]
     handles: list[list] = [[], []]
     for _ in range(6):
         draws = []

@@ -11,9 +11,9 @@ import torch
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Decode, Engine, FramedText, Memory, Prefill, Sampling, StreamedToken, Thinking
+from choreo_agents import Decode, Engine, Memory, Prefill, PromptText, Sampling, StreamedToken, Thinking
 from choreo_agents.engine import calling
-from choreo_agents.engine.leading import answer_of
+from choreo_agents.engine.constraints import answer_of
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
@@ -55,9 +55,9 @@ def call(
         [view],
         sampling=Sampling.model_validate(options),
         author="ann",
-        closing=engine.chat.turn_end,
+        turn_suffix=engine.chat.turn_end,
         thinking=Thinking.of(engine.chat, name, budget),
-        memo=memo,
+        idempotency_key=memo,
     )
 
 
@@ -72,13 +72,15 @@ def script(engine: Engine, thoughts: str, answer: str, name: str | None = "ann")
 def logits_after(engine: Engine, view: list[MessageHandle]) -> torch.Tensor:
     seen: list[torch.Tensor] = []
     header = engine.chat.header("bob", thinking=False)
-    engine.decode([Decode(header, view, sampling=Sampling(max_tokens=1), watch=lambda row: seen.append(row.clone()))])
+    engine.decode(
+        [Decode(header, view, sampling=Sampling(max_tokens=1), logits_callback=lambda row: seen.append(row.clone()))]
+    )
     return seen[0]
 
 
 def test_what_is_returned_is_the_answer_as_anybody_may_encode_it(engine: Engine) -> None:
     view = asked(engine)
-    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm, three", " two"))])
+    [answer] = engine.decode([call(engine, view, forced_token_ids=script(engine, "hm, three", " two"))])
     chat = engine.chat
     turn = chat.assistant.opening("ann").rstrip(" ").text + " two" + chat.turn_end
     assert engine.tokens(answer) == engine.model.encode(turn)
@@ -96,7 +98,7 @@ def test_no_reader_depends_on_thoughts_but_through_the_words(thinkers: dict[str,
         for thoughts in ("hm, three", "no, seven", "9 * 9 = 1"):
             with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
                 view = asked(engine)
-                [answer] = engine.decode([call(engine, view, forced=script(engine, thoughts, " two"))])
+                [answer] = engine.decode([call(engine, view, forced_token_ids=script(engine, thoughts, " two"))])
                 found.append((answer, logits_after(engine, [view, answer])))
         assert len({answer.id for answer, _ in found}) == 1
         assert all(torch.equal(found[0][1], logits) for _, logits in found)
@@ -121,7 +123,7 @@ def test_a_model_that_would_end_while_it_thinks_is_made_to_answer(engine: Engine
     """Whatever it says but what closes its thoughts would end the message."""
     view, chat = asked(engine), engine.chat
     assert chat.thoughts is not None
-    kept = engine.model.encode(FramedText.frame(chat.thoughts.close))
+    kept = engine.model.encode(PromptText.special(chat.thoughts.close))
     stops = tuple(token for token in range(len(engine.model.tokenizer)) if token not in kept)
     [answer] = engine.decode([call(engine, view, stop_tokens=stops)])
     thought = (*engine.inspect.thoughts(answer), answer)[0]  # one message, where an answer has an empty block
@@ -146,7 +148,7 @@ def test_stops_and_choices_are_of_the_answer(engine: Engine) -> None:
     [led] = engine.decode([call(engine, view, budget=9, choices=(" yes", " no"), max_tokens=8)])
     assert engine.text(led).removesuffix(engine.chat.turn_end).endswith(("ann: yes", "ann: no"))
     forced = script(engine, "stop here. no", " two, three")
-    [free] = engine.decode([call(engine, view, forced=forced, stop=("stop",))])
+    [free] = engine.decode([call(engine, view, forced_token_ids=forced, stop=("stop",))])
     assert engine.text(free).removesuffix(engine.chat.turn_end).endswith("two, three")
 
 
@@ -160,7 +162,7 @@ def test_several_answers_and_streams_think_as_well(engine: Engine) -> None:
         return [
             item
             async for item in engine.astream(
-                made.header, made.parents, sampling=made.sampling, author="ann", closing=made.closing,
+                made.header, made.parents, sampling=made.sampling, author="ann", turn_suffix=made.turn_suffix,
                 thinking=made.thinking,
             )
         ]  # fmt: skip
@@ -186,7 +188,7 @@ def test_the_same_call_is_answered_once(engine: Engine) -> None:
 def test_the_answer_costs_a_prefill_of_its_length(engine: Engine) -> None:
     view = asked(engine)
     before = engine.stats().tokens_encoded
-    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm", " two"))])
+    [answer] = engine.decode([call(engine, view, forced_token_ids=script(engine, "hm", " two"))])
     [thought] = engine.inspect.thoughts(answer)
     cost = len(engine.tokens(thought)) + len(engine.tokens(answer))
     assert engine.stats().tokens_encoded - before == cost == engine.usage(answer).tokens_encoded
@@ -195,7 +197,7 @@ def test_the_answer_costs_a_prefill_of_its_length(engine: Engine) -> None:
 
 def test_thoughts_are_confidential_reach_readers_as_words_and_live_as_long_as_the_answer(engine: Engine) -> None:
     view = asked(engine)
-    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm", " two"))])
+    [answer] = engine.decode([call(engine, view, forced_token_ids=script(engine, "hm", " two"))])
     [thought] = engine.inspect.thoughts(answer)
     [lineage] = engine.inspect.audit([answer]).messages
     reached = {ancestor.handle: ancestor for ancestor in lineage.through("words")}
@@ -215,7 +217,7 @@ def test_thoughts_of_calls_that_have_ended_do_not_pile_up_while_the_answer_is_le
     view = asked(engine)
 
     def said(thoughts: str, memo: str | None = None) -> MessageHandle:
-        [answer] = engine.decode([call(engine, view, forced=script(engine, thoughts, " two"), memo=memo)])
+        [answer] = engine.decode([call(engine, view, forced_token_ids=script(engine, thoughts, " two"), memo=memo)])
         return answer
 
     answer = said("hm", "first")
@@ -230,8 +232,8 @@ def test_thoughts_of_calls_that_have_ended_do_not_pile_up_while_the_answer_is_le
         assert engine.inspect.thoughts(answer) == kept and engine.stats().leases == leases
     with engine.scope():
         inner = said("let me see", "second")
-        assert engine.inspect.thoughts(answer, memo="first") == kept
-        [other] = engine.inspect.thoughts(inner, memo="second")
+        assert engine.inspect.thoughts(answer, idempotency_key="first") == kept
+        [other] = engine.inspect.thoughts(inner, idempotency_key="second")
         engine.check()
         engine.release(answer)
         assert engine.inspect.thoughts(answer) == kept, "of the scope's own leases one went"
@@ -264,7 +266,7 @@ def test_thoughts_are_confidential_from_the_first_on(engine: Engine, monkeypatch
 
     monkeypatch.setattr(calling, "answer_of", watched)
     view = asked(engine)
-    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm", " two"))])
+    [answer] = engine.decode([call(engine, view, forced_token_ids=script(engine, "hm", " two"))])
     assert seen == [True]
     [lineage] = engine.inspect.audit([answer]).messages
     assert not lineage.confidential
@@ -318,5 +320,5 @@ def test_what_cannot_think_is_refused(engine: Engine) -> None:
 def test_thoughts_that_never_end_are_no_thoughts(engine: Engine) -> None:
     """Tokens that are forced and hold no end: all of them are the answer."""
     view = asked(engine)
-    [answer] = engine.decode([call(engine, view, forced=tuple(engine.model.encode(" two")))])
+    [answer] = engine.decode([call(engine, view, forced_token_ids=tuple(engine.model.encode(" two")))])
     assert engine.text(answer).removesuffix(engine.chat.turn_end).endswith("ann: two")

@@ -64,8 +64,10 @@ def model(request: pytest.FixtureRequest) -> LoadedModel:
 def _next_logits(engine: Engine, view: Sequence[MessageHandle]) -> torch.Tensor:
     """What a reader's next token is chosen from."""
     seen: list[torch.Tensor] = []
-    forced = Sampling(forced=(7,))
-    [read] = engine.decode([Decode("<|user|>", view, sampling=forced, watch=lambda each: seen.append(each.clone()))])
+    forced = Sampling(forced_token_ids=(7,))
+    [read] = engine.decode(
+        [Decode("<|user|>", view, sampling=forced, logits_callback=lambda each: seen.append(each.clone()))]
+    )
     engine.release(read)
     return seen[0]
 
@@ -83,7 +85,7 @@ def test_a_stop_token_that_does_not_close_a_turn_is_no_part_of_it(
     engine = make_engine(speaking(model, said), method=method)
     root = engine.prefill("<s><|user|> Who has boats?")
     header, closing = model.encode(HEADER), model.encode(model.chat.turn_end)
-    answer = engine.decode(HEADER, [root], sampling=Sampling(logprobs=0), closing=model.chat.turn_end, author="ann")
+    answer = engine.decode(HEADER, [root], sampling=Sampling(logprobs=0), turn_suffix=model.chat.turn_end, author="ann")
     assert engine.tokens(answer) == [*header, *WORDS, *closing]
     assert [each.token for each in engine.logprobs(answer)] == [*WORDS]
     [*_, made] = engine.inspect.records([answer])
@@ -100,7 +102,7 @@ def test_readers_see_what_a_prefill_of_the_shown_tokens_would_give_them(
     spoke, told = make_engine(speaking(model, said)), make_engine(model)
     asked = "<s><|user|> Who has boats?"
     roots = [engine.prefill(asked) for engine in (spoke, told)]
-    answer = spoke.decode(HEADER, [roots[0]], closing=model.chat.turn_end)
+    answer = spoke.decode(HEADER, [roots[0]], turn_suffix=model.chat.turn_end)
     given = told.prefill(spoke.tokens(answer), [roots[1]])
     kept, fresh = spoke.kv.read(answer), told.kv.read(given)
     torch.testing.assert_close((kept.keys, kept.values), (fresh.keys, fresh.values), rtol=0, atol=1e-5)
@@ -121,7 +123,7 @@ def test_a_blank_that_a_turn_closes_with_ends_nothing(
     end = chat.turn_end if blank else chat.turn_end.strip()
     engine = make_engine(speaking(model, [model.encode(f" {words}{end}"), model.encode(f" {words}{end}")]))
     header = chat.header("ann", thinking=False)
-    answer = engine.decode(header, closing=chat.turn_end)
+    answer = engine.decode(header, turn_suffix=chat.turn_end)
     assert engine.text(answer, special=True).endswith(f" {words}{chat.turn_end}")
     open_ = engine.decode(header)
     assert len(engine.tokens(open_)) <= len(engine.tokens(answer)), "without a closing it ends at the model's own token"
@@ -131,7 +133,7 @@ def test_the_token_that_closes_a_turn_is_kept_as_it_was_sampled(
     two_ends: LoadedModel, make_engine: MakeEngine, special: Callable[[str], int]
 ) -> None:
     engine = make_engine(speaking(two_ends, [(*WORDS, special("<|end|>"))]))
-    answer = engine.decode(HEADER, closing="<|end|>")
+    answer = engine.decode(HEADER, turn_suffix="<|end|>")
     assert engine.tokens(answer) == [special(HEADER), *WORDS, special("<|end|>")]
     assert [each.token for each in engine.logprobs(answer)] == [*WORDS, special("<|end|>")]
 
@@ -140,12 +142,12 @@ def test_the_token_that_closes_a_turn_is_kept_as_it_was_sampled(
     ("options", "keeps"),
     [
         ({}, True),
-        ({"closing": ""}, False),
-        ({"closing": []}, False),
-        ({"closing": "<|end|>", "sampling": {"stop_tokens": "<|user|>"}}, True),
-        ({"closing": "<|end|><|user|>"}, False),
-        ({"closing": "<|user|><|end|>"}, True),
-        ({"closing": "", "sampling": {"max_tokens": len(WORDS) + 1}}, False),
+        ({"turn_suffix": ""}, False),
+        ({"turn_suffix": []}, False),
+        ({"turn_suffix": "<|end|>", "sampling": {"stop_tokens": "<|user|>"}}, True),
+        ({"turn_suffix": "<|end|><|user|>"}, False),
+        ({"turn_suffix": "<|user|><|end|>"}, True),
+        ({"turn_suffix": "", "sampling": {"max_tokens": len(WORDS) + 1}}, False),
     ],
 )
 def test_when_a_stop_token_stays(
@@ -170,7 +172,9 @@ def test_forced_tokens_are_taken_as_they_are(
 ) -> None:
     whole = (*WORDS, special("<|user|>"))
     engine = make_engine(unclosed)
-    assert engine.tokens(engine.decode(HEADER, sampling=Sampling(forced=whole), closing=""))[1:] == [*whole]
+    assert engine.tokens(engine.decode(HEADER, sampling=Sampling(forced_token_ids=whole), turn_suffix=""))[1:] == [
+        *whole
+    ]
 
 
 @pytest.mark.parametrize("method", ["choreo", "baseline", "naive"])
@@ -183,18 +187,18 @@ def test_what_is_left_replays_to_the_same_message(
     method: str,
 ) -> None:
     """Also if the model had nothing to say: then nothing is forced, and the message is its header and its end."""
-    engine = make_engine(speaking(model, [(*words, special("<|user|>"))]), method=method, step_tokens=4)
+    engine = make_engine(speaking(model, [(*words, special("<|user|>"))]), method=method, max_batched_tokens=4)
     root = engine.prefill("<s><|user|> Who has boats?")
-    first = engine.decode(HEADER, [root], closing=model.chat.turn_end)
+    first = engine.decode(HEADER, [root], turn_suffix=model.chat.turn_end)
     [*_, made] = engine.inspect.records([first])
     assert made.sampled is not None and made.tokens[slice(*made.sampled)] == words
     assert engine.inspect.records([root])[-1].sampled is None
-    replayed = Sampling(forced=made.tokens[slice(*made.sampled)])
-    again = engine.decode(HEADER, [root], sampling=replayed, closing=model.chat.turn_end)
+    replayed = Sampling(forced_token_ids=made.tokens[slice(*made.sampled)])
+    again = engine.decode(HEADER, [root], sampling=replayed, turn_suffix=model.chat.turn_end)
     assert again == first and engine.tokens(again) == engine.tokens(first)
     told = make_engine(model, method=method)
     other = told.decode(
-        HEADER, [told.prefill("<s><|user|> Who has boats?")], sampling=replayed, closing=model.chat.turn_end
+        HEADER, [told.prefill("<s><|user|> Who has boats?")], sampling=replayed, turn_suffix=model.chat.turn_end
     )
     assert told.tokens(other) == engine.tokens(first)
     if method == "choreo":
@@ -207,7 +211,7 @@ def test_an_answer_of_nothing_teaches_nothing(
     model: LoadedModel, make_engine: MakeEngine, special: Callable[[str], int]
 ) -> None:
     engine = make_engine(speaking(model, [(special("<|user|>"),)]))
-    answer = engine.decode(HEADER, closing=model.chat.turn_end)
+    answer = engine.decode(HEADER, turn_suffix=model.chat.turn_end)
     assert engine.logprobs(answer) == () and engine.usage(answer).ttft_s is not None
     assert record(engine, "silent", [answer]).learnt_tokens == 0
 
@@ -216,10 +220,10 @@ def test_a_stream_shows_what_the_message_holds(
     model: LoadedModel, make_engine: MakeEngine, special: Callable[[str], int]
 ) -> None:
     engine = make_engine(speaking(model, [(*WORDS, special("<|user|>"))]))
-    *items, answer = engine.stream(HEADER, closing=model.chat.turn_end, memo="once")
+    *items, answer = engine.stream(HEADER, turn_suffix=model.chat.turn_end, idempotency_key="once")
     assert isinstance(answer, MessageHandle)
     assert [item.token for item in items if isinstance(item, StreamedToken)] == [*WORDS]
-    *again, same = engine.stream(HEADER, closing=model.chat.turn_end, memo="once")
+    *again, same = engine.stream(HEADER, turn_suffix=model.chat.turn_end, idempotency_key="once")
     assert same == answer and again == items
 
 
@@ -227,7 +231,7 @@ def test_a_message_that_is_no_turn_is_not_remembered_for_one_that_is(
     unclosed: LoadedModel, make_engine: MakeEngine, special: Callable[[str], int]
 ) -> None:
     engine = make_engine(speaking(unclosed, [(*WORDS, special("<|user|>"))] * 2))
-    assert engine.decode(HEADER, memo="a") != engine.decode(HEADER, memo="a", closing="")
+    assert engine.decode(HEADER, idempotency_key="a") != engine.decode(HEADER, idempotency_key="a", turn_suffix="")
 
 
 def test_the_end_of_an_ambiguous_choice_is_left_out(
@@ -236,7 +240,7 @@ def test_the_end_of_an_ambiguous_choice_is_left_out(
     vote = Sampling(choices=("red", "red kites"))
     [red] = unclosed.encode(" red")
     engine = make_engine(speaking(unclosed, [(red, special("<|user|>"))]))
-    answer = engine.decode(HEADER, sampling=vote, closing=unclosed.chat.turn_end)
+    answer = engine.decode(HEADER, sampling=vote, turn_suffix=unclosed.chat.turn_end)
     assert engine.tokens(answer) == [special(HEADER), red]
 
 

@@ -29,7 +29,7 @@ from choreo_agents import (
     ChoreoGraph,
     ChoreoState,
     Engine,
-    Keep,
+    HistoryLimit,
     Policy,
     Sampling,
     VisibilityMode,
@@ -82,7 +82,7 @@ def test_what_was_said_becomes_an_update_of_any_channel(engine: Engine) -> None:
     async def count(said: AIMessage) -> dict[str, Any]:
         return {"words": [said.text]}
 
-    state = line(agent("ann", update=note), agent("bob", update=count)).compile(engine=engine).invoke(QUESTION)
+    state = line(agent("ann", on_output=note), agent("bob", on_output=count)).compile(engine=engine).invoke(QUESTION)
     ann, bob = (message.text for message in state["messages"][1:])
     assert state["plan"] == ann.upper() and state["words"] == [ann, bob]
     assert [entry["author"] for entry in state["handles"]] == [START, "ann", "bob"]
@@ -97,7 +97,7 @@ def test_what_a_state_works_out_of_its_messages_counts_what_was_said(engine: Eng
             self.count = len(self.messages)
 
     graph = ChoreoGraph(Counted)
-    graph.add_node(agent("ann", update=lambda said, state: {"plan": f"{state.count}"}))
+    graph.add_node(agent("ann", on_output=lambda said, state: {"plan": f"{state.count}"}))
     assert graph.add_edge(START, "ann").compile(engine=engine).invoke(QUESTION)["plan"] == "2"
 
 
@@ -119,7 +119,7 @@ def test_an_agent_sends_control_where_it_says(engine: Engine, stock: bool) -> No
 
     graph: Any = StateGraph(Report) if stock else ChoreoGraph(Report, visibility="shared")
     options: Any = {"engine": engine, "reads": "*"} if stock else {}
-    graph.add_node("ann", agent("ann", update=route, **options))
+    graph.add_node("ann", agent("ann", on_output=route, **options))
     graph.add_node("bob", agent("bob", **options))
     graph.add_edge(START, "ann")
     graph.add_edge("bob", "ann")
@@ -140,7 +140,7 @@ def test_map_reduce_needs_no_node_between(engine: Engine) -> None:
         return Command(goto=[worker.send(state, f"Write part {number}.") for number in range(3)])
 
     graph = ChoreoGraph(visibility="shared")
-    graph.add_node(agent("boss", update=plan))
+    graph.add_node(agent("boss", on_output=plan))
     graph.add_node(worker)
     graph.add_node("join", agent("join"))
     graph.add_edge(START, "boss").add_edge("worker", "join")
@@ -154,7 +154,7 @@ def test_messages_of_an_update_are_the_nodes_own(engine: Engine) -> None:
     def more(said: AIMessage) -> dict[str, Any]:
         return {"messages": [HumanMessage("More words.", id="more")]}
 
-    graph = line(agent("ann", update=more), agent("bob"))
+    graph = line(agent("ann", on_output=more), agent("bob"))
     state = graph.compile(InMemorySaver(), engine=engine).invoke(QUESTION, {"configurable": {"thread_id": "1"}})
     assert [message.type for message in state["messages"]] == ["human", "ai", "human", "ai"]
     assert "More words." in words_seen(engine, state, "bob")
@@ -170,7 +170,7 @@ def test_messages_of_an_update_are_the_nodes_own(engine: Engine) -> None:
 )
 def test_what_is_no_update_is_refused(engine: Engine, made: Any, match: str) -> None:
     with pytest.raises(InvalidRequestError, match=match):
-        line(agent("ann", update=made)).compile(engine=engine).invoke(QUESTION)
+        line(agent("ann", on_output=made)).compile(engine=engine).invoke(QUESTION)
 
 
 def test_prompts_and_systems_are_made_of_state_runtime_and_config(engine: Engine) -> None:
@@ -186,7 +186,7 @@ def test_prompts_and_systems_are_made_of_state_runtime_and_config(engine: Engine
     state = app.invoke(QUESTION, {"configurable": {"who": "Zoe"}})
     seen = words_seen(engine, state, "ann")
     assert "You serve Zoe." in seen and "Seen 1.\n\nGo on." in seen
-    assert state["handles"][1]["told"] == ["You serve Zoe."] and "told" not in state["handles"][2]
+    assert state["handles"][1]["system_texts"] == ["You serve Zoe."] and "system_texts" not in state["handles"][2]
     # What it was told is its private context, as a fixed one is: bob has it through ann's message.
     assert ("ann.system", "encoding") in {
         (f.context, f.channel) for f in app.audit(state).findings if f.reader == "bob"
@@ -266,9 +266,9 @@ def test_a_history_keeps_as_many_as_its_tokens_allow(engine: Engine) -> None:
     state = said_by_turns(engine)
     lengths = [entry["handle"]["length"] for entry in state["handles"]][:-1]
     bound = sum(lengths[-4:])
-    kept = said_by_turns(engine, history=Keep(tokens=bound))
+    kept = said_by_turns(engine, history=HistoryLimit(tokens=bound))
     assert len(seen_by(engine, kept, "bob")) == 1 + 4
-    assert len(seen_by(engine, said_by_turns(engine, history=Keep(tokens=bound - 1)), "bob")) == 1 + 3
+    assert len(seen_by(engine, said_by_turns(engine, history=HistoryLimit(tokens=bound - 1)), "bob")) == 1 + 3
 
 
 def test_a_summary_stands_for_what_is_not_kept(engine: Engine) -> None:
@@ -278,19 +278,19 @@ def test_a_summary_stands_for_what_is_not_kept(engine: Engine) -> None:
         asked.append([message.type for message in messages])
         return f"Before that, {len(messages)} messages were said."
 
-    state = said_by_turns(engine, history=Keep(last=2, summary=summary))
+    state = said_by_turns(engine, history=HistoryLimit(last=2, summary=summary))
     assert [len(each) for each in asked] == [3, 6]
     seen = seen_by(engine, state, "bob")
     assert [name for name, _ in seen] == ["bob.system", "bob.system", START, "ann"]
     assert "Before that, 6 messages were said." in seen[1][1]
-    assert state["handles"][-1]["told"] == ["Before that, 6 messages were said."]
+    assert state["handles"][-1]["system_texts"] == ["Before that, 6 messages were said."]
 
 
 def test_a_summary_is_made_of_what_its_agent_may_see(engine: Engine) -> None:
     asked: list[BaseMessage] = []
-    redacted = VisibilityMode("redacted", "words", reword=lambda words: "Redacted.")
-    graph = line(agent("ann"), agent("eve"), agent("bob", history=Keep(last=1, summary=asked.extend)))
-    graph.share("ann", "bob", redacted)
+    redacted = VisibilityMode("redacted", "words", transform=lambda words: "Redacted.")
+    graph = line(agent("ann"), agent("eve"), agent("bob", history=HistoryLimit(last=1, summary=asked.extend)))
+    graph.set_visibility("ann", "bob", redacted)
     graph.compile(engine=engine).invoke(QUESTION)
     assert [message.text for message in asked] == [QUESTION["messages"][0][1], "Redacted."]
 
@@ -300,9 +300,9 @@ def test_what_a_policy_keeps_from_an_agent_is_looked_for_in_what_is_summarised(e
     policy = Policy(confidential={"plan": {"ann"}}, channels={"words"}, on_violation="warn")  # type: ignore[arg-type]
 
     def made(summary: Any) -> Any:
-        bob = agent("bob", history=Keep(last=0, summary=summary))
+        bob = agent("bob", history=HistoryLimit(last=0, summary=summary))
         graph = line(agent("plan", confidential=True), agent("ann"), bob, policy=policy)
-        return graph.share("plan", "ann", "reencoded").compile(engine=engine)
+        return graph.set_visibility("plan", "ann", "reencoded").compile(engine=engine)
 
     with pytest.warns(VisibilityWarning, match="the words of 'ann' may have been made of it"):
         made(lambda messages: "Nothing.").invoke(QUESTION)
@@ -320,7 +320,7 @@ def test_an_update_is_told_the_state_with_what_was_said_in_any_form(engine: Engi
         return {"plan": "noted", "messages": None}
 
     graph = ChoreoGraph(schema)
-    graph.add_node(agent("ann", update=note)).add_edge(START, "ann")
+    graph.add_node(agent("ann", on_output=note)).add_edge(START, "ann")
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert told[0]["messages"] == state["messages"] and len(told[0]["messages"]) == 2
     assert [entry["author"] for entry in told[0]["handles"]] == [START, "ann"] and state["plan"] == "noted"
@@ -330,7 +330,7 @@ def test_an_update_may_overwrite_what_was_said(engine: Engine) -> None:
     def again(said: AIMessage, state: Any) -> dict[str, Any]:
         return {"messages": Overwrite([state["messages"][0], said])}
 
-    state = line(agent("ann"), agent("bob", update=again), agent("eve")).compile(engine=engine).invoke(QUESTION)
+    state = line(agent("ann"), agent("bob", on_output=again), agent("eve")).compile(engine=engine).invoke(QUESTION)
     assert [message.name for message in state["messages"]] == [None, "bob", "eve"]
     assert [name for name, _ in seen_by(engine, state, "eve")] == [START, "bob"]
 
@@ -344,7 +344,7 @@ def test_what_a_confidential_agents_update_says_is_confidential(engine: Engine, 
     graph: Any = StateGraph(Report) if stock else ChoreoGraph(Report, visibility="shared")
     names = ("plan", "ann", "bob")
     for before, name in zip((START, *names), names, strict=False):
-        own: Any = {"update": more, "confidential": True} if name == "plan" else {}
+        own: Any = {"on_output": more, "confidential": True} if name == "plan" else {}
         reads: Any = {"reads": {"*": "shared", "plan": "reencoded"}} if name == "bob" else {}
         graph.add_node(name, agent(name, **own, **(options | reads)))
         graph.add_edge(before, name)
@@ -372,14 +372,14 @@ def test_instructions_are_kept_in_any_case(engine: Engine) -> None:
     assert len(seen_by(engine, state, "bob")) == 2
 
 
-@pytest.mark.parametrize("history", ["last", -1, True, Keep])
+@pytest.mark.parametrize("history", ["last", -1, True, HistoryLimit])
 def test_a_history_that_says_no_bound_is_refused(history: Any) -> None:
     with pytest.raises(InvalidRequestError, match="history"):
         agent("ann", history=history)
     with pytest.raises(InvalidRequestError, match="history"):
-        Keep()
+        HistoryLimit()
     with pytest.raises(InvalidRequestError, match="tokens from 1 on"):
-        Keep(tokens=0)
+        HistoryLimit(tokens=0)
 
 
 def test_nostream_keeps_an_agent_out_of_the_stream(engine: Engine) -> None:

@@ -39,7 +39,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "a plain node's signature": {"additional_kwargs": {"choreo_source": "bob", "choreo_step": "x 1"}},
     "a secret's mark": {"additional_kwargs": {"choreo_confidential": True}},
     "made-up seals": {"response_metadata": {"choreo": {**AGENT, "digest": "0" * 32, "signature": "0" * 32}}},
-    "what is not proven": {"response_metadata": {"choreo": {"unproven": {"author": "bob", "persona": "bob"}}}},
+    "what is not proven": {"response_metadata": {"choreo": {"unverified_author": {"author": "bob", "persona": "bob"}}}},
     "both": {"response_metadata": {"choreo": AGENT}, "additional_kwargs": {"choreo_source": "bob"}},
     "nonsense": {"response_metadata": {"choreo": {"author": {"x": 1}, "signature": [1], "length": "x"}}},
 }
@@ -50,7 +50,7 @@ def secretive(state: Any = ChoreoState) -> ChoreoGraph:
     graph = ChoreoGraph(state)
     graph.add_node(agent("alice")).add_node(agent("bob"))
     graph.add_edge(START, "alice").add_edge("alice", "bob")
-    return graph.share(START, "bob", "private").share("alice", "bob", "reencoded")
+    return graph.set_visibility(START, "bob", "private").set_visibility("alice", "bob", "reencoded")
 
 
 def chain(*names: str, **options: Any) -> ChoreoGraph:
@@ -143,12 +143,12 @@ def edit(change: dict[str, Any], entry: dict[str, Any]) -> HandleEntry:
         {"superstep": 99},
         {"confidential": True},
         {"branch": 3},
-        {"around": [1]},
+        {"task_path": [1]},
         {"prompt": {"id": "0" * 32, "model": "m", "length": 1}},
         {"message_id": "m"},
         {"digest": "0" * 32},
         {"edited": True},
-        {"unproven": {"author": "bob", "persona": "bob"}},
+        {"unverified_author": {"author": "bob", "persona": "bob"}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -164,7 +164,9 @@ def test_attack_an_entry_is_taken_whole_or_not_at_all(engine: Engine, change: di
     [kept] = [each for each in again["handles"] if each["message_id"] == alice["message_id"]]
     assert (kept["author"], kept["persona"], kept.get("prompt")) == ("alice", "alice", None)
     assert kept["handle"] != alice["handle"], "it was encoded again from its words"
-    assert kept["superstep"] < 99 and not kept["confidential"] and "edited" not in kept and "unproven" not in kept
+    assert (
+        kept["superstep"] < 99 and not kept["confidential"] and "edited" not in kept and "unverified_author" not in kept
+    )
     assert authors_of(again)["m"] == START
 
 
@@ -267,7 +269,9 @@ def test_a_client_that_sends_all_again_without_notes_changes_nothing(engine: Eng
 def test_attack_a_command_sends_no_node_what_a_client_made_up(engine: Engine) -> None:
     graph = ChoreoGraph()
     graph.add_node(agent("alice")).add_node(Worker("bob", sampling=SHORT, prompt="Say it."))
-    graph.add_edge(START, "alice").add_edge("alice", "bob", visibility="reencoded").share(START, "bob", "private")
+    graph.add_edge(START, "alice").add_edge("alice", "bob", visibility="reencoded").set_visibility(
+        START, "bob", "private"
+    )
     app = graph.compile(InMemorySaver(), engine=engine)
     theirs = app.invoke(QUESTION, {"configurable": {"thread_id": "theirs"}})
     app.invoke(QUESTION, T)

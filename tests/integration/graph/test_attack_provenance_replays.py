@@ -33,7 +33,7 @@ def secretive(**options: Any) -> ChoreoGraph:
     for name in ("alice", "bob", "carol"):
         graph.add_node(agent(name))
     graph.add_edge(START, "alice").add_edge("alice", "bob", visibility="reencoded").add_edge("bob", "carol")
-    graph.share(START, "bob", "private").share("alice", "carol", "private")
+    graph.set_visibility(START, "bob", "private").set_visibility("alice", "carol", "private")
     return graph.with_rule("bob", "carol", "private")
 
 
@@ -182,7 +182,7 @@ def test_attack_what_plain_nodes_said_is_signed(engine: Engine) -> None:
     graph = ChoreoGraph()
     graph.add_node("search", lambda _: {"messages": [AIMessage("FOUND")]})
     graph.add_node(agent("bob"))
-    graph.add_edge(START, "search").add_edge("search", "bob").share(START, "bob", "private")
+    graph.add_edge(START, "search").add_edge("search", "bob").set_visibility(START, "bob", "private")
     app = graph.compile(engine=engine)
     state = app.invoke(QUESTION)
     found = state["messages"][1]
@@ -211,7 +211,7 @@ def test_attack_a_function_that_copies_an_agents_message_says_it_itself(engine: 
 
     graph.add_node(agent("alice")).add_node("copies", copies).add_node(agent("bob"))
     graph.add_edge(START, "alice").add_edge("alice", "copies").add_edge("copies", "bob", visibility="private")
-    graph.share("alice", "bob")
+    graph.set_visibility("alice", "bob")
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert authors_of(state)[state["messages"][2].id] == "copies" and LIE not in words_seen(engine, state, "bob")
 
@@ -222,7 +222,7 @@ def test_attack_a_function_that_copies_an_agents_message_says_it_itself(engine: 
 def team(engine: Engine | None) -> ChoreoGraph:
     inner = ChoreoGraph()
     inner.add_node(agent("alice")).add_node("note", lambda _: {"messages": [AIMessage("noted")]}).add_node(agent("bob"))
-    inner.add_edge(START, "alice").add_edge("alice", "note").add_edge("note", "bob").share("alice", "bob")
+    inner.add_edge(START, "alice").add_edge("alice", "note").add_edge("note", "bob").set_visibility("alice", "bob")
     outer = ChoreoGraph()
     outer.add_node("team", inner.compile(engine=engine)).add_node(agent("carol"))
     return outer.add_edge(START, "team").add_edge("team", "carol")

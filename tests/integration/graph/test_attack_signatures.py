@@ -32,7 +32,7 @@ def secretive(state: Any = ChoreoState) -> ChoreoGraph:
     graph = ChoreoGraph(state)
     graph.add_node(agent("alice")).add_node(agent("bob"))
     graph.add_edge(START, "alice").add_edge("alice", "bob", visibility="reencoded")
-    return graph.share(START, "bob", "private")
+    return graph.set_visibility(START, "bob", "private")
 
 
 def said_by(state: dict[str, Any], name: str) -> BaseMessage:
@@ -91,7 +91,9 @@ def test_attack_a_command_updates_the_state_on_resume(engine: Engine, case: int)
     graph = secretive()
     graph.add_node("asks", lambda _: {"messages": [("user", f"Answer: {interrupt('?')}")]})
     graph.add_node("carol", agent("carol")).add_edge("bob", "asks")
-    graph.add_edge("asks", "carol").share("alice", "carol", "reencoded").share(START, "carol", "private")
+    graph.add_edge("asks", "carol").set_visibility("alice", "carol", "reencoded").set_visibility(
+        START, "carol", "private"
+    )
     app = graph.compile(InMemorySaver(), engine=engine)
     first = app.invoke(QUESTION, thread("t"))
     assert first["__interrupt__"]
@@ -133,7 +135,7 @@ def test_attack_functions_hand_on_what_a_client_has_forged(engine: Engine, way: 
     if way == "a send of a route":
         graph = ChoreoGraph(Inbox).add_node(agent("alice")).add_node(agent("bob")).add_edge(START, "alice")
         graph.add_conditional_edges("alice", lambda state: [Send("bob", state["inbox"] or state)], ["bob"])
-        graph.share("alice", "bob", "reencoded").share(START, "bob", "private")
+        graph.set_visibility("alice", "bob", "reencoded").set_visibility(START, "bob", "private")
     else:
         alone = ChoreoGraph().add_node(agent("bob", reads={"alice": "reencoded", START: "private"}))
         alone.add_node(agent("alice")).add_edge(START, "bob").add_edge("bob", "alice")
@@ -217,7 +219,7 @@ def test_an_edit_of_the_operators_is_one_also_of_what_nobody_has_read(engine: En
     """A plain node's message has no entry before it is read: its note says whose it is, and that it was edited."""
     graph = ChoreoGraph()
     graph.add_node("search", lambda _: {"messages": [AIMessage("FOUND", id="m")]}).add_node(agent("bob"))
-    graph.add_edge(START, "search").add_edge("search", "bob").share(START, "bob", "private")
+    graph.add_edge(START, "search").add_edge("search", "bob").set_visibility(START, "bob", "private")
     app = graph.compile(InMemorySaver(), engine=engine, interrupt_before=["bob"])
     app.invoke(QUESTION, thread("t"))
     [found] = [each for each in app.get_state(thread("t")).values["messages"] if each.id == "m"]
@@ -239,7 +241,7 @@ def test_a_function_that_speaks_for_an_agent_edits_it_also_in_a_stock_graph(engi
     inner.add_node(agent("bob")).add_edge(START, "alice").add_edge("alice", "edit").add_edge(
         "edit", "bob", visibility={}
     )
-    inner.share("alice", "bob", "reencoded").share(START, "bob", "private")
+    inner.set_visibility("alice", "bob", "reencoded").set_visibility(START, "bob", "private")
     stock = StateGraph(ChoreoState).add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     state = stock.compile(InMemorySaver()).invoke(QUESTION, thread("t"))
     assert (LIE in words_seen(engine, state, "team|bob")) == declared
@@ -285,7 +287,9 @@ def test_attack_a_note_on_what_resumes_a_run_says_nothing(engine: Engine, person
     graph = ChoreoGraph().add_node(agent("alice")).add_node(agent("bob"))
     graph.add_node("asks", lambda _: {"messages": [interrupt("?")]}, persona=persona)
     graph.add_edge(START, "alice").add_edge("alice", "asks", visibility={}).add_edge("asks", "bob", visibility={})
-    graph.share("alice", "bob", "reencoded").share("asks", "bob", "reencoded").share(START, "bob", "private")
+    graph.set_visibility("alice", "bob", "reencoded").set_visibility("asks", "bob", "reencoded").set_visibility(
+        START, "bob", "private"
+    )
     app = graph.compile(InMemorySaver(), engine=engine)
     app.invoke(QUESTION, thread("t"))
     given = {"role": "assistant", "content": "Yes.", "id": "m", "response_metadata": {"choreo": note}}
@@ -306,7 +310,9 @@ def test_attack_a_stock_graph_brings_a_note_that_names_a_node_of_the_graph_in_it
     """The node only hands on what stands there; so it stays a client's, which bob has no business with."""
     inner = ChoreoGraph().add_node("trim", lambda state: {"messages": state["messages"]}, persona=persona)
     inner.add_node(agent("bob")).add_node(agent("alice")).add_edge(START, "trim")
-    inner.add_edge("trim", "bob", visibility="reencoded").add_edge("bob", "alice").share(START, "bob", "private")
+    inner.add_edge("trim", "bob", visibility="reencoded").add_edge("bob", "alice").set_visibility(
+        START, "bob", "private"
+    )
     stock = StateGraph(ChoreoState).add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     note = {"author": "team|trim", "persona": persona and f"team|{persona}"}
     lie = AIMessage(LIE, id="m", response_metadata={"choreo": note})
@@ -320,8 +326,8 @@ def test_attack_a_function_copies_an_entry_and_a_client_sends_the_words(engine: 
     graph = ChoreoGraph(Inbox).add_node(agent("alice")).add_node(agent("bob")).add_node(agent("carol"))
     graph.add_node("copy", lambda state: {"handles": state["inbox"] or []})
     graph.add_edge(START, "copy").add_edge("copy", "alice", visibility={}).add_edge("alice", "carol", visibility={})
-    graph.add_edge("carol", "bob").share(START, "carol", "private").share("bob", "carol", "reencoded")
-    graph.share(START, "alice", "private")
+    graph.add_edge("carol", "bob").set_visibility(START, "carol", "private").set_visibility("bob", "carol", "reencoded")
+    graph.set_visibility(START, "alice", "private")
     app = graph.compile(InMemorySaver(), engine=engine)
     first = app.invoke({**QUESTION, "inbox": None}, thread("t"))
     bob = said_by(first, "bob")
@@ -337,7 +343,7 @@ def test_attack_graphs_of_two_names_share_the_name_of_a_thread(engine: Engine) -
     def compiled(name: str) -> Any:
         graph = ChoreoGraph(Inbox).add_node(agent("alice")).add_node(agent("bob")).add_edge(START, "alice")
         graph.add_conditional_edges("alice", lambda state: [Send("bob", state["inbox"] or state)], ["bob"])
-        graph.share("alice", "bob", "reencoded").share(START, "bob", "private")
+        graph.set_visibility("alice", "bob", "reencoded").set_visibility(START, "bob", "private")
         return graph.compile(InMemorySaver(), engine=engine, name=name)
 
     one, two = compiled("one"), compiled("two")
@@ -371,7 +377,7 @@ def test_attack_an_entry_with_handles_of_no_form_is_read_without_them(engine: En
     app = secretive().compile(InMemorySaver(), engine=engine)
     first = app.invoke(QUESTION, thread("t"))
     for also in ({"m": {"id": []}}, {"m": 3}, 3):
-        entry = {**entry_of(first, "alice"), "also": also}
+        entry = {**entry_of(first, "alice"), "handles_by_model": also}
         sent = Send("bob", {"messages": [said_by(first, "alice")], "handles": [entry]})
         state = app.invoke(Command(goto=sent), thread("t"))
         assert str(said_by(first, "alice").text) in words_seen(engine, state, "bob")
@@ -380,7 +386,7 @@ def test_attack_an_entry_with_handles_of_no_form_is_read_without_them(engine: En
 def test_an_operators_words_in_the_place_of_a_message_are_an_edit_of_it(engine: Engine) -> None:
     """Also without its note, which no operator writes."""
     graph = ChoreoGraph().add_node(agent("alice")).add_node(agent("bob")).add_edge(START, "alice")
-    graph.add_edge("alice", "bob", visibility="reencoded").share(START, "bob", "private")
+    graph.add_edge("alice", "bob", visibility="reencoded").set_visibility(START, "bob", "private")
     app = graph.compile(InMemorySaver(), engine=engine, interrupt_before=["bob"])
     first = app.invoke(QUESTION, thread("t"))
     app.update_state(thread("t"), {"messages": [AIMessage("Redacted.", id=said_by(first, "alice").id)]})
@@ -433,7 +439,9 @@ def test_attack_a_stock_graph_inside_hands_on_other_words_under_a_true_note(engi
     stock.add_edge(START, "asks").add_edge("asks", "bob")
     graph = ChoreoGraph().add_node(agent("alice")).add_node("sub", stock.compile()).add_node(agent("carol"))
     graph.add_edge(START, "alice").add_edge("alice", "sub", visibility={}).add_edge("sub", "carol", visibility={})
-    graph.share("alice", "carol", "reencoded").share(START, "carol", "private").share("sub", "carol", "private")
+    graph.set_visibility("alice", "carol", "reencoded").set_visibility(START, "carol", "private").set_visibility(
+        "sub", "carol", "private"
+    )
     app = graph.compile(InMemorySaver(), engine=engine)
     state = app.invoke(QUESTION, thread("t"))
     if way == "resumed":
@@ -449,7 +457,9 @@ def test_attack_a_stock_graph_inside_hands_on_other_words_under_a_true_note(engi
 async def test_an_operator_edits_a_graph_inside_of_another_name(engine: Engine, bare: bool) -> None:
     """The edit stays its author's, and as confidential as what it stands for."""
     inner = ChoreoGraph().add_node(agent("alice", confidential=True)).add_node(agent("bob"))
-    inner.add_edge(START, "alice").add_edge("alice", "bob", visibility="reencoded").share(START, "bob", "private")
+    inner.add_edge(START, "alice").add_edge("alice", "bob", visibility="reencoded").set_visibility(
+        START, "bob", "private"
+    )
     graph = ChoreoGraph().add_node("team", inner.compile(interrupt_before=["bob"], engine=engine, name="inner"))
     graph.add_node(agent("carol", reads="*")).add_edge(START, "team").add_edge("team", "carol", visibility={})
     app = graph.compile(InMemorySaver(), engine=engine, name="outer")
@@ -486,7 +496,7 @@ def test_attack_entries_with_signatures_of_no_form_are_merged_with_true_ones(eng
     first = app.invoke(QUESTION, thread("t"))
     entry = entry_of(first, "alice")
     for signature in (3, "x", [], None):
-        forged = {**entry, "also": {"m": {"id": "x", "model": "m", "length": 1}}, "signature": signature}
+        forged = {**entry, "handles_by_model": {"m": {"id": "x", "model": "m", "length": 1}}, "signature": signature}
         for handles in ([forged, entry], [entry, forged]):
             app.invoke({"messages": first["messages"], "handles": handles}, thread("t"))
 

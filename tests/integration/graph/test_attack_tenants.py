@@ -36,10 +36,10 @@ HOT = Sampling(temperature=1.0, max_tokens=6, stop_tokens=())
         {"seed": 7},
         {"seed": None},
         {"replay": {}},
-        {"watch": "x"},
-        {"again": True},
+        {"logits_callback": "x"},
+        {"regenerate": True},
         {"choreo": {"seed": 7}},
-        {"choreo": {"replay": {"ann": [5]}, "watch": None}},
+        {"choreo": {"replay": {"ann": [5]}, "logits_callback": None}},
         {"choreo": None},
         {"choreo": RunOptions(seed=1), "replay": {}},
     ],
@@ -234,7 +234,7 @@ def test_attack_the_config_of_a_snapshot_names_no_tenant(make_engine: MakeEngine
         "state": lambda: app.get_state(early),
         "history": lambda: list(app.get_state_history(early)),
         "update": lambda: app.update_state(early, QUESTION, as_node="__start__"),
-        "forget": lambda: app.forget("t", early),
+        "forget": lambda: app.delete_thread("t", early),
     }
     with pytest.raises(ForeignThreadError):
         as_tenant(asker, attacks[attack])
@@ -267,7 +267,7 @@ OTHERS_USES: dict[str, Callable[[Any], Any]] = {
     "a state": lambda app: app.get_state(config()),
     "a history": lambda app: list(app.get_state_history(config())),
     "an update": lambda app: app.update_state(config(), QUESTION, as_node="__start__"),
-    "forgetting": lambda app: app.forget("t"),
+    "forgetting": lambda app: app.delete_thread("t"),
 }
 
 
@@ -302,7 +302,7 @@ async def test_attack_a_first_run_that_has_saved_nothing_yet_async(make_engine: 
         lambda: other.ainvoke(QUESTION, config()),
         lambda: other.aget_state(config()),
         lambda: other.aupdate_state(config(), QUESTION, as_node="__start__"),
-        lambda: other.aforget("t"),
+        lambda: other.adelete_thread("t"),
     ]
     for use in uses:
         with pytest.raises(ForeignThreadError):
@@ -363,7 +363,7 @@ STOLEN: dict[str, Callable[[Any, RunnableConfig], Any]] = {
     "a run": lambda app, own: app.invoke(QUESTION, own),
     "a state": lambda app, own: app.get_state(own),
     "an update": lambda app, own: app.update_state(own, QUESTION, as_node="__start__"),
-    "forgetting": lambda app, own: app.forget("t", own),
+    "forgetting": lambda app, own: app.delete_thread("t", own),
 }
 
 
@@ -480,7 +480,7 @@ async def test_the_resolver_is_asked_once_for_each_use(make_engine: MakeEngine, 
         lambda: app.get_state(config()),
         lambda: list(app.get_state_history(config())),
         lambda: app.update_state(config(), QUESTION, as_node="__start__"),
-        lambda: app.forget("t"),
+        lambda: app.delete_thread("t"),
     ]
     for number, use in enumerate(uses, 2):
         use()
@@ -491,7 +491,7 @@ async def test_the_resolver_is_asked_once_for_each_use(make_engine: MakeEngine, 
         lambda: app.ainvoke(state, config()),
         lambda: app.aget_state(config()),
         lambda: app.aupdate_state(config(), QUESTION, as_node="__start__"),
-        lambda: app.aforget("t"),
+        lambda: app.adelete_thread("t"),
     ]
     for number, use in enumerate(async_uses, 1):
         await use()

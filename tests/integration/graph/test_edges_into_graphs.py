@@ -14,7 +14,18 @@ from langgraph.graph import MessagesState, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Policy, Rule, send
+from choreo_agents import (
+    END,
+    START,
+    Agent,
+    ChoreoGraph,
+    ChoreoState,
+    Engine,
+    MessageHandle,
+    Policy,
+    VisibilityRule,
+    send,
+)
 from choreo_agents import VisibilityMode as Mode
 from choreo_agents.errors import VisibilityError
 from choreo_agents.testing import Script
@@ -126,7 +137,7 @@ def test_everyone_reads_what_the_stock_program_sends(
         ("shared", None, True, False),
         ("reencoded", None, True, True),
         ("shared", "reencoded", True, True),
-        (Mode("loud", "words", reword=str.upper), "reencoded", True, True),
+        (Mode("loud", "words", transform=str.upper), "reencoded", True, True),
         ("private", None, False, False),
         ({}, None, False, False),
         ("shared", "private", False, False),
@@ -151,7 +162,7 @@ def test_an_edge_gives_no_more_than_the_agent_has_of_input(
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_of_what_an_edge_gives_is_all_that_is_seen(script: Script, engine: Engine, kind: str) -> None:
     inner = team(kind, engine, ("scout", None)).compile()
-    app = planned(inner, Rule("shared", history="last")).compile(InMemorySaver(), engine=engine)
+    app = planned(inner, VisibilityRule("shared", history="last")).compile(InMemorySaver(), engine=engine)
     for _ in range(2):
         app.invoke(QUESTION, THREAD)
     assert seen(script, "team|scout").count("planner") == 1
@@ -207,7 +218,7 @@ def criticised(kind: str, engine: Engine, on_violation: Any, critic: Any = "shar
     """A critic that is private to a team, which sees a planner that sees the critic."""
     graph = planned(team(kind, engine, ("scout", None)).compile(), policy=Policy(on_violation=on_violation))
     graph.add_node(Agent("critic")).add_edge(START, "critic").add_edge("critic", "planner", visibility=critic)
-    return graph.share("critic", "team", "private")
+    return graph.set_visibility("critic", "team", "private")
 
 
 @pytest.mark.parametrize("around", [None, "raise", "warn", "reencode"])
@@ -285,7 +296,7 @@ def test_what_leaves_a_graph_in_words_alone_is_refused_by_name_in_a_graph_of_lan
         ),
         ("shared", {"output_schema": Plan, "state_schema": Planned}, r"'team' to 'writer'.*Plan, the output"),
         ("reencoded", {"input_schema": Written, "state_schema": Planned}, None),
-        (Rule("reencoded", scope=("planner.system",)), {}, "'planner'.*'team|scout'.*planner.system"),
+        (VisibilityRule("reencoded", scope=("planner.system",)), {}, "'planner'.*'team|scout'.*planner.system"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
@@ -341,7 +352,7 @@ def test_a_send_to_a_graph_chooses_no_mode(script: Script, engine: Engine, kind:
     [
         ("shared", True, False),
         ("reencoded", True, True),
-        (Mode("loud", "words", reword=str.upper), True, True),
+        (Mode("loud", "words", transform=str.upper), True, True),
         ("private", False, False),
         ({}, False, False),
         (Mode("out of sight", "nothing"), False, False),
@@ -367,7 +378,9 @@ def test_attack_what_leaves_a_graph_is_its_own_and_seen_as_declared(
 
 def test_input_is_encoded_in_a_private_context_of_the_graph_itself(script: Script, engine: Engine) -> None:
     inner = ChoreoGraph().add_node(Agent("lead", system="Be good.")).add_node(Agent("scout")).add_edge(START, "lead")
-    inner.share(START, "scout", Rule("reencoded", scope=("lead.system",))).add_edge("lead", "scout", visibility={})
+    inner.set_visibility(START, "scout", VisibilityRule("reencoded", scope=("lead.system",))).add_edge(
+        "lead", "scout", visibility={}
+    )
     app = planned(inner.compile(engine=engine)).compile(engine=engine)
     state = app.invoke(QUESTION)
     assert seen(script, "team|scout") == [START, "planner"]
@@ -376,7 +389,7 @@ def test_input_is_encoded_in_a_private_context_of_the_graph_itself(script: Scrip
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_modes_that_re_word_are_refused_by_name(engine: Engine, kind: str) -> None:
-    loud, low = Mode("loud", "words", reword=str.upper), Mode("low", "words", reword=str.lower)
+    loud, low = Mode("loud", "words", transform=str.upper), Mode("low", "words", transform=str.lower)
     inner = team(kind, engine, ("scout", None), start=loud).compile()
     with pytest.raises(VisibilityError, match=r"'planner'.*'team\|scout'.*'low'.*'loud'"):
         planned(inner, low).compile(engine=engine)

@@ -14,7 +14,7 @@ from langchain_choreo import ChatChoreo
 from pydantic import BaseModel, Field, Json, RootModel, SecretStr
 
 from choreo_agents import START, Agent, ChoreoGraph
-from choreo_agents.errors import GrammarError, GuideError
+from choreo_agents.errors import ConstraintError, GrammarError
 from choreo_agents.testing import Script
 
 
@@ -48,14 +48,14 @@ SAID: dict[Any, Any] = {
 
 def answers(output: Any, said: Any) -> Any:
     script = Script({"ann": said if isinstance(said, str) else json.dumps(said)})
-    graph = ChoreoGraph().add_node(Agent("ann", output=output)).add_edge(START, "ann")
+    graph = ChoreoGraph().add_node(Agent("ann", response_format=output)).add_edge(START, "ann")
     with script.load() as engine:
         return graph.compile(engine=engine).invoke({"messages": [("user", "Go.")]})["messages"][-1]
 
 
 @pytest.mark.parametrize("kind", SAID, ids=str)
 def test_an_everyday_type_is_an_output_and_a_field(kind: Any) -> None:
-    Agent("ann", output=kind)
+    Agent("ann", response_format=kind)
     model: Any = type("Held", (BaseModel,), {"__annotations__": {"title": str, "of": kind}})
     said = {"title": "Kites", "of": SAID[kind]}
     assert set(answers(model, said).additional_kwargs["parsed"]) == {"title", "of"}
@@ -65,7 +65,7 @@ def test_an_everyday_type_is_an_output_and_a_field(kind: Any) -> None:
 
 
 def test_what_the_guide_leaves_out_is_logged_and_the_type_checks_it(caplog: Any) -> None:
-    with caplog.at_level(logging.INFO, "choreo_agents"), pytest.raises(GuideError, match="is not the output"):
+    with caplog.at_level(logging.INFO, "choreo_agents"), pytest.raises(ConstraintError, match="is not the output"):
         answers(RootModel[dict[Color, int]], {"green": 1})
     assert "propertyNames" in caplog.text
 
@@ -80,14 +80,14 @@ def test_what_the_guide_leaves_out_is_logged_and_the_type_checks_it(caplog: Any)
     ],
 )
 def test_annotations_and_what_forbids_nothing_change_nothing(schema: dict[str, Any]) -> None:
-    Agent("ann", output=schema)
+    Agent("ann", response_format=schema)
 
 
 def test_what_nobody_checks_is_refused_with_what_to_do() -> None:
     with pytest.raises(GrammarError, match=r"uniqueItems.*; leave it out of the schema and check it afterwards"):
-        Agent("ann", output={"type": "array", "uniqueItems": True})
+        Agent("ann", response_format={"type": "array", "uniqueItems": True})
     with pytest.raises(GrammarError, match=r"oneOf .* Write anyOf"):
-        Agent("ann", output={"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]})
+        Agent("ann", response_format={"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]})
 
 
 def test_a_property_may_be_named_as_a_keyword_is() -> None:

@@ -65,10 +65,10 @@ def test_messages_of_one_superstep_stand_as_langgraph_applies_them(engine: Engin
 
 
 def test_a_private_pair_is_the_exception(engine: Engine) -> None:
-    graph = supervised(visibility="shared").share("ann", "bob", "private")
+    graph = supervised(visibility="shared").set_visibility("ann", "bob", "private")
     with pytest.raises(VisibilityError, match="private"):
         graph.compile(engine=engine)  # boss hands on what ann said
-    graph = supervised(visibility="reencoded").share("ann", "bob", "private")
+    graph = supervised(visibility="reencoded").set_visibility("ann", "bob", "private")
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert who_saw(engine, state, "bob") == [START, "boss", "boss"]
 
@@ -82,7 +82,7 @@ def test_what_is_said_confidentially_is_for_those_alone_to_whom_it_is_declared(e
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert who_saw(engine, state, "ann") == [START] and who_saw(engine, state, "bob") == [START, "ann"]
     assert not graph.audit().violations
-    graph.share("plan", "ann")
+    graph.set_visibility("plan", "ann")
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert who_saw(engine, state, "ann") == [START, "plan"]
     reaches = [f for f in graph.audit().findings if f.context == "plan"]
@@ -167,7 +167,7 @@ def test_a_subgraphs_agent_is_told_what_was_said_outside_by_a_function(
 
 
 def test_a_drawing_has_what_holds_of_each_edge_and_declared_pairs_alone(engine: Engine) -> None:
-    graph = supervised(visibility="reencoded").share("ann", "bob", "private")
+    graph = supervised(visibility="reencoded").set_visibility("ann", "bob", "private")
     drawn = {(e.source, e.target): e.data for e in graph.compile(engine=engine).get_graph().edges}
     assert drawn["ann", "boss"] == "reencoded" and drawn["ann", "bob"] == "private"
     assert ("boss", "ann") not in drawn
@@ -190,11 +190,11 @@ def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_note_names_pairs_and_what_would_change_them(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    graph = supervised().add_node(agent("dora")).add_edge("ann", "dora").share("boss", "ann", "private")
+    graph = supervised().add_node(agent("dora")).add_edge("ann", "dora").set_visibility("boss", "ann", "private")
     graph.compile(engine=engine)
     [note] = notes(caplog)
     lines = note.splitlines()
-    assert "'bob' may run after 'boss' and does not see it: graph.share('boss', 'bob')" in lines
+    assert "'bob' may run after 'boss' and does not see it: graph.set_visibility('boss', 'bob')" in lines
     assert not any("'ann' may run after 'boss'" in line for line in lines)
     assert not any("'boss' may run after 'ann'" in line for line in lines), "its edge says visibility={}"
     assert "visibility=" in lines[-1]
@@ -228,7 +228,7 @@ def test_a_note_advises_nothing_that_breaks_a_promise(engine: Engine, caplog: py
     graph.add_node(agent("plan", confidential=True)).add_node(agent("ann", system="Secret.")).add_node(agent("bob"))
     graph.add_node(agent("carl")).add_node(agent("dora")).add_edge(START, "plan").add_edge("plan", "ann", visibility={})
     graph.add_edge("ann", "bob").add_edge("bob", "carl", visibility="reencoded").add_edge("carl", "dora")
-    graph.share("ann", "dora", "private").share("plan", "bob", "private")
+    graph.set_visibility("ann", "dora", "private").set_visibility("plan", "bob", "private")
     graph.compile(engine=engine)
     assert not notes(caplog)
 
@@ -242,7 +242,7 @@ def test_a_note_advises_nothing_that_breaks_a_promise_to_who_reads_its_reader(
     graph.add_node(agent("bob")).add_node(agent("cleo")).add_node(agent("dora")).add_edge(START, "ann")
     graph.add_edge("ann", "bob").add_edge("bob", "cleo", visibility={}).add_edge("cleo", "dora")
     if kept == "private":
-        graph.share("ann", "dora", "private").share("bob", "dora", "private")
+        graph.set_visibility("ann", "dora", "private").set_visibility("bob", "dora", "private")
     assert ("ann", "cleo") in unseen_pairs(graph, graph.chart())
     graph.compile(engine=engine)
     assert not notes(caplog)

@@ -20,7 +20,7 @@ from langgraph.graph import StateGraph
 from support.two_models import ASKED, chain, speaker
 
 from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, Sampling
-from choreo_agents.engine.messages import holdings
+from choreo_agents.engine.messages import thread_leases
 from choreo_agents.errors import (
     ForeignThreadError,
     InvalidRequestError,
@@ -58,7 +58,7 @@ def handles(state: Any) -> list[MessageHandle]:
 
 
 def held(engine: Engine) -> tuple[int, ...]:
-    """All that grows if anything does: leases, messages, what is known, memos, and who holds them."""
+    """All that grows if anything does: leases, messages, what is known, idempotency keys, and who holds them."""
     table, stats = engine._core.table, engine.stats()
     sizes = (table._leased, table._known, table.memos, table._in_scope, engine._core.cache._entries)
     return (stats.leases, stats.threads, stats.kv_bytes, *map(len, sizes))
@@ -67,13 +67,13 @@ def held(engine: Engine) -> tuple[int, ...]:
 class Clock:
     def __init__(self, engine: Engine) -> None:
         self.now = 0.0
-        engine._core.holdings.clock = lambda: self.now  # type: ignore[method-assign]
+        engine._core.thread_leases.clock = lambda: self.now  # type: ignore[method-assign]
 
 
 def idle(patch: pytest.MonkeyPatch, **limits: float) -> None:
     """Have what is idle be forgotten sooner: `s`, `runs` and `messages`."""
     for name, limit in limits.items():
-        patch.setattr(holdings, f"IDLE_{name.upper()}", limit)
+        patch.setattr(thread_leases, f"IDLE_{name.upper()}", limit)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_equal_runs_leave_nothing_on_the_messages_that_they_share(scripted: Any)
     for _ in range(10):
         app.invoke(asked())
     for message in engine._core.table.messages():
-        assert len(message.memos) <= 2 and len(message.scoped) <= 2 and message.leases <= 2
+        assert len(message.idempotency_keys) <= 2 and len(message.scoped) <= 2 and message.leases <= 2
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -147,7 +147,7 @@ def test_words_that_others_hold_do_not_keep_whose_they_were(scripted: Any) -> No
     for thread in ("1", "2"):
         app.invoke(asked(f"What does {thread} have?"), config(thread))
     [again] = [message for message in engine._core.table.messages() if len(message.sources) == 2]
-    app.forget("1")
+    app.delete_thread("1")
     assert len(again.sources) == 1
 
 
@@ -231,14 +231,14 @@ def test_nothing_is_left_of_a_thread_that_is_forgotten(scripted: Any) -> None:
     state = app.invoke(asked(), config())
     app.invoke(asked("And Bob?"), config())
     assert engine.stats().leases and engine.stats().threads == 1
-    app.forget("1")
-    assert not any(held(engine)), "leases, memos, messages and KV"
+    app.delete_thread("1")
+    assert not any(held(engine)), "leases, idempotency keys, messages and KV"
     assert not saver.storage and not app.get_state(config()).values
     with pytest.raises(UnknownHandleError):
         engine.tokens(handles(state)[0])
-    app.forget("1")
-    app.forget("never there")
-    pair_graph().compile(engine=engine).forget("of none")
+    app.delete_thread("1")
+    app.delete_thread("never there")
+    pair_graph().compile(engine=engine).delete_thread("of none")
     assert app.invoke(asked(), config())["messages"][-1].text == "Fine."
 
 
@@ -248,10 +248,10 @@ async def test_the_async_form_does_the_same(scripted: Any) -> None:
     stream = app.astream(asked(), config())
     await anext(stream)
     with pytest.raises(ThreadBusyError):
-        await app.aforget("1")
+        await app.adelete_thread("1")
     await stream.aclose()
     await app.ainvoke(asked(), config())
-    await app.aforget("1")
+    await app.adelete_thread("1")
     assert not any(held(engine)) and not (await app.aget_state(config())).values
 
 
@@ -262,7 +262,7 @@ def test_subgraphs_and_interrupted_runs_are_their_threads(scripted: Any) -> None
     app = outer.compile(InMemorySaver(), engine=engine, interrupt_before=["judge"])
     app.invoke(asked(), config())
     assert engine.stats().threads == 1 and engine.stats().leases
-    app.forget("1")
+    app.delete_thread("1")
     assert not any(held(engine))
 
 
@@ -285,7 +285,7 @@ def test_graphs_that_functions_of_an_agent_run_leave_nothing_either(scripted: An
             app.invoke(asked(), config() if kept else None)
         assert engine.stats().threads == (1 if kept else 2) and engine.stats().leases
     if how == "forget" and kept:
-        app.forget("1")
+        app.delete_thread("1")
     elif how in ("forget", "expire"):
         clock.now = 20.0
         engine.threads.expire()
@@ -300,7 +300,7 @@ def test_every_engine_of_the_graph_forgets(make_engine: MakeEngine) -> None:
     app = graph.compile(InMemorySaver(), engine=engines)
     app.invoke(ASKED, config())
     assert all(engine.stats().leases for engine in engines.values())
-    app.forget("1")
+    app.delete_thread("1")
     assert not any(engine.stats().leases or engine.stats().threads for engine in engines.values())
     engines["large"].close()
 
@@ -311,7 +311,7 @@ def test_a_thread_under_way_is_not_forgotten(scripted: Any) -> None:
 
     def forget(_: Any) -> dict[str, Any]:
         with pytest.raises(ThreadBusyError, match="'1' is under way") as error:
-            app.forget("1")
+            app.delete_thread("1")
         refused.append(error)
         return {}
 
@@ -323,9 +323,9 @@ def test_a_thread_under_way_is_not_forgotten(scripted: Any) -> None:
     stream = app.stream(asked("More."), config())
     next(stream)
     with pytest.raises(ThreadBusyError):
-        app.forget("1")
+        app.delete_thread("1")
     stream.close()
-    app.forget("1")
+    app.delete_thread("1")
     assert engine.stats().threads == 1, "the other's"
 
 
@@ -336,7 +336,7 @@ def test_a_thread_is_not_forgotten_while_a_run_looks_at_its_state(scripted: Any,
             found = super().get_tuple(config)
             if known:
                 with pytest.raises(ThreadBusyError, match="'1' is under way"):
-                    app.forget("1")
+                    app.delete_thread("1")
             return found
 
     known: list[Any] = []
@@ -353,13 +353,13 @@ def test_a_thread_does_not_run_while_it_is_forgotten(scripted: Any) -> None:
             with pytest.raises(ThreadBusyError, match="is being forgotten"):
                 app.invoke(asked(), config(thread_id))
             with pytest.raises(ThreadBusyError):
-                app.forget(thread_id)
+                app.delete_thread(thread_id)
             super().delete_thread(thread_id)
 
     engine = scripted()
     app = pair_graph().compile(Saver(), engine=engine)
     app.invoke(asked(), config())
-    app.forget("1")
+    app.delete_thread("1")
     assert not any(held(engine))
 
 
@@ -373,7 +373,7 @@ def test_if_the_state_cannot_be_deleted_nothing_is_forgotten(scripted: Any) -> N
     app.invoke(asked(), config())
     before = held(engine)
     with pytest.raises(InvalidRequestError, match="does not say how a thread is deleted"):
-        app.forget("1")
+        app.delete_thread("1")
     assert held(engine) == before
     app.invoke(asked("And Bob?"), config())
 
@@ -384,13 +384,13 @@ def test_a_fork_keeps_what_it_has(scripted: Any) -> None:
     first = app.invoke(asked(), config())
     app.update_state(config("fork"), {name: first[name] for name in ("messages", "handles")}, as_node="bob")
     app.invoke(asked("And Bob?"), config("fork"))
-    app.forget("1")
+    app.delete_thread("1")
     assert [engine.text(handle) for handle in handles(first)]
     before = engine.stats()
     state = app.invoke(asked("And Carl?"), config("fork"))
     assert handles(state)[: len(handles(first))] == handles(first)
     assert engine.stats().tokens_recomputed == before.tokens_recomputed == 0
-    app.forget("fork")
+    app.delete_thread("fork")
     assert not any(held(engine))
 
 
@@ -407,7 +407,7 @@ def test_what_somebody_holds_or_has_pinned_stays(scripted: Any) -> None:
     engine.kv.unpin(handles(state)[-1])
     engine.threads.expire()
     assert engine.stats().leases == 1 and engine.text(root)
-    app.forget("1")
+    app.delete_thread("1")
     assert engine.stats().leases == 1
     engine.release(root)
 
@@ -426,7 +426,7 @@ def test_a_scope_around_a_run_ends_what_its_threads_hold(scripted: Any) -> None:
         engine.text(handles(state)[-1])
     with engine.scope():
         app.invoke(asked("And Dora?"), config("short"))
-        app.forget("short")
+        app.delete_thread("short")
         assert held(engine) == before
 
 
@@ -443,7 +443,7 @@ def test_the_end_of_a_scope_is_no_use_of_a_thread(scripted: Any) -> None:
     clock.now = 101.0
     engine.threads.expire()
     assert engine.stats().threads == 1, "the new one: the old one is due"
-    app.forget("new")
+    app.delete_thread("new")
     assert not any(held(engine))
 
 
@@ -461,18 +461,18 @@ def test_a_thread_is_forgotten_by_its_tenant_alone(scripted: Any) -> None:
     before = acme.stats().leases
     _salt.set("other")
     with pytest.raises(ForeignThreadError):
-        app.forget("1")
+        app.delete_thread("1")
     app.invoke(asked(), config("2"))
     other.threads.forget("1")
     assert acme.stats().leases == before and acme.stats().threads == other.stats().threads == 1
     _salt.set("acme")
-    app.forget("1")
+    app.delete_thread("1")
     assert acme.stats().leases == acme.stats().threads == 0 and other.stats().leases
     _salt.set("other")
     app.invoke(asked(), config())
     assert app.get_state(config()).values, "the name is free again"
     other.close()
-    assert engine.owner.stats().leases == engine.owner.stats().threads == 0
+    assert engine.admin.stats().leases == engine.admin.stats().threads == 0
 
 
 # Going on with what was forgotten
@@ -571,7 +571,7 @@ class Service:
                 self.app.update_state(config("fork"), values, as_node="bob")
                 self.app.invoke(asked(), config("fork"))
         elif what == "forget":
-            self.app.forget(thread)
+            self.app.delete_thread(thread)
         elif what == "lose":
             self.engine.threads.forget(thread)
         elif what == "bare":
@@ -583,7 +583,7 @@ class Service:
             self.clock.now += 90.0
             self.engine.threads.expire()
         elif what == "restart":
-            self.engine.owner.restart()
+            self.engine.admin.restart()
         self.engine.check()
 
 

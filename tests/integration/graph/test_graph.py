@@ -24,10 +24,10 @@ from choreo_agents import (
     Command,
     Engine,
     MessageHandle,
-    Rule,
     RunOptions,
     Sampling,
     Send,
+    VisibilityRule,
 )
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.workflows import debate
@@ -88,7 +88,7 @@ def test_private_holds_through_others(engine: Engine) -> None:
     """pro is private to third: the judge's encoding attended to pro, so it may not be shared on."""
     graph = pair()
     graph.add_node(agent("third"))
-    graph.add_edge("judge", "third").share("pro", "third", "private")
+    graph.add_edge("judge", "third").set_visibility("pro", "third", "private")
     with pytest.raises(VisibilityError, match=r"'pro' is declared private to 'third'.*eclare 'judge' to 'third' 'ree"):
         graph.compile(engine=engine).invoke(QUESTION)
 
@@ -106,7 +106,7 @@ def test_private_holds_through_copies_that_were_reencoded_for_others(engine: Eng
     """The judge saw a copy of pro's words only; sharing the judge's encoding would still hand them on."""
     graph = pair("reencoded")
     graph.add_node(agent("third"))
-    graph.add_edge("judge", "third").share("pro", "third", "private")
+    graph.add_edge("judge", "third").set_visibility("pro", "third", "private")
     with pytest.raises(VisibilityError, match="'pro' is declared private to 'third'"):
         graph.compile(engine=engine).invoke(QUESTION)
 
@@ -119,7 +119,7 @@ def test_an_agent_speaks_outside_langgraph_too(engine: Engine) -> None:
 
 def test_input_can_be_declared_private(engine: Engine) -> None:
     graph = pair("reencoded")
-    graph.share(START, "judge", "private")
+    graph.set_visibility(START, "judge", "private")
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert authors_seen(engine, handle_of(state, "judge")) == {"public root", "pro"}
 
@@ -157,7 +157,7 @@ def test_history_keeps_the_last_supersteps_only(engine: Engine) -> None:
 def test_a_stock_state_graph_takes_agents_with_reads(engine: Engine) -> None:
     graph = StateGraph(ChoreoState)
     graph.add_node("pro", agent("Pro", engine=engine, system="Notes: Ann has 3 red kites."))
-    graph.add_node("judge", agent("Judge", engine=engine, reads={"pro": Rule("shared", history="last")}))
+    graph.add_node("judge", agent("Judge", engine=engine, reads={"pro": VisibilityRule("shared", history="last")}))
     graph.add_edge(START, "pro")
     graph.add_edge("pro", "judge")
     state = graph.compile().invoke(QUESTION)
@@ -250,7 +250,7 @@ def test_a_choreo_graph_as_a_subgraph(engine: Engine) -> None:
 
 def test_drawing_shows_visibilities_on_edges(engine: Engine) -> None:
     graph = pair("reencoded", history="last")
-    graph.add_node(agent("third")).add_edge("judge", "third").share("pro", "third", "shared")
+    graph.add_node(agent("third")).add_edge("judge", "third").set_visibility("pro", "third", "shared")
     app = graph.compile(engine=engine)
     for drawn in (app.get_graph(), app.with_config(tags=["x"]).get_graph()):
         mermaid = drawn.draw_mermaid().replace("&nbsp;", "")
@@ -278,12 +278,18 @@ def test_one_graph_runs_under_all_methods(make_engine: MakeEngine) -> None:
 
 
 BAD_GRAPHS = {
-    "a source that is no node": (lambda g, e: g.share("nobody", "judge").compile(engine=e), "names no node: 'nobody'"),
-    "a reader that is no node": (lambda g, e: g.share("pro", "nobody").compile(engine=e), "names no node: 'nobody'"),
-    "a mode that does not exist": (lambda g, e: g.share("judge", "pro", "secret"), "no visibility 'secret'"),
-    "a history of zero": (lambda g, e: g.share("judge", "pro", history=0), "history must be"),
+    "a source that is no node": (
+        lambda g, e: g.set_visibility("nobody", "judge").compile(engine=e),
+        "names no node: 'nobody'",
+    ),
+    "a reader that is no node": (
+        lambda g, e: g.set_visibility("pro", "nobody").compile(engine=e),
+        "names no node: 'nobody'",
+    ),
+    "a mode that does not exist": (lambda g, e: g.set_visibility("judge", "pro", "secret"), "no visibility 'secret'"),
+    "a history of zero": (lambda g, e: g.set_visibility("judge", "pro", history=0), "history must be"),
     "a view for END": (lambda g, e: g.add_edge("pro", END, visibility="shared"), "END sees nothing"),
-    "two declarations": (lambda g, e: g.share("pro", "judge", "private"), "declared twice"),
+    "two declarations": (lambda g, e: g.set_visibility("pro", "judge", "private"), "declared twice"),
 }
 
 
@@ -303,7 +309,7 @@ def test_an_agent_without_an_engine_is_refused() -> None:
 
 def test_custom_headers_start_the_message(engine: Engine) -> None:
     graph = ChoreoGraph()
-    graph.add_node(agent("aff", header="Affirmative:"))
+    graph.add_node(agent("aff", assistant_prefix="Affirmative:"))
     graph.add_edge(START, "aff")
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert engine.text(handle_of(state, "aff")).startswith("<|assistant|> Affirmative:")

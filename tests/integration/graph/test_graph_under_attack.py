@@ -28,12 +28,12 @@ from choreo_agents import (
     Command,
     Engine,
     MessageHandle,
-    Rule,
     RunOptions,
     Sampling,
     Send,
+    VisibilityRule,
 )
-from choreo_agents.engine.messages import holdings
+from choreo_agents.engine.messages import thread_leases
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.workflows import debate, final_answer
 
@@ -83,10 +83,12 @@ def test_a_visibility_of_no_known_form_is_refused_and_adds_no_edge(visibility: A
 
 
 def test_edges_take_rules_and_histories(engine: Engine) -> None:
-    assert chain("a", "b", visibility=Rule("private")).visibility_table()["b"]["a"] == Rule("private")
+    assert chain("a", "b", visibility=VisibilityRule("private")).visibility_table()["b"]["a"] == VisibilityRule(
+        "private"
+    )
     table = chain("a", "b", visibility={"a": "reencoded"}, history=2).visibility_table()
-    assert table["b"]["a"] == Rule("reencoded", 2)
-    for bad in ({"history": 0}, {"visibility": Rule("shared"), "history": "last"}):
+    assert table["b"]["a"] == VisibilityRule("reencoded", 2)
+    for bad in ({"history": 0}, {"visibility": VisibilityRule("shared"), "history": "last"}):
         with pytest.raises(VisibilityError, match="history"):
             chain("a", "b", **bad)
     assert engine.stats().messages == 0
@@ -97,7 +99,7 @@ def test_a_list_edge_declares_all_its_sources() -> None:
     for name in ("a", "b", "c"):
         graph.add_node(agent(name))
     graph.add_edge(["a", "b"], "c", visibility="reencoded")
-    assert graph.visibility_table()["c"] == {"a": Rule("reencoded"), "b": Rule("reencoded")}
+    assert graph.visibility_table()["c"] == {"a": VisibilityRule("reencoded"), "b": VisibilityRule("reencoded")}
 
 
 def test_private_is_not_bypassed_by_a_send_that_leaves_the_entries_out(engine: Engine) -> None:
@@ -106,7 +108,7 @@ def test_private_is_not_bypassed_by_a_send_that_leaves_the_entries_out(engine: E
         graph.add_node(agent(name))
     graph.add_edge(START, "pro")
     graph.add_edge("pro", "judge")
-    graph.share("judge", "press").share("pro", "press", "private")
+    graph.set_visibility("judge", "press").set_visibility("pro", "press", "private")
 
     def only_the_judge(state: Any) -> list[Send]:
         return [Send("press", {"handles": state["handles"][-1:]})]
@@ -226,7 +228,7 @@ def test_turns_that_plain_nodes_answered_stay_in_order(engine: Engine) -> None:
         return "reader" if "agent" in str(state["messages"][-1].text) else "faq"
 
     graph.add_conditional_edges(START, router, ["faq", "reader"])
-    graph.share("faq", "reader")
+    graph.set_visibility("faq", "reader")
     app = graph.compile(InMemorySaver(), engine=engine)
     config: Any = {"configurable": {"thread_id": "t"}}
     for words in ("one", "two", "agent"):
@@ -385,7 +387,7 @@ def test_payloads_with_messages_of_any_form_are_told_apart(engine: Engine) -> No
 def test_running_a_graph_again_and_again_holds_a_bounded_number_of_leases(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "IDLE_RUNS", 2)
+    monkeypatch.setattr(thread_leases, "IDLE_RUNS", 2)
     engine = make_engine()
     app = chain("a", "b", visibility="reencoded").compile(engine=engine)
 
@@ -437,7 +439,7 @@ def test_targets_of_conditional_edges_see_the_source(engine: Engine) -> None:
     graph.add_conditional_edges("a", lambda _: "b", ["b", END])
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert authors_seen(engine, state, "b") == ["public root", START, "a"]
-    assert graph.share("a", "b", "private").visibility_table()["b"]["a"] == Rule("private")
+    assert graph.set_visibility("a", "b", "private").visibility_table()["b"]["a"] == VisibilityRule("private")
 
 
 def test_an_agent_inside_a_runnable_of_langchains(engine: Engine) -> None:
@@ -457,7 +459,7 @@ def test_what_happens_to_the_graph_later_does_not_change_the_compiled_one(engine
     graph = chain("a", "b")
     app = graph.compile(engine=engine)
     before = app.get_graph().draw_mermaid()
-    graph.share("b", "a")
+    graph.set_visibility("b", "a")
     assert app.get_graph().draw_mermaid() == before
     assert asyncio.run(app.aget_graph()).draw_mermaid() == before and "shared" in before
 
@@ -517,7 +519,7 @@ async def test_scopes_reach_through_the_sync_bridge(engine: Engine) -> None:
 def test_runs_are_repeatable_and_seeds_matter(make_engine: MakeEngine) -> None:
     graph = ChoreoGraph()
     for name in ("a", "b"):
-        graph.add_node(agent(name, sampling=HOT, header="I:"))
+        graph.add_node(agent(name, sampling=HOT, assistant_prefix="I:"))
         graph.add_edge(START, name)
     graph.add_edge("a", "b")
 

@@ -60,7 +60,7 @@ def test_in_another_engine_messages_keep_who_said_them(engine: Engine, embedded:
         writer = Worker("writer", sampling=SHORT)
         graph = ChoreoGraph(system="S.")
         graph.add_node(writer)
-        graph.add_node("notes", Agent("Emma", header="Emma notes:", sampling=SHORT))
+        graph.add_node("notes", Agent("Emma", assistant_prefix="Emma notes:", sampling=SHORT))
         graph.add_node("judge", Agent("Judge", sampling=SHORT))
         route = [("Write part 1.", "Clara"), ("Write part 2.", "David")]
         sends = lambda state: [writer.send(state, told, speaker=name) for told, name in route]  # noqa: E731
@@ -109,7 +109,7 @@ def test_plain_nodes_of_two_runs_are_no_siblings(engine: Engine, monkeypatch: py
 
 
 def test_a_tree_and_a_debate_run_inside_a_graph(engine: Engine) -> None:
-    tree = tree_of_thoughts(branches=2, voters=2, depth=2, lead="I vote for", sampling=ROOMY)
+    tree = tree_of_thoughts(branches=2, voters=2, depth=2, answer_prefix="I vote for", sampling=ROOMY)
     debate = iterative_debate(ROLES, verdicts=lambda _: [], go_on="Go on.", rounds=2, sampling=SHORT)
     for inner, last in ((tree, "finalist"), (debate, "moderator")):
         graph = ChoreoGraph()
@@ -122,7 +122,7 @@ def test_a_tree_and_a_debate_run_inside_a_graph(engine: Engine) -> None:
 def test_a_second_question_on_a_thread_starts_anew(engine: Engine) -> None:
     names = {"Alice": "Always defect.", "Bob": "Do what the other says."}
     graphs = {
-        "tree": tree_of_thoughts(branches=2, voters=1, depth=2, keep=2, lead="I vote for", sampling=ROOMY),
+        "tree": tree_of_thoughts(branches=2, voters=1, depth=2, keep=2, answer_prefix="I vote for", sampling=ROOMY),
         "debate": iterative_debate(ROLES, verdicts=lambda _: [], go_on=" Go on. ", rounds=2, sampling=SHORT),
         "dilemma": prisoners_dilemma(names, game="G.", talks=1, decisions=["I defect."], sampling=SHORT),
     }
@@ -195,7 +195,7 @@ def test_a_removed_input_is_not_found_again_in_another_nodes_words(
     graph.add_node("first", Agent("Alice", sampling=SHORT)).add_node("secret", secret)
     graph.add_node("reader", Agent("Bruno", sampling=SHORT))
     graph.add_edge(START, "first").add_edge("first", "secret").add_edge("secret", "reader", visibility="private")
-    graph.share("first", "reader", "private")
+    graph.set_visibility("first", "reader", "private")
     graph.compile(engine=engine).invoke(FACT)
     assert not any("Ann" in text for text, _ in seen[-1][1])
 

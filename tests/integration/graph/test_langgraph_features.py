@@ -29,7 +29,7 @@ def chain(**options: Any) -> ChoreoGraph:
     for name in ("pro", "con", "judge"):
         graph.add_node(agent(name, system=f"Notes of {name}."))
     graph.add_edge(START, "pro").add_edge("pro", "con").add_edge("con", "judge", visibility="reencoded")
-    return graph.share("pro", "judge")
+    return graph.set_visibility("pro", "judge")
 
 
 def views(engine: Engine, state: dict[str, Any]) -> dict[str, list[str]]:
@@ -73,7 +73,7 @@ def test_an_interrupt_goes_on_where_it_stopped(engine: Engine) -> None:
         return {"visits": [interrupt("go on?")]}
 
     graph.add_node("approve", approve)
-    graph.add_edge(START, "pro").add_edge("pro", "approve").add_edge("approve", "judge").share("pro", "judge")
+    graph.add_edge(START, "pro").add_edge("pro", "approve").add_edge("approve", "judge").set_visibility("pro", "judge")
     app = graph.compile(checkpointer=InMemorySaver(), engine=engine)
     config: Any = {"configurable": {"thread_id": "1"}}
     stopped = app.invoke(QUESTION, config)
@@ -129,8 +129,8 @@ def test_command_goto_and_conditional_edges(engine: Engine) -> None:
         return Command(goto="con" if len(state["handles"]) < 3 else "judge", update={"visits": ["referee"]})
 
     graph.add_node("referee", referee)
-    graph.add_edge(START, "pro").add_edge("pro", "referee").add_edge("con", "referee").share("pro", "con")
-    graph.share("con", "judge")
+    graph.add_edge(START, "pro").add_edge("pro", "referee").add_edge("con", "referee").set_visibility("pro", "con")
+    graph.set_visibility("con", "judge")
     graph.add_conditional_edges("judge", lambda state: END, [END])
     state = graph.compile(engine=engine).invoke(QUESTION)
     seen = views(engine, state)

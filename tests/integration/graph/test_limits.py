@@ -69,6 +69,6 @@ def test_what_a_node_keeps_on_its_messages_is_its_own_matter(engine: Engine, kep
         .add_node(Agent("ann", sampling=short))
         .add_node(Agent("bob", sampling=short))
     )
-    graph.add_edge(START, "says").add_edge("says", "ann").add_edge("ann", "bob").share("says", "bob")
+    graph.add_edge(START, "says").add_edge("says", "ann").add_edge("ann", "bob").set_visibility("says", "bob")
     state = graph.compile(engine=engine).invoke({"messages": "What?"})
     assert [entry["author"] for entry in state["handles"]] == [START, "says", "ann", "bob"]

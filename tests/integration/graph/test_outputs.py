@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, computed_field, field_validator
 from typing_extensions import TypedDict
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, RunOptions, Sampling, Synthesizer, Worker
-from choreo_agents.errors import GrammarError, GuideError, InvalidRequestError, ScriptError
+from choreo_agents.errors import ConstraintError, GrammarError, InvalidRequestError, ScriptError
 from choreo_agents.models import LoadedModel
 from choreo_agents.testing import Script
 
@@ -68,7 +68,7 @@ def judge(**options: Any) -> Agent:
 
 def test_a_model_of_pydantic_is_written_as_plain_values(embedded: LoadedModel, make_engine: MakeEngine) -> None:
     engine, config = make_engine(embedded), {"configurable": {"thread_id": "t"}}
-    graph = app(engine, judge(output=Report, writes="report"), checkpointer=InMemorySaver())
+    graph = app(engine, judge(response_format=Report, output_key="report"), checkpointer=InMemorySaver())
     state = graph.invoke(ASK, config)
     report, message = state["report"], state["messages"][-1]
     assert set(report) == {"title", "points", "kind"} and Report.model_validate(report).score <= 10
@@ -77,7 +77,7 @@ def test_a_model_of_pydantic_is_written_as_plain_values(embedded: LoadedModel, m
 
 
 def test_what_is_streamed_is_the_json(embedded: LoadedModel, make_engine: MakeEngine) -> None:
-    graph = app(make_engine(embedded), judge(output=Report, writes="report"))
+    graph = app(make_engine(embedded), judge(response_format=Report, output_key="report"))
     shown, report = "", None
     for mode, item in graph.stream(ASK, stream_mode=["messages", "values"]):
         if mode == "messages" and isinstance(item[0], AIMessageChunk):
@@ -109,19 +109,19 @@ SCHEMA = {"type": "object", "properties": {"a": {"const": 5}}, "required": ["a"]
     ],
 )
 def test_a_script_says_what_an_output_allows_and_the_channel_gets_it(output: Any, said: str, report: Any) -> None:
-    state = app(Script({"judge": said}).load(), judge(output=output, writes="report")).invoke(ASK)
+    state = app(Script({"judge": said}).load(), judge(response_format=output, output_key="report")).invoke(ASK)
     assert state["report"] == report and state["messages"][-1].text == said
     assert state["messages"][-1].additional_kwargs.get("parsed", report) == report
     if output is not None:
         with pytest.raises(ScriptError, match="does not allow it"):
-            app(Script({"judge": "something else"}).load(), judge(output=output)).invoke(ASK)
+            app(Script({"judge": "something else"}).load(), judge(response_format=output)).invoke(ASK)
 
 
 def test_what_a_type_refuses_is_an_error_with_the_words_and_leaves_nothing_behind() -> None:
     said = '{"title": "nothing", "points": 3, "kind": "long"}'
     with Script({"judge": said}).load() as engine:
-        graph = app(engine, judge(output=Report, writes="report"))
-        with pytest.raises(GuideError, match="it must say something") as refused:
+        graph = app(engine, judge(response_format=Report, output_key="report"))
+        with pytest.raises(ConstraintError, match="it must say something") as refused:
             graph.invoke(ASK)
         assert refused.value.said == said and "'judge'" in str(refused.value)
         assert pickle.loads(pickle.dumps(refused.value)).said == said
@@ -130,14 +130,14 @@ def test_what_a_type_refuses_is_an_error_with_the_words_and_leaves_nothing_behin
 
 def test_tokens_that_a_run_replays_are_taken_and_judged(embedded: LoadedModel, make_engine: MakeEngine) -> None:
     engine = make_engine(embedded)
-    graph = app(engine, judge(output=SCHEMA, writes="report"))
+    graph = app(engine, judge(response_format=SCHEMA, output_key="report"))
     for said in ('{"a": 5}', '{"a": 6}'):
         tokens = tuple(engine.model.encode(said))
         options = RunOptions(replay={("judge", 1, 0, 0): tokens})
         state = graph.invoke(ASK, {"configurable": {"choreo": options}})
         assert state["report"] == json.loads(said)
     options = RunOptions(replay={("judge", 1, 0, 0): tokens[:-1]})
-    with pytest.raises(GuideError, match="'judge' said is not the output"):
+    with pytest.raises(ConstraintError, match="'judge' said is not the output"):
         graph.invoke(ASK, {"configurable": {"choreo": options}})
 
 
@@ -145,17 +145,17 @@ def test_tokens_that_a_run_replays_are_taken_and_judged(embedded: LoadedModel, m
 def test_numbers_that_no_checkpoint_can_carry_are_an_error_of_that_name(said: str) -> None:
     """They would fail where the checkpoint is written, with no word of them."""
     for output in ({"type": "array", "items": {"type": "number"}}, list[float | int]):
-        graph = app(Script({"judge": f"[{said}]"}).load(), judge(output=output), checkpointer=InMemorySaver())
-        with pytest.raises(GuideError, match="no number that a checkpoint can carry") as large:
+        graph = app(Script({"judge": f"[{said}]"}).load(), judge(response_format=output), checkpointer=InMemorySaver())
+        with pytest.raises(ConstraintError, match="no number that a checkpoint can carry") as large:
             graph.invoke(ASK, {"configurable": {"thread_id": "t"}})
         assert large.value.said == f"[{said}]"
-    highest = app(Script({"judge": str((1 << 64) - 1)}).load(), judge(output=int, writes="report"))
+    highest = app(Script({"judge": str((1 << 64) - 1)}).load(), judge(response_format=int, output_key="report"))
     assert highest.invoke(ASK)["report"] == (1 << 64) - 1
 
 
 def test_a_message_that_is_cut_is_an_error_that_is_not_retried(embedded: LoadedModel, make_engine: MakeEngine) -> None:
-    graph = app(make_engine(embedded), judge(output={"regex": "[a-z]{400}"}, sampling=Sampling(max_tokens=5)))
-    with pytest.raises(GuideError, match="cut at max_tokens=5") as cut:
+    graph = app(make_engine(embedded), judge(response_format={"regex": "[a-z]{400}"}, sampling=Sampling(max_tokens=5)))
+    with pytest.raises(ConstraintError, match="cut at max_tokens=5") as cut:
         graph.invoke(ASK)
     assert cut.value.said and isinstance(cut.value, ValueError)
 
@@ -163,9 +163,9 @@ def test_a_message_that_is_cut_is_an_error_that_is_not_retried(embedded: LoadedM
 def test_instances_and_their_samples_write_lists() -> None:
     engine = Script({"scout": lambda call: "12" if "first" in call.text else "34", "captain": "[7]"}).load()
     graph: Any = ChoreoGraph(State)
-    scout = Worker("scout", n=2, output={"json_schema": {"type": "integer"}}, writes="parts")
+    scout = Worker("scout", n=2, response_format={"json_schema": {"type": "integer"}}, output_key="parts")
     graph.add_node(scout)
-    graph.add_node(Synthesizer("captain", merges=["scout"], output=list[int], writes="report"), defer=True)
+    graph.add_node(Synthesizer("captain", merges=["scout"], response_format=list[int], output_key="report"), defer=True)
 
     def sends(state: Any) -> list[Send]:
         return [scout.send(state, "the first"), scout.send(state, "another")]
@@ -179,20 +179,24 @@ def test_instances_and_their_samples_write_lists() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"output": "yes|no"}, InvalidRequestError, r"write \{'regex'"),
-        ({"output": object()}, InvalidRequestError, "must be a pydantic model"),
-        ({"output": {"not": {}}}, GrammarError, '"not"'),
-        ({"output": {"regex": "a(?!b)"}}, GrammarError, "look-around"),
-        ({"output": re.compile("a", re.IGNORECASE)}, InvalidRequestError, "write flags into it"),
-        ({"output": re.compile(b"a")}, InvalidRequestError, "of bytes"),
-        ({"output": Report, "choices": ["a"]}, InvalidRequestError, "told twice"),
-        ({"output": Report, "sampling": Sampling(guide={"regex": "a"})}, InvalidRequestError, "told twice"),
-        ({"choices": ["a"], "sampling": Sampling(guide={"regex": "a"})}, InvalidRequestError, "told twice"),
-        ({"output": Report, "sampling": Sampling(choices=("a",))}, InvalidRequestError, "told twice"),
-        ({"choices": ["a"], "tools": [print_it]}, InvalidRequestError, r"as in output=\{'regex': 'yes\|no'\}"),
+        ({"response_format": "yes|no"}, InvalidRequestError, r"write \{'regex'"),
+        ({"response_format": object()}, InvalidRequestError, "must be a pydantic model"),
+        ({"response_format": {"not": {}}}, GrammarError, '"not"'),
+        ({"response_format": {"regex": "a(?!b)"}}, GrammarError, "look-around"),
+        ({"response_format": re.compile("a", re.IGNORECASE)}, InvalidRequestError, "write flags into it"),
+        ({"response_format": re.compile(b"a")}, InvalidRequestError, "of bytes"),
+        ({"response_format": Report, "choices": ["a"]}, InvalidRequestError, "told twice"),
+        (
+            {"response_format": Report, "sampling": Sampling(constraint={"regex": "a"})},
+            InvalidRequestError,
+            "told twice",
+        ),
+        ({"choices": ["a"], "sampling": Sampling(constraint={"regex": "a"})}, InvalidRequestError, "told twice"),
+        ({"response_format": Report, "sampling": Sampling(choices=("a",))}, InvalidRequestError, "told twice"),
+        ({"choices": ["a"], "tools": [print_it]}, InvalidRequestError, r"response_format=\{'regex': 'yes\|no'\}"),
         ({"sampling": Sampling(choices=("a",)), "tools": [print_it]}, InvalidRequestError, "no call is among"),
-        ({"writes": "handles"}, InvalidRequestError, "cannot write 'handles'"),
-        ({"writes": 3}, InvalidRequestError, "cannot write 3"),
+        ({"output_key": "handles"}, InvalidRequestError, "cannot write 'handles'"),
+        ({"output_key": 3}, InvalidRequestError, "cannot write 3"),
     ],
 )
 def test_what_no_message_can_be_is_refused_when_the_agent_is_made(options: Any, error: Any, why: str) -> None:
@@ -202,7 +206,7 @@ def test_what_no_message_can_be_is_refused_when_the_agent_is_made(options: Any, 
 
 def test_a_channel_that_the_state_has_not_is_refused_when_the_graph_is_compiled() -> None:
     with pytest.raises(InvalidRequestError, match=r"'judge' writes 'rport', .*it has report, verdict, parts"):
-        app(Script(default="-").load(), judge(output=Report, writes="rport"))
+        app(Script(default="-").load(), judge(response_format=Report, output_key="rport"))
 
 
 def test_objects_of_a_type_have_no_other_properties_and_those_of_a_schema_as_it_says() -> None:
@@ -210,11 +214,11 @@ def test_objects_of_a_type_have_no_other_properties_and_those_of_a_schema_as_it_
         inner: list[Report]
         any: dict[str, int] = {}
 
-    agent = judge(output=Outer)
-    assert agent.output is not None
-    schema = agent.output.grammar.plain()["json_schema"]
+    agent = judge(response_format=Outer)
+    assert agent.response_format is not None
+    schema = agent.response_format.grammar.plain()["json_schema"]
     assert schema["additionalProperties"] is schema["$defs"]["Report"]["additionalProperties"] is False
     assert schema["properties"]["any"]["additionalProperties"] == {"type": "integer"}
     open_schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    opened = judge(output=open_schema).output
+    opened = judge(response_format=open_schema).response_format
     assert opened is not None and opened.grammar.plain()["json_schema"] == open_schema

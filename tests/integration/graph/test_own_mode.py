@@ -19,11 +19,11 @@ from choreo_agents import (
     Engine,
     MessageHandle,
     Policy,
-    Rule,
     RunOptions,
     Sampling,
     Send,
     VisibilityMode,
+    VisibilityRule,
     send,
 )
 from choreo_agents.errors import VisibilityError
@@ -36,9 +36,9 @@ def first_sentence(words: str) -> str:
     return words.partition(".")[0] + "."
 
 
-REDACTED = VisibilityMode("redacted", "words", reword=lambda words: re.sub(r"\d", "#", words))
-BRIEF = VisibilityMode("first sentence", "words", reword=first_sentence)
-LONGER = VisibilityMode("twice", "words", reword=lambda words: f"{words} {words}")
+REDACTED = VisibilityMode("redacted", "words", transform=lambda words: re.sub(r"\d", "#", words))
+BRIEF = VisibilityMode("first sentence", "words", transform=first_sentence)
+LONGER = VisibilityMode("twice", "words", transform=lambda words: f"{words} {words}")
 SEALED = VisibilityMode("sealed", "nothing", keeps_out=True)
 PLAINLY = VisibilityMode("plainly", "encoding")
 SHOWN = {
@@ -50,7 +50,7 @@ SHOWN = {
 
 def saying(engine: Engine, words: str) -> Sampling:
     """Says just this."""
-    return Sampling(forced=tuple(engine.model.encode(f" {words}")))
+    return Sampling(forced_token_ids=tuple(engine.model.encode(f" {words}")))
 
 
 def pair(engine: Engine, rule: Any, *, policy: Policy | None = None, **options: Any) -> ChoreoGraph:
@@ -114,10 +114,13 @@ def test_it_is_the_same_under_every_method(make_engine: Any, method: str) -> Non
 
 
 def spelled(engine: Engine, spelling: str) -> ChoreoGraph:
-    reads: dict[str, Any] = {"on the node": {"ann": REDACTED}, "as a rule": {"ann": Rule(REDACTED, history=1)}}
+    reads: dict[str, Any] = {
+        "on the node": {"ann": REDACTED},
+        "as a rule": {"ann": VisibilityRule(REDACTED, history=1)},
+    }
     graph = pair(engine, REDACTED if spelling == "on the edge" else {}, reads=reads.get(spelling))
     if spelling == "without control flow":
-        graph.share("ann", "bob", REDACTED)
+        graph.set_visibility("ann", "bob", REDACTED)
     if spelling == "in a dict":
         graph.add_edge("ann", "bob", visibility={"ann": REDACTED})
     return graph.with_rule("ann", "bob", REDACTED) if spelling == "afterwards" else graph
@@ -135,7 +138,7 @@ def test_it_stands_wherever_a_mode_is_declared(engine: Engine, spelling: str) ->
 
 def test_its_scope_says_what_the_words_are_encoded_in(engine: Engine) -> None:
     for scope, sees_orders in ((["ann.system"], True), ("public", False)):
-        graph = pair(engine, Rule(REDACTED, scope=scope))
+        graph = pair(engine, VisibilityRule(REDACTED, scope=scope))
         _, heard = run(graph, engine)
         assert [SHOWN[REDACTED] in text for text in heard.texts("bob")] == [True]
         assert bool(heard.texts("bob", "ann.system")) == sees_orders
@@ -194,7 +197,7 @@ def test_a_policy_may_reencode_what_it_hands_on(engine: Engine) -> None:
 
 def test_what_it_keeps_out_is_promised_through_everybody(engine: Engine) -> None:
     graph = pair(engine, "shared")
-    graph.add_node(Agent("carl")).add_edge("bob", "carl").share("ann", "carl", SEALED)
+    graph.add_node(Agent("carl")).add_edge("bob", "carl").set_visibility("ann", "carl", SEALED)
     with pytest.raises(VisibilityError, match=r"'ann' is declared private to 'carl'.*ann =shared=> bob =shared=> carl"):
         graph.compile(engine=engine)
     _, heard = run(graph.with_rule("bob", "carl", "reencoded"), engine)
@@ -202,7 +205,7 @@ def test_what_it_keeps_out_is_promised_through_everybody(engine: Engine) -> None
 
 
 def test_a_drawing_shows_it(engine: Engine) -> None:
-    app = pair(engine, Rule(BRIEF, history="last")).compile(engine=engine)
+    app = pair(engine, VisibilityRule(BRIEF, history="last")).compile(engine=engine)
     drawn = app.get_graph().draw_mermaid().replace("&nbsp;", "")
     assert "ann -- first sentence, last --> bob" in drawn
     table = app.builder.visibility_table()
@@ -213,7 +216,7 @@ def branching(engine: Engine, rule: Any, how: str = "") -> ChoreoGraph:
     """ann, then bob, who is sent some of what she said."""
     graph = pair(engine, {})
     graph.edges -= {("ann", "bob")}
-    graph.share("ann", "bob", rule)
+    graph.set_visibility("ann", "bob", rule)
 
     def route(state: ChoreoState) -> list[Send]:
         [said] = [entry for entry in state["handles"] if entry["author"] == "ann"]

@@ -24,20 +24,20 @@ from choreo_agents import (
     MessageHandle,
     Policy,
     Prompt,
-    Rule,
     RunOptions,
     Sampling,
     Scheduling,
     Schema,
     SchemaLibrary,
     Synthesizer,
+    VisibilityRule,
     Worker,
 )
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, PMLError, VisibilityError
 from choreo_agents.graph.signer import Signer
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.models import LoadedModel
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 SCHEMA = """
 <schema name="trip">
@@ -144,14 +144,14 @@ def test_a_root_without_words_is_not_said_twice(engine: Engine) -> None:
 @pytest.mark.parametrize("told", [MODULES, "<plan days='3'><miami/></plan><diary words='kites'/>", "<now/><diary/>"])
 def test_a_view_in_a_graph_is_what_the_library_assembles(make_engine: MakeEngine, told: str) -> None:
     """The same tokens at the same places: the same logits as a prompt of the library."""
-    forced = Sampling(forced=(5, 6, 7), logprobs=5)
+    forced = Sampling(forced_token_ids=(5, 6, 7), logprobs=5)
     graph = ChoreoGraph().add_node(Agent("ann", prompt=prompt(told), sampling=forced)).add_edge(START, "ann")
     engine = make_engine()
     state = graph.compile(engine=engine).invoke({"messages": []})
     with SchemaLibrary(make_engine()) as library:
         library.register(schema())
         other = library.engine
-        options = {"header": other.chat.header("ann").text, "closing": other.chat.turn_end}
+        options = {"header": other.chat.header("ann").text, "turn_suffix": other.chat.turn_end}
         answer = library.generate(prompt(told), forced, **options)
         for a, b in zip(engine.logprobs(handle_of(state, "ann")), other.logprobs(answer), strict=True):
             assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-4)
@@ -279,7 +279,7 @@ def test_text_twins_read_the_assembled_text(make_engine: MakeEngine, method: Any
 
 def test_it_runs_in_a_stock_graph_and_in_async(engine: Engine) -> None:
     stock = StateGraph(ChoreoState)
-    stock.add_node("ann", agent("ann", prompt=prompt(TOLD), engine=engine, public="Root."))
+    stock.add_node("ann", agent("ann", prompt=prompt(TOLD), engine=engine, shared_system="Root."))
     stock.add_edge(START, "ann")
     app = stock.compile()
     sync = app.invoke(QUESTION)
@@ -305,9 +305,9 @@ def test_it_survives_a_restart_and_a_full_pool(make_engine: MakeEngine, tiny: Lo
     engine = make_engine()
     app = one(told=prompt(TOLD)).compile(engine=engine)
     before = seen(engine, app.invoke(QUESTION))
-    engine.kv.park()
+    engine.kv.offload()
     assert seen(engine, app.invoke(QUESTION)) == before
-    engine.owner.restart()
+    engine.admin.restart()
     assert seen(engine, app.invoke(QUESTION)) == before
 
 
@@ -450,22 +450,22 @@ def test_a_policy_is_kept_at_call_time_inside_a_subgraph(engine: Engine) -> None
 
 @pytest.mark.parametrize(("rule", "reaches"), [("shared", True), ("reencoded", False)])
 def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rule: str, reaches: bool) -> None:
-    def run(money: int, timetable: Timetable) -> tuple[dict[Any, Any], Any]:
-        graph = pair(prompt("<budget><limit/></budget>" + TOLD, money), Rule(rule))  # type: ignore[arg-type]
+    def run(money: int, step_trace: StepTrace) -> tuple[dict[Any, Any], Any]:
+        graph = pair(prompt("<budget><limit/></budget>" + TOLD, money), VisibilityRule(rule))  # type: ignore[arg-type]
         for spec in graph.nodes.values():
             speaker: Any = spec.runnable
             speaker.sampling = Sampling(temperature=1.0, max_tokens=3, stop_tokens=(), logprobs=8)
         with Engine.load(
-            tiny, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(timetable=timetable)
+            tiny, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_trace=step_trace)
         ) as engine:
             app = graph.compile(engine=engine)
             state = app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5, replay=Forced(1))}})
             return heard(engine, state), app.audit(state)
 
     assert len(SCHEMA.format(money=5)) == len(SCHEMA.format(money=7))
-    timetable = Timetable()
-    one, report = run(5, timetable)
-    two, _ = run(7, timetable.again())
+    step_trace = StepTrace()
+    one, report = run(5, step_trace)
+    two, _ = run(7, step_trace.again())
     assert ("trip/budget" in report.reached("bob", "encoding")) == reaches
     assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches
     assert one["ann", 1, 0] != two["ann", 1, 0], "who imports it"

@@ -148,7 +148,7 @@ def altered(change: str) -> ChoreoGraph:
     if change == "sampling":
         bob.sampling = FREE.model_copy(update={"temperature": 0.5})
     elif change == "turn":
-        bob.header = "Robert"
+        bob.assistant_prefix = "Robert"
     return graph
 
 

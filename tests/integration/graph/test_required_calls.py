@@ -14,8 +14,8 @@ from support.speaking import speaking
 from support.tiny import save_tiny_llama
 from support.tool_templates import tool_tokenizer
 
-from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, FramedText, Memory, Sampling
-from choreo_agents.chat import CompiledGuides, described_tools
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, PromptText, Sampling
+from choreo_agents.chat import CompiledConstraints, described_tools
 from choreo_agents.errors import ScriptError
 from choreo_agents.models import LoadedModel, ToolCall, load_model, tools_format
 from choreo_agents.sampling import Grammar
@@ -80,23 +80,23 @@ def test_calls_and_answers_in_a_form_are_led_side_by_side(family: str, tmp_path:
     model = loaded(family, tmp_path)
     tools, how = described_tools("ann", [find, count], "auto"), tools_format(model.chat)
     calls = [ToolCall("find", {"thing": "kites", "loud": True}, "abcdefghi"), ToolCall("count", {}, "ABCDEFGHI")]
-    lead = FramedText.frame(how.lead) if how.is_headed else FramedText()
+    lead = PromptText.special(how.lead) if how.is_headed else PromptText()
     answers = (
         ({"json_schema": Boxes.model_json_schema()}, '{"name": "kites", "boxes": [true]}'),
         ({"regex": "[0-9]/2"}, "3/2"),
         ({"grammar": 'start: "in " box\nbox: /[0-9]+/'}, "in 12"),
     )
     for form, answer in answers:
-        led = CompiledGuides(model).of(Grammar.model_validate(form), tools)
-        said = [how.grammar.write([each]) for each in calls] + [lead + FramedText.words(answer)]
+        led = CompiledConstraints(model).of(Grammar.model_validate(form), tools)
+        said = [how.grammar.write([each]) for each in calls] + [lead + PromptText.plain(answer)]
         said += [] if how.is_headed else [how.grammar.write(calls)]
         end = frozenset(model.adapter.end_tokens)
         for each in said:
-            guide = led.make(model, end)
+            constraint = led.make(model, end)
             for token in model.encode(each):
-                assert guide.allowed()[token], each.text  # type: ignore[index]
-                guide.take(token)
-            assert guide.done or guide.allowed()[min(end)], each.text  # type: ignore[index]
+                assert constraint.allowed()[token], each.text  # type: ignore[index]
+                constraint.take(token)
+            assert constraint.done or constraint.allowed()[min(end)], each.text  # type: ignore[index]
         assert not led.make(model, end).allowed()[model.encode("Hello")[0]]  # type: ignore[index]
 
 
@@ -105,7 +105,9 @@ def test_a_random_model_calls_or_answers_in_the_form(family: str, tmp_path: Path
     model = loaded(family, tmp_path)
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
         for seed in range(4):
-            agent = Agent("ann", tools=[find, count], output=Boxes, sampling=FREE.model_copy(update={"seed": seed}))
+            agent = Agent(
+                "ann", tools=[find, count], response_format=Boxes, sampling=FREE.model_copy(update={"seed": seed})
+            )
             graph = ChoreoGraph().add_node(agent).add_edge(START, "ann").compile(engine=engine)
             said = graph.invoke(ASK)["messages"][-1]
             assert not said.invalid_tool_calls and bool(said.tool_calls) != bool(said.text)
@@ -136,7 +138,7 @@ def test_an_answer_in_the_form_that_no_call_may_be_is_an_answer(
     thinking = None if model.chat.thoughts is None else False
     said = [*model.encode(says), min(model.adapter.end_tokens)]
     with Engine.load(speaking(model, [said]), memory=Memory(kv_budget_bytes=1 << 25)) as engine:
-        agent = Agent("ann", tools=[find, count], output=output, sampling=FREE, thinking=thinking)
+        agent = Agent("ann", tools=[find, count], response_format=output, sampling=FREE, thinking=thinking)
         graph = ChoreoGraph().add_node(agent).add_edge(START, "ann").compile(engine=engine)
         chunks, state = list[Any](), dict[str, Any]()
         for mode, piece in graph.stream(ASK, stream_mode=["messages", "values"]):
@@ -158,7 +160,7 @@ def test_an_agent_calls_and_then_answers_in_the_form() -> None:
     """It writes its output once it has one."""
     says = ['<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>', '{"name": "kites", "boxes": []}']
     with Script({"ann": says}).load() as engine:
-        agent = Agent("ann", tools=[count], output=Boxes, writes="boxes")
+        agent = Agent("ann", tools=[count], response_format=Boxes, output_key="boxes")
         graph = ChoreoGraph(Noted).add_node(agent).add_node("tools", ToolNode([count]))
         graph.add_edge(START, "ann").add_conditional_edges("ann", tools_condition).add_edge("tools", "ann")
         written = [*graph.compile(engine=engine).stream(ASK, stream_mode="updates")]

@@ -53,7 +53,7 @@ def heard(graph: ChoreoGraph) -> dict[str | None, list[tuple[str | None, str]]]:
 def test_who_comes_after_a_barrier_sees_whom_it_waited_for(mode: Any) -> None:
     by_hand = team()
     for name in ("ann", "bob"):
-        by_hand.share(name, "cleo", mode, history="last")
+        by_hand.set_visibility(name, "cleo", mode, history="last")
     passed = team(mode)
     assert heard(passed) == heard(by_hand)
     assert [author for author, _ in heard(passed)["cleo"] if author in ("ann", "bob")] == ["ann", "bob"]
@@ -65,7 +65,7 @@ def test_who_comes_after_a_barrier_sees_whom_it_waited_for(mode: Any) -> None:
 
 
 def test_private_on_the_way_leaves_out_of_the_view_and_promises_nothing() -> None:
-    graph = team("private").share("ann", "dan", "private")
+    graph = team("private").set_visibility("ann", "dan", "private")
     seen = heard(graph)
     assert not {"ann", "bob"} & {author for author, _ in seen["cleo"]}
     report = graph.audit()
@@ -73,7 +73,7 @@ def test_private_on_the_way_leaves_out_of_the_view_and_promises_nothing() -> Non
 
 
 def test_a_pair_that_is_declared_stays_as_it_is() -> None:
-    graph = team("reencoded").share("ann", "cleo", "private")
+    graph = team("reencoded").set_visibility("ann", "cleo", "private")
     table = graph.visibility_table()["cleo"]
     assert table["ann"].mode.keeps_out and table["bob"].mode.encodes_again
     assert [author for author, _ in heard(graph)["cleo"] if author in ("ann", "bob")] == ["bob"]
@@ -108,7 +108,7 @@ def reworded(state: Any) -> Any:
 def test_a_router_sends_on_what_stands_in_the_state() -> None:
     graph = ChoreoGraph(State).add_node(Agent("ann")).add_node(Agent("cleo"))
     graph.add_node("route", lambda state: Command(goto=Send("cleo", state)), writes=(), destinations=("cleo",))
-    graph.add_edge(START, "ann").add_edge("ann", "route").share("ann", "cleo").add_edge("cleo", END)
+    graph.add_edge(START, "ann").add_edge("ann", "route").set_visibility("ann", "cleo").add_edge("cleo", END)
     assert [author for author, _ in heard(graph)["cleo"] if author == "ann"] == ["ann"]
 
 

@@ -20,20 +20,20 @@ from choreo_agents import (
     Agent,
     ChoreoGraph,
     Engine,
-    Keep,
+    HistoryLimit,
     Memory,
     Policy,
-    Rule,
     RunOptions,
     Sampling,
     Scheduling,
     Send,
+    VisibilityRule,
     Worker,
 )
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 
 
 class Forced(dict[Any, Any]):
@@ -85,7 +85,7 @@ def chain(mode: str = "share", policy: Policy | None = None, **options: Any) -> 
     graph.add_edge(START, "ann")
     graph.add_edge("ann", "bob")
     graph.add_edge("bob", END)
-    graph.share("ann", "bob") if mode == "share" else graph.share("ann", "bob", mode="reencoded")
+    graph.set_visibility("ann", "bob") if mode == "share" else graph.set_visibility("ann", "bob", mode="reencoded")
     return graph
 
 
@@ -110,7 +110,7 @@ def test_a_summary_is_told_nobody_elses_thoughts(engine: Engine) -> None:
     told: list[BaseMessage] = []
     graph = ChoreoGraph(visibility="shared")
     graph.add_node(Agent("ann", sampling=ANSWER, thinking=9)).add_edge(START, "ann").add_edge("ann", "bob")
-    graph.add_node(Agent("bob", sampling=ANSWER, thinking=False, history=Keep(last=0, summary=told.extend)))
+    graph.add_node(Agent("bob", sampling=ANSWER, thinking=False, history=HistoryLimit(last=0, summary=told.extend)))
     state = graph.compile(engine=engine).invoke(QUESTION)
     [_, ann] = told
     assert state["messages"][1].content_blocks[0]["type"] == "reasoning"
@@ -130,7 +130,7 @@ def test_readers_depend_on_the_words_alone(model: LoadedModel, mode: str) -> Non
             def watch(author: str, *_: int, into: list[torch.Tensor] = rows) -> Any:
                 return (lambda row: into.append(row.clone())) if author == "bob" else None
 
-            options = RunOptions(seed=3, replay=Forced(ann=tuple(said)), watch=watch)
+            options = RunOptions(seed=3, replay=Forced(ann=tuple(said)), logits_callback=watch)
             state = chain(mode).compile(engine=engine).invoke(QUESTION, {"configurable": {"choreo": options}})
             found.append(rows)
             ids.append(handle_of(state, "ann").id)
@@ -168,7 +168,9 @@ def test_a_policy_of_words_holds_at_call_time_as_well(engine: Engine, mode: str)
     graph.add_edge(START, "ann").add_edge("ann", "bob", visibility={}).add_edge("bob", END)
     app = graph.compile(engine=engine)
     app.invoke(QUESTION)
-    app.builder.nodes["bob"].runnable._reader_rules.sources["ann"] = Rule(mode)  # what no declaration had foreseen
+    app.builder.nodes["bob"].runnable._reader_rules.sources["ann"] = VisibilityRule(
+        mode
+    )  # what no declaration had foreseen
     with pytest.raises(VisibilityError, match=r"the policy keeps 'ann\.thoughts' from 'bob', but the words of 'ann'"):
         app.invoke(QUESTION)
 
@@ -185,7 +187,7 @@ def test_streams_tell_thoughts_from_words(engine: Engine) -> None:
 
 
 def test_a_header_of_the_agents_own_stands_before_its_answer(engine: Engine) -> None:
-    state = chain(header="Verdict:").compile(engine=engine).invoke(QUESTION)
+    state = chain(assistant_prefix="Verdict:").compile(engine=engine).invoke(QUESTION)
     answer, chat = handle_of(state, "ann"), engine.chat
     [thought] = engine.inspect.thoughts(answer)
     assert chat.thoughts is not None
@@ -338,10 +340,10 @@ def test_a_fork_keeps_thoughts_when_their_thread_is_forgotten(recalling: Engine)
     state, fork = app.get_state(thread).values, {"configurable": {"thread_id": "fork"}}
     app.update_state(fork, {name: state[name] for name in ("messages", "handles")}, as_node="bob")
     app.invoke(None, fork, interrupt_before=[])
-    app.forget("t")
+    app.delete_thread("t")
     thoughts = MessageHandle.model_validate(entry_of(state, ann)["thoughts"])
     assert ann.content[0]["reasoning"] in recalling.text(thoughts, special=True)  # type: ignore[index]
-    app.forget("fork")
+    app.delete_thread("fork")
     assert recalling.stats().leases == 0
 
 
@@ -401,7 +403,7 @@ def test_what_others_thought_before_the_same_words_is_theirs(engine: Engine) -> 
     def said(*names: str) -> dict[str, AIMessage]:
         graph = ChoreoGraph(system="Be brief.")
         for name in names:
-            graph.add_node(Agent(name, sampling=ANSWER, thinking=9, header="", choices=["yes"]))
+            graph.add_node(Agent(name, sampling=ANSWER, thinking=9, assistant_prefix="", choices=["yes"]))
             graph.add_edge(START, name)
             graph.add_edge(name, END)
         state = graph.compile(engine=engine).invoke(QUESTION)
@@ -421,7 +423,7 @@ def test_what_one_call_thought_is_not_taken_for_anothers(engine: Engine, many: s
     """Calls of one author that come to the same words over the same view: each notes what it thought itself."""
     graph = ChoreoGraph(system="Be brief.")
     kind = partial(Worker, n=4) if many == "n" else Agent
-    graph.add_node(kind("ann", sampling=ANSWER, thinking=9, header="", choices=["yes"]))
+    graph.add_node(kind("ann", sampling=ANSWER, thinking=9, assistant_prefix="", choices=["yes"]))
     if many == "n":
         graph.add_edge(START, "ann")
     else:
@@ -454,11 +456,11 @@ def test_a_model_without_thoughts_is_not_made_to_think() -> None:
 def test_a_debate_in_which_models_think(model: LoadedModel) -> None:
     """Whatever they think, who hears the same words goes on with the same logits; and nobody hears more."""
     seen: list[dict[tuple[str, int], list[torch.Tensor]]] = []
-    first = Timetable()
+    first = StepTrace()
     for letter in "xyz":
-        timetable = first if letter == "x" else first.again()
+        step_trace = first if letter == "x" else first.again()
         rows: dict[tuple[str, int], list[torch.Tensor]] = {}
-        scheduling = Scheduling(timetable=timetable)
+        scheduling = Scheduling(step_trace=step_trace)
         with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 24), scheduling=scheduling, salt="s") as engine:
             close = engine.chat.thoughts.close if engine.chat.thoughts is not None else ""
             said = {
@@ -477,14 +479,14 @@ def test_a_debate_in_which_models_think(model: LoadedModel) -> None:
             graph.add_node("judge", Agent("judge", sampling=ANSWER, thinking=False))
             for one in ("ann1", "bob1", "eve1"):
                 graph.add_edge(START, one)
-                graph.share(one, "judge", mode="reencoded")
+                graph.set_visibility(one, "judge", mode="reencoded")
                 for other in ("ann2", "bob2", "eve2"):
                     graph.add_edge(one, other)
             for other in ("ann2", "bob2", "eve2"):
                 graph.add_edge(other, "judge")
             graph.add_edge("judge", END)
             app = graph.compile(engine=engine)
-            options = RunOptions(seed=3, replay=Forced(said), watch=watch)
+            options = RunOptions(seed=3, replay=Forced(said), logits_callback=watch)
             state = app.invoke(QUESTION, {"configurable": {"choreo": options}})
             foreseen = {(f.context, f.reader, f.channel) for f in app.audit().findings}
             found = {(f.context, f.reader, f.channel) for f in app.audit(state).findings}

@@ -42,7 +42,7 @@ class Asked:
         """Of a run; at a state of the thread's, if one is given."""
         self.calls = []
         at = {} if at is None else getattr(at, "config", at)["configurable"]
-        return {"configurable": self.configurable | at | {"choreo": RunOptions(watch=self._watch, **options)}}
+        return {"configurable": self.configurable | at | {"choreo": RunOptions(logits_callback=self._watch, **options)}}
 
     def _watch(self, *call: Any) -> Callable[[Any], None]:
         firsts = iter([call])
@@ -190,11 +190,11 @@ def test_a_fork_asks_those_again_whose_view_has_changed(engine: Engine) -> None:
 def test_a_run_may_ask_again(engine: Engine) -> None:
     app, asked, state = forked(engine)
     before = at(app, asked, "bob")
-    same = app.invoke(None, asked.config(before, again=True))
+    same = app.invoke(None, asked.config(before, regenerate=True))
     assert asked.authors == ["bob", "cid"]
     assert texts(same) == texts(state), "the seed is the same"
 
-    other = app.invoke(None, asked.config(before, again=True, seed=9))
+    other = app.invoke(None, asked.config(before, regenerate=True, seed=9))
     assert asked.authors == ["bob", "cid"]
     assert ids(other) == ids(state), "in the place of what was said there, beside nothing else"
     assert texts(other)[:2] == texts(state)[:2] and not set(texts(other)[2:]) & set(texts(state)[2:])
@@ -207,16 +207,16 @@ def test_a_run_may_ask_again(engine: Engine) -> None:
 
 def test_a_new_answer_takes_the_place_of_the_known_one(engine: Engine) -> None:
     warm = Sampling(temperature=1.0, max_tokens=8, stop_tokens=())  # each repetition of a call has a seed of its own
-    first = engine.decode([7], sampling=warm, memo="m")
-    second = engine.decode([7], sampling=warm, memo="m", anew=True)
-    assert first != second == engine.decode([7], sampling=warm, memo="m")
+    first = engine.decode([7], sampling=warm, idempotency_key="m")
+    second = engine.decode([7], sampling=warm, idempotency_key="m", regenerate=True)
+    assert first != second == engine.decode([7], sampling=warm, idempotency_key="m")
     engine.release(first)
     engine.check()
     steps = engine.stats().steps
-    assert engine.decode([7], sampling=warm, memo="m") == second and engine.stats().steps == steps
+    assert engine.decode([7], sampling=warm, idempotency_key="m") == second and engine.stats().steps == steps
     for _ in range(3):
         engine.release(second)
-    assert engine.decode([7], sampling=warm, memo="m", anew=True) not in (first, second)
+    assert engine.decode([7], sampling=warm, idempotency_key="m", regenerate=True) not in (first, second)
 
 
 def test_who_sees_the_same_in_the_next_turn_or_round_is_asked_again(engine: Engine) -> None:
@@ -350,7 +350,7 @@ def test_branches_of_a_subgraph_stand_as_they_were_sent(engine: Engine, position
     for thread in range(4):
         state = app.invoke(QUESTION, Asked(str(thread)).config())
         leads = [entry for entry in state["handles"] if entry["author"] == "team|lead"]
-        assert [entry.get("around", [0]) for entry in leads] == [[0], [1], [2]]
+        assert [entry.get("task_path", [0]) for entry in leads] == [[0], [1], [2]]
         [judge] = [entry for entry in state["handles"] if entry["author"] == "judge"]
         made = engine.inspect.records([engine_handle(judge)])[-1]
         places = [made.parents.index(engine_handle(entry)) for entry in leads]

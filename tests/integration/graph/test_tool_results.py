@@ -59,10 +59,12 @@ def called(declare: Callable[[ChoreoGraph], object] = lambda _: None, **options:
 
 def test_who_reads_the_caller_reads_the_result_and_nobody_else() -> None:
     with engine_of() as engine:
-        app = called(lambda graph: graph.share("ann", "bob").share("tools", "cat")).compile(engine=engine)
+        app = called(lambda graph: graph.set_visibility("ann", "bob").set_visibility("tools", "cat")).compile(
+            engine=engine
+        )
         state = app.invoke(QUESTION)
-        [entry] = [each for each in state["handles"] if each.get("via")]
-        assert (entry["author"], entry["persona"], entry["via"]) == ("ann", "ann", "tools")
+        [entry] = [each for each in state["handles"] if each.get("tool_node")]
+        assert (entry["author"], entry["persona"], entry["tool_node"]) == ("ann", "ann", "tools")
         assert RESULT in words_seen(engine, state, "ann") and RESULT in words_seen(engine, state, "bob")
         # What the node itself says is shared with it; what it says for somebody is theirs.
         assert RESULT not in words_seen(engine, state, "cat")
@@ -70,14 +72,16 @@ def test_who_reads_the_caller_reads_the_result_and_nobody_else() -> None:
 
 def test_a_result_is_encoded_once_for_all_who_read_it() -> None:
     with engine_of() as engine:
-        app = called(lambda graph: graph.share("ann", "bob").share("ann", "cat")).compile(engine=engine)
+        app = called(lambda graph: graph.set_visibility("ann", "bob").set_visibility("ann", "cat")).compile(
+            engine=engine
+        )
         costs: dict[str, list[int]] = {}
         for mode, part in app.stream(QUESTION, stream_mode=["custom", "values"]):
             if mode == "custom":
                 costs.setdefault(part["agent"], []).append(part["tokens_encoded"])
             else:
                 state = part
-        [length] = [entry["handle"]["length"] for entry in state["handles"] if entry.get("via")]
+        [length] = [entry["handle"]["length"] for entry in state["handles"] if entry.get("tool_node")]
         assert all(RESULT in words_seen(engine, state, name) for name in ("bob", "cat"))
         [_, again], [bob], [cat] = (costs[name] for name in ("ann", "bob", "cat"))
         assert again >= length > max(bob, cat)
@@ -85,7 +89,9 @@ def test_a_result_is_encoded_once_for_all_who_read_it() -> None:
 
 def test_a_node_that_is_private_keeps_its_results_from_whoever_reads_the_caller() -> None:
     def declare(graph: ChoreoGraph) -> None:
-        graph.share("ann", "bob", "reencoded").share("tools", "bob", "private").share("ann", "cat")
+        graph.set_visibility("ann", "bob", "reencoded").set_visibility("tools", "bob", "private").set_visibility(
+            "ann", "cat"
+        )
 
     with engine_of() as engine:
         state = called(declare).compile(engine=engine).invoke(QUESTION)
@@ -94,7 +100,7 @@ def test_a_node_that_is_private_keeps_its_results_from_whoever_reads_the_caller(
 
 
 def test_results_of_a_confidential_caller_are_confidential() -> None:
-    graph = called(lambda graph: graph.share("ann", "bob"))
+    graph = called(lambda graph: graph.set_visibility("ann", "bob"))
     graph.nodes["ann"].runnable.confidential = True
     with engine_of() as engine:
         app = graph.compile(engine=engine)
@@ -105,21 +111,23 @@ def test_results_of_a_confidential_caller_are_confidential() -> None:
 def test_a_result_that_a_client_makes_up_is_inputs() -> None:
     """Whichever call it names, and whatever it says of who has written it."""
     with engine_of(ann=[CALL, "Box 12.", "So be it."]) as engine:
-        app = called(lambda graph: graph.share("ann", "bob", "private")).compile(InMemorySaver(), engine=engine)
+        app = called(lambda graph: graph.set_visibility("ann", "bob", "private")).compile(
+            InMemorySaver(), engine=engine
+        )
         config = {"configurable": {"thread_id": "1"}}
         state = app.invoke(QUESTION, config)
         result = next(message for message in state["messages"] if isinstance(message, ToolMessage))
         lie = result.model_copy(update={"content": "It is a LIE.", "id": "forged"})
         state = app.invoke({"messages": [lie]}, config)
         entries = {entry["message_id"]: entry for entry in state["handles"]}
-        assert entries["forged"]["author"] == "__start__" and "via" not in entries["forged"]
+        assert entries["forged"]["author"] == "__start__" and "tool_node" not in entries["forged"]
         assert entries[str(result.id)]["author"] == "ann"
         assert "LIE" in words_seen(engine, state, "bob") and RESULT not in words_seen(engine, state, "bob")
 
 
 def test_audits_foresee_who_reads_what_tools_return() -> None:
     with engine_of() as engine:
-        graph = called(lambda graph: graph.share("ann", "bob"))
+        graph = called(lambda graph: graph.set_visibility("ann", "bob"))
         app = graph.compile(engine=engine)
         foreseen = {(finding.context, finding.reader, finding.channel) for finding in app.audit().findings}
         state = app.invoke(QUESTION)
@@ -162,7 +170,7 @@ def _sends(by_tool: bool) -> ChoreoGraph:
         """Hand on."""
         return sent(ToolMessage(thing, tool_call_id=tool_call_id))
 
-    options: Any = {"tools": [hand_on]} if by_tool else {"update": sent}
+    options: Any = {"tools": [hand_on]} if by_tool else {"on_output": sent}
     graph = ChoreoGraph().add_node(Agent("ann", system="The code is 7.", **options), destinations=("tools",))
     graph.add_node("tools", ToolNode([find])).add_node("hand on", ToolNode([hand_on]), destinations=("tools",))
     return graph.add_edge(START, "ann").add_edge("ann", "hand on")
@@ -217,16 +225,16 @@ def test_attack_results_that_are_private_do_not_come_by_the_encodings_of_who_cal
     )
     graph.add_edge(START, "ann").add_edge("tools", "ann", visibility={}).add_edge("bob", END)
     graph.add_conditional_edges("ann", tools_condition, {"tools": "tools", "__end__": "bob"})
-    graph.share("tools", "bob", "private")
+    graph.set_visibility("tools", "bob", "private")
     assert [(each.context, each.reader) for each in graph.audit().violations] == [("tools", "bob")]
     with pytest.raises(VisibilityError, match="'tools' is declared private to 'bob'"):
         graph.compile(engine=engine_of())
 
 
 def test_reworded_calls_do_not_say_what_they_were_called_with() -> None:
-    shy = VisibilityMode("shy", "words", reword=lambda words: "Something was said.")
+    shy = VisibilityMode("shy", "words", transform=lambda words: "Something was said.")
     with engine_of() as engine:
-        state = called(lambda graph: graph.share("ann", "bob", shy)).compile(engine=engine).invoke(QUESTION)
+        state = called(lambda graph: graph.set_visibility("ann", "bob", shy)).compile(engine=engine).invoke(QUESTION)
         seen = words_seen(engine, state, "bob")
         assert "Something was said." in seen and "kites are" not in seen and "arguments" not in seen
 
@@ -293,5 +301,5 @@ async def test_a_tool_that_returns_a_command_is_stock_too() -> None:
     graph.add_conditional_edges("ann", tools_condition, ["tools", END])
     with engine_of(ann=[call, "So it is."]) as engine:
         state = await graph.compile(engine=engine).ainvoke(QUESTION)
-        assert [entry["author"] for entry in state["handles"] if entry.get("via") == "tools"] == ["ann"]
+        assert [entry["author"] for entry in state["handles"] if entry.get("tool_node") == "tools"] == ["ann"]
         assert "Noted: kites." in words_seen(engine, state, "ann")

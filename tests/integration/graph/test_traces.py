@@ -147,7 +147,7 @@ def test_what_is_confidential_is_masked_unless_it_is_asked_for(scripted: Engine,
         Agent("bob", system="You are Bob."),
         Agent("carl", system="You are Carl.", prompt="Now?"),
         policy=Policy(confidential={"carl.system": frozenset({"ann", "bob"})}),
-    ).share("ann", "bob", "reencoded")
+    ).set_visibility("ann", "bob", "reencoded")
     graph.compile(engine=scripted).invoke(QUESTION, config(runs, trace_confidential=shown))
     root, asked = ("system", "Be brief."), ("human", "What does Ann have?")
 
@@ -170,7 +170,7 @@ def test_what_a_confidential_agent_calls_and_is_told_by_tools_is_masked() -> Non
 
     lines = {"ann": ['<tool_call>{"name": "find", "arguments": {"what": "kite"}}</tool_call>', "I know."] * 2}
     graph = ChoreoGraph(visibility="shared").add_node(Agent("ann", tools=[find], confidential=True))
-    graph.add_node("tools", ToolNode([find])).add_node(Agent("bob")).share("ann", "bob").add_edge(START, "ann")
+    graph.add_node("tools", ToolNode([find])).add_node(Agent("bob")).set_visibility("ann", "bob").add_edge(START, "ann")
     graph.add_conditional_edges("ann", tools_condition, {"tools": "tools", END: "bob"}).add_edge("tools", "ann")
     with Script(lines, default="Well.").load() as engine:
         for shown in (False, True):
@@ -572,7 +572,7 @@ async def test_cancelled_runs_end(engine: Engine) -> None:
         return lambda _: loop.call_soon_threadsafe(begun.set)
 
     app = chain(Worker("team", n=2, sampling=Sampling(max_tokens=180, stop_tokens=()))).compile(engine=engine)
-    task = asyncio.create_task(app.ainvoke(QUESTION, config(runs, watch=watch)))
+    task = asyncio.create_task(app.ainvoke(QUESTION, config(runs, logits_callback=watch)))
     await asyncio.wait_for(begun.wait(), 20)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -624,7 +624,7 @@ def traced(engine: Engine, instrumentor: Any, **options: Any) -> Any:
     try:
         ann = Agent("ann", system="You plan.", sampling=Sampling(temperature=0.5, max_tokens=2, seed=1))
         secret = Agent("bob", system="You are Bob.", prompt="Which?", confidential=True)
-        app = chain(ann, secret, Agent("carl")).share("bob", "carl").compile(engine=engine)
+        app = chain(ann, secret, Agent("carl")).set_visibility("bob", "carl").compile(engine=engine)
         state = app.invoke(QUESTION)
     finally:
         instrumentor.uninstrument()

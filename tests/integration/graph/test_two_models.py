@@ -69,7 +69,7 @@ async def test_words_are_encoded_once_for_all_readers_of_a_model(pair: Pair, mod
     for name in ("bob", "carl", "dora"):
         graph.add_node(speaker(name, "large", system=f"You are {name}."))
         graph.add_edge({"bob": "ann", "carl": "bob", "dora": "carl"}[name], name, visibility={})
-        graph.share("ann", name, mode)
+        graph.set_visibility("ann", name, mode)
     by_name = {"ann": pair.small} | dict.fromkeys(("bob", "carl", "dora"), pair.large)
     words = {**WORDS, "dora": "Dora has 5 old books."}
     app = graph.compile(engine=pair.named)
@@ -99,7 +99,7 @@ def test_an_entry_keeps_what_each_model_has_of_it(pair: Pair) -> None:
     assert question["signature"].keys() == {
         "entry",
         question["handle"]["id"],
-        *(h["id"] for h in question["also"].values()),
+        *(h["id"] for h in question["handles_by_model"].values()),
     }
     by_author = dict(zip([each["author"] for each in said], models_of(said), strict=True))
     assert by_author == {
@@ -107,7 +107,7 @@ def test_an_entry_keeps_what_each_model_has_of_it(pair: Pair) -> None:
         "bob": set(models.values()),
         "carl": {models["small"]},
     }
-    [copy] = entry_of(state, "bob")["also"].values()
+    [copy] = entry_of(state, "bob")["handles_by_model"].values()
     assert entry_of(state, "bob")["handle"]["model"] == models["large"]
     assert copy["model"] == models["small"]
 
@@ -182,7 +182,7 @@ def test_one_engine_may_have_many_names_and_one_name_needs_no_choice(pair: Pair)
     graph = chain([speaker("ann", "quick"), speaker("bob", "thorough")])
     app = graph.compile(engine={"quick": pair.small, "thorough": pair.small})
     state = app.invoke(ASKED, saying({"ann": pair.small, "bob": pair.small}))
-    assert all("also" not in entry for entry in state["handles"])
+    assert all("handles_by_model" not in entry for entry in state["handles"])
     alone = chain([speaker("ann", None)])  # type: ignore[arg-type]
     assert alone.compile(engine={"only": pair.small}).invoke(ASKED, saying({"ann": pair.small}))["handles"]
 
@@ -215,7 +215,7 @@ def test_a_thread_goes_on_on_another_model(
         assert [entry["author"] for entry in second["handles"]] == ["__start__", "ann", "bob"] * 2
         assert models_of(second["handles"]) == [{old, new}] * 3 + [{new}] * 3
         # What ann and bob had said, once each: input is nobody's speech.
-        said = [entry["also"][new]["length"] for entry in second["handles"][1:3]]
+        said = [entry["handles_by_model"][new]["length"] for entry in second["handles"][1:3]]
         assert after.stats().tokens_of_other_models == sum(said)
         assert seen_by(after, second, "bob").count("red kites") == 2
         # Back on the model of before, which knows what it had encoded.
@@ -229,7 +229,7 @@ def test_a_thread_goes_on_on_another_model(
 def test_a_persona_may_speak_through_two_models(pair: Pair) -> None:
     """All that it said and was asked is its own on both; on each model it is encoded once."""
     thinks = [
-        speaker(name, engine, persona="ann", prompt=f"Now {name}.", header=f"{name}:", system="You are Ann.")
+        speaker(name, engine, persona="ann", prompt=f"Now {name}.", assistant_prefix=f"{name}:", system="You are Ann.")
         for name, engine in (("plan", "small"), ("act", "large"), ("check", "large"))
     ]
     engines = {"plan": pair.small, "act": pair.large, "check": pair.large}
@@ -263,7 +263,7 @@ def test_nothing_but_words_goes_from_model_to_model(pair: Pair) -> None:
     graph.add_node(speaker("ann", "small", system="Ann's notes.")).add_node(speaker("bob", "large"))
     graph.add_node(speaker("carl", "small")).add_node(speaker("dora", "small"))
     graph.add_edge(START, "ann").add_edge("ann", "bob").add_edge("bob", "carl").add_edge("carl", "dora")
-    graph.share("ann", "dora")
+    graph.set_visibility("ann", "dora")
     app = graph.compile(engine=pair.named)
     engines = {"ann": pair.small, "bob": pair.large, "carl": pair.small, "dora": pair.small}
     state = app.invoke(ASKED, saying(engines, {**WORDS, "dora": "Dora has 5 old books."}))
@@ -330,7 +330,7 @@ def test_one_key_seals_a_conversation(make_engine: MakeEngine, chatty: LoadedMod
         _rounds(pair, checkpointer=kept).invoke(ASKED, config)
         state = _rounds(pair, checkpointer=kept).invoke(ASKED, config)
     assert [entry["author"] for entry in state["handles"]] == ["__start__", "ann", "bob"] * 2
-    assert not any("unproven" in entry for entry in state["handles"])
+    assert not any("unverified_author" in entry for entry in state["handles"])
     if salts == ("s", "s"):
         # In another process, whose graph names its engines in another order.
         others = Pair(make_engine(salt="s"), make_engine(chatty, salt="s"))
@@ -354,12 +354,15 @@ def test_a_client_cannot_put_an_encoding_in_anothers_place(pair: Pair) -> None:
     state = app.invoke(ASKED, config)
     small, large = (engine.model.adapter.fingerprint for engine in pair)
     question, ann, bob = state["handles"]
-    forged = {**ann, "also": {large: bob["handle"]}}
+    forged = {**ann, "handles_by_model": {large: bob["handle"]}}
     signature = {**question["signature"], **ann["signature"]}
-    swapped = {**ann, "also": {large: question["also"][large]}, "signature": signature}
+    swapped = {**ann, "handles_by_model": {large: question["handles_by_model"][large]}, "signature": signature}
     signer = Signer(pair.small.lineage.seals, [app.name, "1"])
-    assert signer.proven(forged) == {**forged, "also": {}} and signer.proven(swapped) == {**swapped, "also": {}}
-    assert signer.proven(ann) == ann and ann["also"].keys() == {large}
+    assert signer.proven(forged) == {**forged, "handles_by_model": {}} and signer.proven(swapped) == {
+        **swapped,
+        "handles_by_model": {},
+    }
+    assert signer.proven(ann) == ann and ann["handles_by_model"].keys() == {large}
     assert signer.proven({**ann, "handle": bob["handle"]}) is None, "the speaker's own"
     app.update_state(config, {"handles": [forged]}, as_node="bob")
     state = app.invoke({"messages": [("user", "And now?")]}, config)
@@ -455,7 +458,7 @@ def test_scopes_of_all_engines_give_back_all_that_a_run_took(pair: Pair) -> None
 def test_a_handle_without_its_words_is_nothing_to_another_model(pair: Pair) -> None:
     graph = ChoreoGraph()
     graph.add_node(speaker("ann", "small")).add_node(speaker("bob", "large"))
-    graph.add_edge(START, "ann").share("ann", "bob")
+    graph.add_edge(START, "ann").set_visibility("ann", "bob")
     graph.add_conditional_edges("ann", lambda state: [Send("bob", {"handles": state["handles"]})], ["bob"])
     app = graph.compile(engine=pair.named)
     with pytest.raises(ForeignHandleError, match="its words are not in the graph's state"):
@@ -466,7 +469,9 @@ def test_a_branch_is_sent_what_another_model_has_said(pair: Pair) -> None:
     """Whichever handle names it, and only in the mode that it was sent in."""
     graph = ChoreoGraph()
     graph.add_node(speaker("ann", "small")).add_node(speaker("bob", "large")).add_node(speaker("carl", "large"))
-    graph.add_edge(START, "ann").share("ann", "bob").share("ann", "carl").add_edge("bob", "carl", visibility={})
+    graph.add_edge(START, "ann").set_visibility("ann", "bob").set_visibility("ann", "carl").add_edge(
+        "bob", "carl", visibility={}
+    )
 
     def route(state: Any) -> Any:
         return [send("bob", state, reencoded=[next(handles_of(entry_of(state, "ann")))])]

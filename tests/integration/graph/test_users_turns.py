@@ -20,14 +20,14 @@ from choreo_agents import (
     Command,
     Engine,
     MessageHandle,
-    Rule,
     RunOptions,
     Sampling,
     Send,
     VisibilityMode,
+    VisibilityRule,
 )
 from choreo_agents.graph.compiling.charting import texts_of
-from choreo_agents.models import FramedText, LoadedModel, load_model
+from choreo_agents.models import LoadedModel, PromptText, load_model
 from choreo_agents.pml import Schema, SchemaLibrary
 
 DAY = {"date": "2026-11-23"}
@@ -157,7 +157,7 @@ def test_default_instructions_stand_where_nobody_gives_any(
     models: Models, make_engine: MakeEngine, family: str
 ) -> None:
     engine = make_engine(model=models(family))
-    default = engine.model.encode(FramedText.frame(engine.chat.default_system))
+    default = engine.model.encode(PromptText.special(engine.chat.default_system))
     assert default
 
     def is_there(state: Any, author: str) -> bool:
@@ -185,7 +185,7 @@ def test_all_agents_share_one_default(models: Models, make_engine: MakeEngine) -
     for name in ("ann", "bob"):
         graph.add_node(Agent(name)).add_edge(START, name).add_edge(name, END)
     run(graph, engine, asked("What is it?"))
-    once = len(engine.model.encode(FramedText.frame(engine.chat.default_system)))
+    once = len(engine.model.encode(PromptText.special(engine.chat.default_system)))
     question = len(engine.model.encode(engine.chat.turn("user", "What is it?")))
     own = sum(
         len(engine.model.encode(engine.chat.header(name)) + engine.model.encode(f" {WORDS[name]}"))
@@ -214,12 +214,12 @@ def test_what_an_agent_is_asked_stands_in_the_users_turn(
     models: Models, make_engine: MakeEngine, family: str, scope: Any
 ) -> None:
     engine = make_engine(model=models(family))
-    state = run(chain(None, Rule("reencoded", scope=scope), prompt="And you?"), engine, asked("What is it?"))
+    state = run(chain(None, VisibilityRule("reencoded", scope=scope), prompt="And you?"), engine, asked("What is it?"))
     told = "What is it?\n\nann: It is red.\n\nAnd you?"
     first = with_instructions(family, "You are Bob.", told)
     same(engine, seen(engine, state), written(engine, *first))
     state = run(
-        chain(None, Rule("reencoded", scope=scope), prompt="And you?"),
+        chain(None, VisibilityRule("reencoded", scope=scope), prompt="And you?"),
         engine,
         {**state, "messages": [*state["messages"], HumanMessage("Really?")]},
     )
@@ -230,7 +230,7 @@ def test_what_an_agent_is_asked_stands_in_the_users_turn(
 
 def test_a_context_is_a_conversation_of_its_own(models: Models, make_engine: MakeEngine) -> None:
     engine = make_engine(model=models("Gemma 3"))
-    state = run(chain(None, Rule("reencoded", scope=["ann.system"])), engine, asked("What is it?"))
+    state = run(chain(None, VisibilityRule("reencoded", scope=["ann.system"])), engine, asked("What is it?"))
     bob = engine._tenant.find(MessageHandle.model_validate(state["handles"][2]["handle"]))
     [copy] = [parent for parent in bob.parents if parent.author == "ann"]
     context = [token for parent in copy.parents for token in parent.tokens]
@@ -252,7 +252,7 @@ def test_what_stands_around_users_turns_says_what_it_is(models: Models, make_eng
 
 def test_other_words_and_bare_handles_are_parts_as_well(models: Models, make_engine: MakeEngine) -> None:
     engine = make_engine(model=models("Gemma 3"))
-    state = run(chain(None, VisibilityMode("loud", "words", reword=str.upper)), engine, asked("What is it?"))
+    state = run(chain(None, VisibilityMode("loud", "words", transform=str.upper)), engine, asked("What is it?"))
     first = with_instructions("Gemma 3", "You are Bob.", "What is it?\n\nann: IT IS RED.")
     same(engine, seen(engine, state), written(engine, *first))
     graph = chain()
@@ -352,7 +352,7 @@ def test_what_follows_a_users_turn_of_a_prompt_stands_in_it(
     state = run(chain(system=None, prompt=prompt), engine, asked("What is it?"))
     twice = "I like it red.\n\n" * (2 if where == "both" else 1)
     wanted = written(engine, ("user", f"{twice}What is it?\n\nann: It is red."))
-    default = engine.model.encode(FramedText.frame(engine.chat.default_system))
+    default = engine.model.encode(PromptText.special(engine.chat.default_system))
     start = len(engine.model.encode(engine.chat.bos))
     wanted = wanted[:start] + wanted[start + len(default) :]  # a schema says what there is to say
     found = seen(engine, state)
@@ -403,8 +403,8 @@ def test_branches_merged_as_text_are_told_in_one_users_turn(
         turns.append(("assistant", "What?"))
     branches = [
         engine.decode(
-            chat.header(name), seen_, author=name, closing=chat.turn_end,
-            sampling=Sampling(forced=tuple(engine.model.encode(f" {WORDS[name]}"))),
+            chat.header(name), seen_, author=name, turn_suffix=chat.turn_end,
+            sampling=Sampling(forced_token_ids=tuple(engine.model.encode(f" {WORDS[name]}"))),
         )
         for name in ("ann", "bob")
     ]  # fmt: skip
@@ -417,12 +417,12 @@ def test_branches_merged_as_text_are_told_in_one_users_turn(
         told = f"{turns.pop()[1]}\n\n{told}"
     wanted = written(engine, *turns, ("user", told), header="eve:")
     start = len(engine.model.encode(chat.bos))
-    wanted = wanted[:start] + wanted[start + len(engine.model.encode(FramedText.frame(chat.default_system))) :]
+    wanted = wanted[:start] + wanted[start + len(engine.model.encode(PromptText.special(chat.default_system))) :]
     made = engine.inspect.records([answer])[-1]
     known = {each.handle: each.tokens for each in engine.inspect.records([answer])}
     found = [token for parent in made.parents for token in known[parent]] + engine.model.encode(chat.header("eve"))
     assert engine.model.decode(found) == engine.model.decode(wanted)
-    assert [*made.offsets[1:], made.new_offset] == [
+    assert [*made.offsets[1:], made.position] == [
         at + len(known[parent]) for at, parent in zip(made.offsets, made.parents, strict=True)
     ]
     assert engine.stats().leases == leases + 1
@@ -455,7 +455,7 @@ def test_audits_know_what_agents_are_told_as_it_is_encoded(
     models: Models, make_engine: MakeEngine, family: str, public: str | None
 ) -> None:
     engine = make_engine(model=models(family))
-    graph = chain(public, Rule("reencoded", scope=["bob.system", "ann.system"]))
+    graph = chain(public, VisibilityRule("reencoded", scope=["bob.system", "ann.system"]))
     app, state = graph.compile(engine=engine), run(graph, engine, asked("What is it?"))
     texts = texts_of(app.builder, engine)
     for entry in state["handles"][1:]:

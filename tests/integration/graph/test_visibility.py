@@ -14,7 +14,7 @@ from support.adapters import save_adapter
 from support.graphs import QUESTION, agent
 from support.lineage import parents_of, record_of
 
-from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, Send, send
+from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Sampling, Send, VisibilityRule, send
 from choreo_agents.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -26,7 +26,7 @@ from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.workflows.graphs.prisoners_dilemma import prisoners_dilemma
 
 
-def pair(rule: Rule | str = "shared", policy: Policy | None = None, **options: Any) -> ChoreoGraph:
+def pair(rule: VisibilityRule | str = "shared", policy: Policy | None = None, **options: Any) -> ChoreoGraph:
     """ann speaks, then bob, who sees her by a rule; both have secrets, ann's plan is confidential."""
     graph = ChoreoGraph(system="Root.", policy=policy, **options)
     graph.add_node("ann.plan", agent("ann", system="Ann has 3 red kites.", persona="ann", confidential=True))
@@ -84,10 +84,10 @@ def test_a_public_scope_encodes_words_once_for_all_its_readers(engine: Engine) -
     ids=["system", "plan", "both", "public", "reader"],
 )
 def test_fresh_encodings_attend_to_what_their_scope_names(engine: Engine, scope: Any, seen: set, unseen: set) -> None:
-    state = pair(Rule("reencoded", scope=scope)).compile(engine=engine).invoke(QUESTION)
+    state = pair(VisibilityRule("reencoded", scope=scope)).compile(engine=engine).invoke(QUESTION)
     found = ancestors(engine, handle_of(state, "bob"))
     assert seen <= found and not unseen & found
-    app = pair(Rule("reencoded", scope=scope)).compile(engine=engine)
+    app = pair(VisibilityRule("reencoded", scope=scope)).compile(engine=engine)
     assert app.audit().reached("bob", "encoding") == seen - {"bob.system"}
 
 
@@ -97,7 +97,7 @@ def test_a_persona_sees_what_its_nodes_said_and_were_asked_and_nobody_else_does(
     graph.add_node("ann", agent("ann", persona="ann", prompt=lambda state: f"{len(state['messages'])} said."))
     graph.add_node(agent("bob"))
     graph.add_edge(START, "ann.plan").add_edge("ann.plan", "ann", visibility={}).add_edge("ann", "bob")
-    graph.share("ann.plan", "bob")
+    graph.set_visibility("ann.plan", "bob")
     state = graph.compile(engine=engine).invoke(QUESTION)
     prompts = [MessageHandle.model_validate(entries_of(state, name)[0]["prompt"]) for name in ("ann.plan", "ann")]
     assert [engine.text(prompt) for prompt in prompts] == [
@@ -117,7 +117,7 @@ def test_parallel_positions_put_siblings_at_one_offset(engine: Engine) -> None:
         said = Sampling(max_tokens=2 if name == "con" else 9, stop_tokens=())
         graph.add_node(agent(name, system=f"Notes of {name}: {'long ' * len(name)}.", sampling=said))
     graph.add_edge(START, "pro").add_edge(START, "con").add_edge(["pro", "con"], "judge").add_edge("judge", "press")
-    graph.share("pro", "press", "reencoded").share("con", "press", "reencoded")
+    graph.set_visibility("pro", "press", "reencoded").set_visibility("con", "press", "reencoded")
     state = graph.compile(engine=engine).invoke(QUESTION)
     for reader in ("judge", "press"):
         message, parents = record_of(engine, handle_of(state, reader)), parents_of(engine, handle_of(state, reader))
@@ -127,7 +127,7 @@ def test_parallel_positions_put_siblings_at_one_offset(engine: Engine) -> None:
         [one, two] = siblings
         assert starts[one] == starts[two] == starts[one - 1] + lengths[one - 1]
         after = max(starts[i] + lengths[i] for i in siblings)
-        assert (starts[two + 1] if two + 1 < len(starts) else message.new_offset) == after
+        assert (starts[two + 1] if two + 1 < len(starts) else message.position) == after
         if reader == "press":
             assert parents[one].handle not in parents[two].parents, "siblings do not see each other"
 
@@ -157,7 +157,7 @@ def branching(shared: str = "", reencoded: str = "", rule: str = "shared") -> Ch
     graph.add_edge(START, "pro").add_edge(START, "con")
     graph.add_node("router", lambda state: None)
     graph.add_edge(["pro", "con"], "router", visibility={})
-    graph.share("pro", "worker", rule)
+    graph.set_visibility("pro", "worker", rule)
 
     def route(state: Any) -> list[Send]:
         chosen = {
@@ -281,7 +281,9 @@ def test_a_policy_may_only_warn(engine: Engine) -> None:
 
 
 def test_a_policy_that_an_edge_contradicts_is_refused(engine: Engine) -> None:
-    graph = pair("reencoded", Policy(**KEEP_PLAN, on_violation="reencode")).share("ann.plan", "bob", "reencoded")
+    graph = pair("reencoded", Policy(**KEEP_PLAN, on_violation="reencode")).set_visibility(
+        "ann.plan", "bob", "reencoded"
+    )
     with pytest.raises(VisibilityError, match="The edge itself contradicts it: remove the edge, or let 'bob' have it"):
         graph.compile(engine=engine)
 
@@ -314,11 +316,11 @@ def test_a_policy_holds_at_call_time_where_the_graph_cannot_tell(engine: Engine)
     compiled = only.compile(engine=engine)
     # carl's message of another run, in which he read ann, gets into one where bob may read carl.
     state = compiled.invoke(QUESTION)
-    bob = only.share("carl", "bob", "shared")
+    bob = only.set_visibility("carl", "bob", "shared")
     with pytest.raises(VisibilityError, match="the policy keeps 'ann' from 'bob'"):
         bob.compile(engine=engine)
     rules = compiled.builder.nodes["bob"].runnable
-    rules._reader_rules.sources["carl"] = Rule()
+    rules._reader_rules.sources["carl"] = VisibilityRule()
     with pytest.raises(VisibilityError, match="the encoding that 'carl' shares with it attended to it"):
         compiled.invoke(
             {"messages": [("user", "Again?")], "handles": state["handles"]} | {"messages": state["messages"]}
@@ -326,7 +328,7 @@ def test_a_policy_holds_at_call_time_where_the_graph_cannot_tell(engine: Engine)
 
 
 def test_a_private_path_is_refused_when_the_graph_is_compiled(engine: Engine) -> None:
-    graph = pair("shared").share("ann.plan", "bob", "private")
+    graph = pair("shared").set_visibility("ann.plan", "bob", "private")
     says = "'ann.plan' is declared private to 'bob', but an encoding that attended to it would get there"
     with pytest.raises(VisibilityError, match=re.escape(says)):
         graph.compile(engine=engine)
@@ -343,19 +345,19 @@ def test_under_methods_that_hand_on_no_encodings_only_words_can_leak(make_engine
 @pytest.mark.parametrize("wrong", ["everyone", [], "ann.system", [""], 3, [1]], ids=str)
 def test_a_scope_that_is_none_is_refused(wrong: Any) -> None:
     with pytest.raises(VisibilityError, match="scope must be"):
-        Rule("reencoded", scope=wrong)
+        VisibilityRule("reencoded", scope=wrong)
 
 
 def test_scopes_are_for_words_and_name_contexts_that_there_are(engine: Engine) -> None:
     with pytest.raises(VisibilityError, match="'shared' encodes none"):
-        Rule("shared", scope="public")
+        VisibilityRule("shared", scope="public")
     with pytest.raises(VisibilityError, match="scope 'public' is given beside"):
-        ChoreoGraph().add_edge("a", "b", visibility=Rule("reencoded"), scope="public")
+        ChoreoGraph().add_edge("a", "b", visibility=VisibilityRule("reencoded"), scope="public")
     with pytest.raises(
         VisibilityError,
         match=r"no private context that words can be encoded in: 'ann.sys': there are .*'ann.system', 'bob.system'",
     ):
-        pair(Rule("reencoded", scope=("ann.sys",))).compile(engine=engine)
+        pair(VisibilityRule("reencoded", scope=("ann.sys",))).compile(engine=engine)
 
 
 def endless(history: Any = "all", *, ends: bool = False) -> ChoreoGraph:
@@ -409,7 +411,7 @@ def test_a_dilemma_of_another_kind_is_refused(strategies: dict[str, str], talks:
 def test_input_that_is_private_to_a_reader_is_so_through_others(engine: Engine) -> None:
     graph = ChoreoGraph(system="Root.")
     graph.add_node(agent("ann")).add_node(agent("bob"))
-    graph.add_edge(START, "ann").add_edge("ann", "bob").share(START, "bob", "private")
+    graph.add_edge(START, "ann").add_edge("ann", "bob").set_visibility(START, "bob", "private")
     with pytest.raises(VisibilityError, match=r"'__start__' is declared private to 'bob'.*__start__ =shared=> ann"):
         graph.compile(engine=engine)
     graph.with_rule("ann", "bob", "reencoded").compile(engine=engine).invoke(QUESTION)
@@ -448,7 +450,7 @@ def test_a_message_that_comes_without_its_handle_is_still_its_authors(engine: En
     """A plain Send that leaves the handles out does not make input of what an agent said."""
     graph = ChoreoGraph(system="Root.")
     graph.add_node("ann", agent("ann", confidential=True)).add_node(agent("bob")).add_node(agent("carl"))
-    graph.add_edge(START, "ann").add_edge("bob", "carl", visibility={}).share("ann", "bob", "private")
+    graph.add_edge(START, "ann").add_edge("bob", "carl", visibility={}).set_visibility("ann", "bob", "private")
     route = lambda state: [Send("bob", {"messages": state["messages"]})]  # noqa: E731
     graph.add_conditional_edges("ann", route, ["bob"], visibility={})
     app = graph.compile(engine=engine)
@@ -532,7 +534,9 @@ def test_a_send_does_not_widen_history_and_its_branches_speak_after_what_was_sai
         "pro", lambda state: "pro" if len(state["handles"]) < 3 else "router", ["pro", "router"], visibility={}
     )
     chosen = {"index": 0}
-    graph.share("pro", "worker", "shared", history="last").share("worker", "judge").share("pro", "judge")
+    graph.set_visibility("pro", "worker", "shared", history="last").set_visibility("worker", "judge").set_visibility(
+        "pro", "judge"
+    )
 
     def route(state: Any) -> list[Send]:
         said = entries_of(state, "pro")
@@ -617,14 +621,14 @@ def test_what_agents_of_another_graph_said_openly_is_input(engine: Engine) -> No
 
 def test_the_audit_of_a_run_does_not_depend_on_other_runs(engine: Engine) -> None:
     graph = ChoreoGraph(system="Root.")
-    same = Sampling(forced=(40, 41, 42))
+    same = Sampling(forced_token_ids=(40, 41, 42))
     graph.add_node("plan", agent("ann", confidential=True, sampling=same))
     graph.add_node("talk", agent("ann", sampling=same))
     graph.add_node(agent("bob"))
     graph.add_conditional_edges(START, lambda state: state["messages"][-1].text, ["plan", "talk"])
     # Neither sees the question: they say the same in the same place.
-    graph.share(START, "plan", "private").share(START, "talk", "private")
-    graph.share("plan", "bob").share("talk", "bob").add_edge("plan", "bob", visibility={})
+    graph.set_visibility(START, "plan", "private").set_visibility(START, "talk", "private")
+    graph.set_visibility("plan", "bob").set_visibility("talk", "bob").add_edge("plan", "bob", visibility={})
     graph.add_edge("talk", "bob", visibility={})
     app = graph.compile(engine=engine)
     state = app.invoke({"messages": [("user", "plan")]})
@@ -685,12 +689,14 @@ def test_loops_that_people_interrupt_are_not_endless(engine: Engine) -> None:
 
 def test_equal_words_of_a_source_that_is_not_private_are_no_breach(engine: Engine) -> None:
     graph = ChoreoGraph(system="Root.")
-    same = Sampling(forced=(40, 41, 42))
+    same = Sampling(forced_token_ids=(40, 41, 42))
     for name in ("a", "b"):
         graph.add_node(name, agent("same", sampling=same))
         graph.add_edge(START, name)
     graph.add_node(agent("c")).add_node(agent("carl"))
-    graph.add_edge("a", "c").add_edge("b", "c", visibility={}).add_edge("c", "carl").share("b", "carl", "private")
+    graph.add_edge("a", "c").add_edge("b", "c", visibility={}).add_edge("c", "carl").set_visibility(
+        "b", "carl", "private"
+    )
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert handle_of(state, "a") == handle_of(state, "b") in engine.inspect.ancestors(handle_of(state, "carl"))
 
@@ -735,5 +741,8 @@ def test_how_much_of_the_input_is_read_says_not_how(first: str) -> None:
         "dora": "reencoded in public",
         "ann.later": "reencoded",
     }
-    shared = graph.with_rule(START, "ann", Rule(history=3)).chart()
-    assert shared.node("ann").rules[START] == Rule(history=3) and shared.node("ann.later").rules[START] == Rule()
+    shared = graph.with_rule(START, "ann", VisibilityRule(history=3)).chart()
+    assert (
+        shared.node("ann").rules[START] == VisibilityRule(history=3)
+        and shared.node("ann.later").rules[START] == VisibilityRule()
+    )

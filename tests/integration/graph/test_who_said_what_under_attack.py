@@ -10,12 +10,12 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from support.graphs import QUESTION, agent
 
-from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, Worker, send
+from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Sampling, VisibilityRule, Worker, send
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.graph.audit.labels import Declared, Labels
+from choreo_agents.graph.audit.influence import Declared, InfluenceTracker
 
 
-def planner(rule: Rule | str, policy: Policy | None = None) -> ChoreoGraph:
+def planner(rule: VisibilityRule | str, policy: Policy | None = None) -> ChoreoGraph:
     """ann plans, and bob sees the plan by a rule."""
     graph = ChoreoGraph(system="Root.", policy=policy)
     graph.add_node(agent("ann", system="Ann has 3 red kites.", confidential=True)).add_node(agent("bob"))
@@ -37,7 +37,7 @@ def test_attack_a_send_hands_on_words_where_encodings_are_shared(engine: Engine)
     """What a run finds in the words channel, the graph has foreseen."""
     graph = ChoreoGraph(system="Root.")
     graph.add_node(agent("ann", system="Ann has 3 red kites.", confidential=True)).add_node(agent("bob"))
-    graph.add_edge(START, "ann").share("ann", "bob", "shared")
+    graph.add_edge(START, "ann").set_visibility("ann", "bob", "shared")
 
     def route(state: Any) -> list[Any]:
         return [send("bob", state, reencoded=[state["handles"][-1]])]
@@ -53,7 +53,7 @@ def test_attack_a_send_hands_on_words_where_encodings_are_shared(engine: Engine)
 
 
 SECRET = "Ann has 3 red kites."
-SAME = Sampling(forced=(40, 41, 42))
+SAME = Sampling(forced_token_ids=(40, 41, 42))
 """Whoever says it."""
 
 
@@ -68,7 +68,7 @@ def noted(policy: Policy | None = None, **systems: str) -> ChoreoGraph:
 
 def let_read(app: Any, source: str, reader: str) -> None:
     """Let a compiled graph's agent read what its declarations did not foresee: the guard is asked alone."""
-    app.builder.nodes[reader].runnable._reader_rules.sources[source] = Rule()
+    app.builder.nodes[reader].runnable._reader_rules.sources[source] = VisibilityRule()
 
 
 def test_attack_another_graph_says_a_secret_under_a_name_of_this_one(engine: Engine) -> None:
@@ -91,7 +91,7 @@ def test_attack_another_graph_says_the_same_in_words_of_its_own(engine: Engine) 
         made = ChoreoGraph(system="Root.")
         made.add_node(agent("plan", confidential=True, sampling=SAME)).add_node(agent("ann", sampling=SAME))
         made.add_node(agent("bob")).add_edge(START, "plan").add_edge("plan", "ann", visibility=plan)
-        made.add_edge("ann", "bob", visibility=Rule("reencoded", scope="public"))
+        made.add_edge("ann", "bob", visibility=VisibilityRule("reencoded", scope="public"))
         return made.compile(engine=engine)
 
     mine, other = graph({}), graph("shared")
@@ -105,7 +105,7 @@ def test_attack_another_graph_says_the_same_in_words_of_its_own(engine: Engine) 
 def test_attack_personas_of_one_text_are_told_apart(engine: Engine) -> None:
     """What bob is told, too, is ann's secret all the same where ann has it from her own orders."""
     graph = noted(Policy(confidential={"ann.system": frozenset()}), ann=SECRET, carl=SECRET)
-    graph = graph.with_rule("ann", "bob", "private").share("ann", "carl", "reencoded")
+    graph = graph.with_rule("ann", "bob", "private").set_visibility("ann", "carl", "reencoded")
     app = graph.compile(engine=engine)
     state = app.invoke(QUESTION)
     for report in (app.audit(), app.audit(state)):
@@ -145,7 +145,7 @@ def test_attack_a_scope_inside_a_graph_is_seen_from_outside(engine: Engine) -> N
     """Words that a subgraph encodes in ann's orders carry these: the graph around it has foreseen that."""
     inner = ChoreoGraph(system="Root.")
     inner.add_node(agent("ann", system=SECRET)).add_node(agent("bob"))
-    inner.add_edge(START, "ann").add_edge("ann", "bob", visibility=Rule("reencoded", scope=["ann.system"]))
+    inner.add_edge(START, "ann").add_edge("ann", "bob", visibility=VisibilityRule("reencoded", scope=["ann.system"]))
     outer = ChoreoGraph()
     outer.add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     app = outer.compile(engine=engine)
@@ -248,7 +248,7 @@ def test_what_reached_a_message_is_found_by_every_way(engine: Engine) -> None:
     for number, name in enumerate(names):
         graph.add_edge(names[number - 1] if number else START, name, visibility={})
         for source in names[:number]:
-            graph.share(source, name, "shared" if (number + names.index(source)) % 3 else "reencoded")
+            graph.set_visibility(source, name, "shared" if (number + names.index(source)) % 3 else "reencoded")
     app = graph.compile(engine=engine)
     static, state = app.audit(), app.invoke(QUESTION)
     found = {(each.context, each.reader, each.channel) for each in app.audit(state).findings}
@@ -257,13 +257,17 @@ def test_what_reached_a_message_is_found_by_every_way(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [Rule("reencoded"), Rule("reencoded", scope="public"), Rule("reencoded", scope=["ann"])],
+    [
+        VisibilityRule("reencoded"),
+        VisibilityRule("reencoded", scope="public"),
+        VisibilityRule("reencoded", scope=["ann"]),
+    ],
     ids=["for its reader", "for all", "as a context"],
 )
-def test_attack_confidential_words_are_confidential_in_every_encoding(engine: Engine, rule: Rule) -> None:
+def test_attack_confidential_words_are_confidential_in_every_encoding(engine: Engine, rule: VisibilityRule) -> None:
     """Whoever encodes them again, and wherever: the copy is no less a private context than what it is of."""
     graph = planner(rule)
-    graph.add_node(agent("carl")).add_edge(START, "carl").share("carl", "bob", rule)
+    graph.add_node(agent("carl")).add_edge(START, "carl").set_visibility("carl", "bob", rule)
     state = graph.compile(engine=engine).invoke(QUESTION)
     [said] = [MessageHandle.model_validate(each["handle"]) for each in state["handles"] if each["author"] == "bob"]
     [lineage] = engine.inspect.audit([said]).messages
@@ -286,7 +290,7 @@ def test_attack_words_that_go_around_lose_none_of_those_who_said_them(engine: En
         for at, (handle, name) in enumerate(zip(around, ["ann", "bob", "carl", "dora"], strict=True))
     ]
     for first in permutations(entries):
-        labels = Labels([engine], Declared(), entries)  # type: ignore[arg-type]
+        labels = InfluenceTracker([engine], Declared(), entries)  # type: ignore[arg-type]
         for entry in first:
             reached = {name.removeprefix("|") for name, _ in labels.of(entry) or ()}  # type: ignore[arg-type]
             assert reached >= {"ann", "bob", "carl", "ann.system", "bob.system", "carl.system"}

@@ -173,7 +173,7 @@ def test_attack_what_a_graph_sends_to_the_one_around_it_stays_its_own(
     def upwards(said: Any) -> Any:
         return Command(graph=Command.PARENT, goto="writer")
 
-    node = up if speaks == "function" else Agent("scout", engine=engine, update=upwards)
+    node = up if speaks == "function" else Agent("scout", engine=engine, on_output=upwards)
     made: Any = ChoreoGraph() if inner == "ours" else StateGraph(ChoreoState)
     made.add_node("scout", node).add_edge(START, "scout")
     outer = ChoreoGraph().add_node(Agent("scout")).add_node("team", compiled(made, engine, keeps))

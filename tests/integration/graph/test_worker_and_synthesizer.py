@@ -66,7 +66,7 @@ def parents(engine: Engine, handle: MessageHandle) -> list[MessageHandle]:
 def offsets(engine: Engine, handle: MessageHandle) -> list[int]:
     """Where a message saw its parents, the first of them at 0, and where it stands itself."""
     record = record_of(engine, handle)
-    return [offset - record.offsets[0] for offset in (*record.offsets, record.new_offset)]
+    return [offset - record.offsets[0] for offset in (*record.offsets, record.position)]
 
 
 def texts(engine: Engine, given: list[MessageHandle]) -> list[str]:
@@ -189,10 +189,12 @@ def test_a_worker_says_at_least_one_message() -> None:
 
 def stock(engine: Engine) -> Any:
     """Workers, a judge and a synthesizer in LangGraph's own graph."""
-    worker = Worker("worker", n=2, engine=engine, public="Root.", sampling=FREE)
+    worker = Worker("worker", n=2, engine=engine, shared_system="Root.", sampling=FREE)
     graph = StateGraph(ChoreoState)
     graph.add_node("worker", worker)
-    graph.add_node("merger", Synthesizer("Merger", merges=["worker"], engine=engine, public="Root.", sampling=SHORT))
+    graph.add_node(
+        "merger", Synthesizer("Merger", merges=["worker"], engine=engine, shared_system="Root.", sampling=SHORT)
+    )
     graph.add_conditional_edges(
         START, lambda state: [worker.send(state, text, speaker=name) for name, text in TOLD.items()], ["worker"]
     )
@@ -394,7 +396,7 @@ def by_hand(engine: Engine, view: list[MessageHandle], places: list[int], end: i
             [*places, end],
             end + asked.length,
             sampling=SHORT_WARM,
-            closing=engine.chat.turn_end,
+            turn_suffix=engine.chat.turn_end,
         )
     )
 
@@ -439,7 +441,7 @@ def test_a_parallel_branch_that_has_not_read_input_is_not_moved_behind_it(engine
         graph.add_node(agent(name, system=f"{name} has notes.", sampling=SHORT)).add_edge(START, name, visibility=reads)
     names = ["alice", "bruno", "cleo"]
     graph.add_node(Synthesizer("merger", merges=names, strategy="parallel", sampling=SHORT))
-    graph.share(START, "merger", "reencoded").add_edge(names, "merger")
+    graph.set_visibility(START, "merger", "reencoded").add_edge(names, "merger")
     state = graph.compile(engine=engine).invoke(QUESTION)
     [merged], *branches = (handles(state, name) for name in ("merger", *names))
     placed = dict(zip(parents(engine, merged), offsets(engine, merged), strict=False))

@@ -128,7 +128,7 @@ def test_what_each_voter_says_decides_who_is_kept(embedded: LoadedModel, make_en
         system="Work it out in steps.",
         vote="Which result is right?",
         answer="Check it.",
-        lead="I vote for",
+        answer_prefix="I vote for",
         ballot=lambda _, words: found.group() if (found := result.search(words)) else None,
         speakers=["Henry", "Grace", "Alice", "Bruno", "Clara", "David", "Emma", "Felix"],
         sampling=Sampling(temperature=0.7, max_tokens=64),

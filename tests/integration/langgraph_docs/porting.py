@@ -85,6 +85,8 @@ class Changes:
     gone: int
 
 
+_WRAPPED = re.compile(r"\(\n +(.*[^,(])\n +\)\n")
+"""A call that the formatter has wrapped for its length: it counts as the one line that was written."""
 _KINDS = (
     ("imports", re.compile(r"(from|import) .*")),
     ("nodes", re.compile(r".*graph\.add_node\(Agent\(.*\)\)$")),
@@ -95,7 +97,8 @@ _KINDS = (
 
 def changes(name: str) -> Changes:
     """What porting a program has changed in its lines, without empty ones."""
-    stock, now = ((HERE / kind / f"{name}.py").read_text().splitlines() for kind in ("stock", "ported"))
+    texts = ((HERE / kind / f"{name}.py").read_text() for kind in ("stock", "ported"))
+    stock, now = (_WRAPPED.sub(r"(\1)\n", text).splitlines() for text in texts)
     found: dict[str, list[str]] = {kind: [] for kind, _ in _KINDS}
     gone = 0
     for line in difflib.unified_diff(stock, now, n=0, lineterm=""):
@@ -136,7 +139,7 @@ sent with what each call of the other sees; [how to port a graph](../tutorials/p
 {rows}
 
 *Lines* are those of the ported file that the stock file has not, without imports and empty lines: `nodes`, one for
-each `add_node(Agent(...))`; `functions`, of routes that stay functions (`update=`) and of what functions hand on;
+each `add_node(Agent(...))`; `functions`, of routes that stay functions (`on_output=`) and of what functions hand on;
 `graphs`, the state's class, `ChoreoGraph`, and the engine instead of the model; `gone`, lines of the stock file that
 are not needed any more.
 

@@ -68,7 +68,7 @@ def test_at_most_one_line_of_a_node_is_to_be_written_to_share(name: str) -> None
     source = (HERE / "ported" / f"{name}.py").read_text()
     assert len(made.graphs) <= 2 + 2 * source.count(" = ChoreoGraph(") + source.count(" = team(")
     # A route is its signature and what it returns; what a function hands on to another graph is one line for each.
-    assert len(made.functions) <= 2 * source.count("update=") + 2 * source.count("def handed") + source.count(
+    assert len(made.functions) <= 2 * source.count("on_output=") + 2 * source.count("def handed") + source.count(
         "handed(s"
     )
     assert sum(map(len, (made.nodes, made.functions, made.graphs))) < made.gone

@@ -71,7 +71,7 @@ def view_of(library: SchemaLibrary, text: str) -> tuple[list[int | None], list[M
 
 
 def answer(library: SchemaLibrary, text: str, seed: int) -> MessageHandle:
-    return library.generate(library.prompt("trip", text), Sampling(forced=(5, 6, 7, 8), seed=seed))
+    return library.generate(library.prompt("trip", text), Sampling(forced_token_ids=(5, 6, 7, 8), seed=seed))
 
 
 def files(folder: Path, suffix: str = ".safetensors") -> list[Path]:
@@ -203,7 +203,9 @@ def test_a_view_outlives_eviction(make_library: MakeLibrary, logits_by_seed: dic
         library.evict("trip")
         assert {module.place for module in library.modules("trip")} == {"nowhere"}
         for seed in (1, 2):
-            engine.decode([9], view.handles, view.offsets, view.end, sampling=Sampling(forced=(5, 6), seed=seed))
+            engine.decode(
+                [9], view.handles, view.offsets, view.end, sampling=Sampling(forced_token_ids=(5, 6), seed=seed)
+            )
             library.load("trip")
     assert all(torch.equal(a, b) for a, b in zip(logits_by_seed[1], logits_by_seed[2], strict=True))
 
@@ -266,7 +268,7 @@ def test_a_restarted_engine_finds_modules_in_their_files(make_library: MakeLibra
     engine, library = make_library(tmp_path)
     library.register(schema(), encode="eager")
     encoded = engine.stats().tokens_encoded
-    engine.owner.restart()
+    engine.admin.restart()
     library.load("trip")
     assert engine.stats().tokens_encoded == encoded and engine.stats().recomputed == 0
 
@@ -352,7 +354,7 @@ def test_tenants_share_a_folder_but_no_file(make_library: MakeLibrary, tmp_path:
     mine = files(tmp_path)
     with SchemaLibrary(engine.tenant("other"), tmp_path) as other:
         other.register(schema(), encode="eager")
-    assert engine.owner.stats().adopted == 0 and len(files(tmp_path)) == 2 * len(mine)
+    assert engine.admin.stats().adopted == 0 and len(files(tmp_path)) == 2 * len(mine)
     assert len({path.parent for path in files(tmp_path)}) == 2
 
 

@@ -44,7 +44,7 @@ from choreo_agents.errors import (
     VisibilityError,
 )
 from choreo_agents.models import LoadedModel
-from choreo_agents.testing import HeardMessage, Script
+from choreo_agents.testing import PromptMessage, Script
 
 ASK = {"messages": [("user", "What does Bob have?")]}
 ODD = "Grüße, 世界 👋🏽!\n\n\tdef f(x):  return x['a'] <|end|> % 1\u00a0000 …and a verylongwordwithoutanyspaces"
@@ -71,9 +71,9 @@ def test_each_agent_says_its_lines_and_its_calls_tell_what_it_saw(make_engine: M
     scout, captain = script.calls
     assert (scout.agent, scout.number, scout.header, scout.said) == ("scout", 0, "scout:", ODD)
     assert scout.messages == (
-        HeardMessage("public root", "Agents agree."),
-        HeardMessage("scout.system", "Notes: Bob has 5 blue boats."),
-        HeardMessage("__start__", "What does Bob have?"),
+        PromptMessage("public root", "Agents agree."),
+        PromptMessage("scout.system", "Notes: Bob has 5 blue boats."),
+        PromptMessage("__start__", "What does Bob have?"),
     )
     assert captain.text == f"Agents agree.\nWhat does Bob have?\nscout: {ODD}"
     assert captain.sampling.max_tokens == 2048 and not script.unsaid
@@ -191,7 +191,7 @@ def test_answers_are_those_that_are_allowed(make_engine: MakeEngine) -> None:
 def test_a_lead_comes_before_the_answer(make_engine: MakeEngine) -> None:
     lines = ["Hm, well. I vote for B.", "I vote for A.", "B.", "I vote for me. I vote for A."]
     engine = make_engine(Script({"voter": lines}).model)
-    voter = Agent("voter", choices=["A.", "B."], lead="I vote for")
+    voter = Agent("voter", choices=["A.", "B."], answer_prefix="I vote for")
     app = ChoreoGraph(system="Root.").add_node(voter).add_edge(START, "voter").compile(engine=engine)
     assert [words(app.invoke(ASK))[0] for _ in range(2)] == lines[:2]
     with pytest.raises(ScriptError, match=r"behind 'I vote for', as in 'I vote for A\.'"):
@@ -207,7 +207,7 @@ def test_max_tokens_stop_texts_and_stop_tokens_end_a_message(make_engine: MakeEn
     comma = engine.model.encode(",")[0]
 
     def said(**sampling: Any) -> str:
-        handle = engine.decode("<|assistant|>", sampling=Sampling(**sampling), closing="<|end|>")
+        handle = engine.decode("<|assistant|>", sampling=Sampling(**sampling), turn_suffix="<|end|>")
         return engine.text(handle, special=False)
 
     assert said() == " One, two, three, four."
@@ -239,7 +239,7 @@ def test_several_answers_are_several_lines(make_engine: MakeEngine) -> None:
 def test_forced_tokens_are_said_and_use_up_no_line(make_engine: MakeEngine) -> None:
     script = Script({"ann": ["One."]})
     engine = make_engine(script.model)
-    forced = Sampling(forced=tuple(engine.model.encode(" Two.")), logprobs=0)
+    forced = Sampling(forced_token_ids=tuple(engine.model.encode(" Two.")), logprobs=0)
     assert engine.text(engine.decode("<|assistant|>", author="ann", sampling=forced), special=False) == " Two."
     assert engine.text(engine.decode("<|assistant|>", author="ann"), special=False) == " One."
     assert [(call.number, call.said) for call in script.calls] == [(0, " Two."), (0, "One.")]
@@ -383,7 +383,7 @@ def test_what_memory_has_lost_comes_back(make_engine: MakeEngine) -> None:
     root = engine.prefill("<s>Root. And more.")
     before = engine.kv.read(root)
     assert len(before.values.unique()) == len({*engine.tokens(root)}), "what is stored of a token tells it apart"
-    engine.owner.restart()  # type: ignore[union-attr]
+    engine.admin.restart()  # type: ignore[union-attr]
     assert engine.text(engine.decode("<|assistant|>", [root], author="ann"), special=False) == " Root. And more."
     assert engine.stats().tokens_recomputed == root.length
     after = engine.kv.read(root)

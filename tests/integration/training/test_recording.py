@@ -52,7 +52,9 @@ def test_a_recorded_debate_has_the_engines_logits(make_engine: MakeEngine, metho
     engine = make_engine(method=method)
     graph = debate({"ann": "Ann has 3 kites.", "bo": None}, rounds=2, system="Talk.", revise="Again.", sampling=FREE)
     seen = Watched()
-    state = graph.compile(engine=engine).invoke(QUESTION, {"configurable": {"choreo": RunOptions(watch=seen)}})
+    state = graph.compile(engine=engine).invoke(
+        QUESTION, {"configurable": {"choreo": RunOptions(logits_callback=seen)}}
+    )
     trace = record(engine, "debate", handles_in(state["handles"]))
     assert trace.learnt_tokens == 4 * 9
     wanted = {}
@@ -87,12 +89,14 @@ def test_every_method_records_the_same_trace(make_engine: MakeEngine) -> None:
 
 def test_a_message_brings_all_that_it_descends_from(engine: Engine) -> None:
     root = engine.prefill([5, 6], author="root", role="system")
-    middle = engine.decode([7], [root], [40], 50, sampling=Sampling(forced=(8, 9)), author="ann")
-    last = engine.decode([7], [middle, root], [3, 9], 20, sampling=Sampling(forced=(8,)), closing=[11, 12])
+    middle = engine.decode([7], [root], [40], 50, sampling=Sampling(forced_token_ids=(8, 9)), author="ann")
+    last = engine.decode(
+        [7], [middle, root], [3, 9], 20, sampling=Sampling(forced_token_ids=(8,)), turn_suffix=[11, 12]
+    )
     engine.release(root)
     engine.release(middle)
     trace = record(engine, "one", [last])
-    assert [(m.tokens, m.offsets, m.new_offset, m.learn, m.author, m.role) for m in trace.messages] == [
+    assert [(m.tokens, m.offsets, m.position, m.learn, m.author, m.role) for m in trace.messages] == [
         ((5, 6), (), 0, None, "root", "system"),
         ((7, 8, 9), (40,), 50, (1, 3), "ann", "assistant"),
         ((7, 8, 11, 12), (3, 9), 20, (1, 2), None, "assistant"),
@@ -107,30 +111,30 @@ def test_a_message_brings_all_that_it_descends_from(engine: Engine) -> None:
 def test_a_long_chain_is_recorded(engine: Engine) -> None:
     handle = engine.prefill([5])
     for _ in range(1200):
-        handle = engine.prefill([6], [handle], new_offset=3)
+        handle = engine.prefill([6], [handle], position=3)
     assert len(record(engine, "chain", [handle]).messages) == 1201
 
 
 def test_closing_tokens_are_learnt_if_they_were_sampled(engine: Engine) -> None:
-    forced = engine.decode([7, 8], sampling=Sampling(forced=(9, 11)), closing=[11, 12])
+    forced = engine.decode([7, 8], sampling=Sampling(forced_token_ids=(9, 11)), turn_suffix=[11, 12])
     [message] = record(engine, "closed", [forced]).messages
     assert message.tokens == (7, 8, 9, 11, 12) and message.learn == (2, 4)
 
 
 def test_what_was_prefilled_before_it_was_decoded_is_learnt(engine: Engine) -> None:
     given = engine.prefill([7, 8, 9])
-    decoded = engine.decode([7, 8], sampling=Sampling(forced=(9,)))
+    decoded = engine.decode([7, 8], sampling=Sampling(forced_token_ids=(9,)))
     assert given == decoded
     [message] = record(engine, "both", [given]).messages
     assert message.learn == (2, 3)
     # The same words, sampled from an earlier place on, and asked for their log-probabilities.
-    engine.decode([7], sampling=Sampling(forced=(8, 9), logprobs=1))
+    engine.decode([7], sampling=Sampling(forced_token_ids=(8, 9), logprobs=1))
     [message] = record(engine, "both", [given]).messages
     assert message.learn == (1, 3) and len(engine.logprobs(given)) == 2
 
 
 def test_what_was_decoded_before_it_was_prefilled_is_learnt(engine: Engine) -> None:
-    decoded = engine.decode([7], sampling=Sampling(forced=(8, 9)))
+    decoded = engine.decode([7], sampling=Sampling(forced_token_ids=(8, 9)))
     reader = engine.prefill([5], [decoded])
     engine.release(decoded)
     assert engine.prefill([7, 8, 9]) == decoded
@@ -150,13 +154,13 @@ def test_adapters_and_mapped_branches_are_recorded(make_engine: MakeEngine, tiny
         engine.load_adapter(tmp_path / name)
     root = engine.prefill([5, 6, 7], adapter="two")
     calls = [
-        Decode([8], [root], [30], 40, sampling=FREE, adapter=adapter, watch=keep(seen[name]))
+        Decode([8], [root], [30], 40, sampling=FREE, adapter=adapter, logits_callback=keep(seen[name]))
         for name, adapter in (("a", None), ("b", "one"))
     ]
     branches = engine.decode(calls)
     mapped = engine.branches.map(branches, "one")
     view = [root, *mapped]
-    last = Decode([9, 10], view, [0, 3, 3], 20, sampling=FREE, adapter="one", watch=keep(seen["last"]))
+    last = Decode([9, 10], view, [0, 3, 3], 20, sampling=FREE, adapter="one", logits_callback=keep(seen["last"]))
     [said] = engine.decode([last])
     trace = record(engine, "merged", [said])
     assert [(message.adapter, message.mapped) for message in trace.messages] == [
@@ -183,13 +187,13 @@ def test_a_copy_stands_where_its_source_was_encoded_last(
     mapper.save(tmp_path / "one", tiny.adapter.weights)
     engine = make_engine()
     engine.load_adapter(tmp_path / "one")
-    source = engine.prefill([5, 6, 7], new_offset=10)
+    source = engine.prefill([5, 6, 7], position=10)
     [mapped] = engine.branches.map([source], "one")
     seen: list[Tensor] = []
-    call = Decode([8], [mapped], [2], 9, sampling=FREE, watch=keep(seen))
+    call = Decode([8], [mapped], [2], 9, sampling=FREE, logits_callback=keep(seen))
     [said] = engine.decode([call])
     engine.release(source)
-    [again] = engine.prefill([Prefill([5, 6, 7], new_offset=77)])
+    [again] = engine.prefill([Prefill([5, 6, 7], position=77)])
     assert again == source
     trace = record(engine, "moved", [said])
     require_same_logits(trace, tiny, {said.id: torch.stack(seen)}, mapper=mapper)

@@ -15,11 +15,13 @@ from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
-from choreo_agents.native.library import found
+from choreo_agents.native.library import available_kernels
 from choreo_agents.native.structs import ATTEND, FP32, MERGE, WRITE, LayerStruct
 from choreo_agents.testing.conformance import LayoutCase, drawn, prefill, rows
 
-pytestmark = pytest.mark.skipif(isinstance(found(), str), reason=f"there are no kernels: {found()}")
+pytestmark = pytest.mark.skipif(
+    isinstance(available_kernels(), str), reason=f"there are no kernels: {available_kernels()}"
+)
 
 
 def attended(layout: Layout, given: tuple[Tensor, Tensor, Tensor], kind: AttentionKind, scale: float = 0.25) -> Tensor:

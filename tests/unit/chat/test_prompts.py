@@ -18,10 +18,10 @@ from choreo_agents.chat import answer_header
 from choreo_agents.chat.prompt import PIECE, PromptCutter, whole_prompt
 from choreo_agents.chat.turns import template_turns
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import LoadedModel, PromptText
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
-from choreo_agents.models.spelling import RustSpelling, spelling_of
+from choreo_agents.models.safe_tokenization import RustSafeTokenizer, safe_tokenizer
 
 DATE = "2026-11-23"
 TALK = [HumanMessage("Who are you?"), AIMessage("A model."), HumanMessage("Since when?")]
@@ -52,7 +52,7 @@ def written(tokenizer: PreTrainedTokenizerBase, told: list[dict[str, Any]], **mo
 
 def model_of(tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
     """As much of a model as prompts need."""
-    spelling = spelling_of(tokenizer)
+    spelling = safe_tokenizer(tokenizer)
     dated = {"date": DATE} if "strftime_now" in str(tokenizer.chat_template) else {}
     chat = chat_format(tokenizer, dated)
 
@@ -166,10 +166,10 @@ def test_thoughts_are_told_as_words_whoever_wrote_them() -> None:
 
 def test_what_was_said_is_not_kept_by_who_spells_it() -> None:
     tokenizer = tokenizer_for("Qwen 2.5")
-    spelling = spelling_of(tokenizer)
-    assert isinstance(spelling, RustSpelling)
+    spelling = safe_tokenizer(tokenizer)
+    assert isinstance(spelling, RustSafeTokenizer)
     for length in (10, 10_000):
-        spelling.encode(FramedText.frame("x" * length))
+        spelling.encode(PromptText.special("x" * length))
     assert spelling._named.cache_info().currsize == 1
 
 

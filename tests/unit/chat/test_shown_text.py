@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.chat.speaking import ShownText
+from choreo_agents.chat.output_stream import ShownText
 
 LETTERS = st.text("ab \n<e>", max_size=4)
 

@@ -16,7 +16,7 @@ from choreo_agents.graph.comparing import ComparedInput, Comparison, Cost
 from choreo_agents.testing import Script, ScriptedCall
 from choreo_agents.workflows.cases import CASES
 from choreo_agents.workflows.debating import setting_of
-from choreo_agents.workflows.playing import Setting, hold, make_setup
+from choreo_agents.workflows.playing import Setting, make_setup, run_method
 
 COST = Cost(tokens_encoded=100, tokens_reused=0, first_token_s=1.0, end_to_end_s=2.0, steps=1)
 
@@ -35,7 +35,7 @@ def display_of(setting: Setting) -> PlayDisplay:
 
 def played(display: PlayDisplay) -> None:
     with display:
-        hold(display.setting, "choreo", on_token=display.add, on_decode=display.told)
+        run_method(display.setting, "choreo", on_token=display.add, on_decode=display.told)
 
 
 def told(agent: str, words: str, read: int, encoded: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from support.byte_model import ByteModel
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.engine.leading import Detokenizer, TextEnd
+from choreo_agents.engine.constraints import Detokenizer, TextEnd
 from choreo_agents.models import LoadedModel
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.messages.message import Lineage, Message, Naming, Placement, Usage
+from choreo_agents.engine.messages.message import Lineage, Message, MessageIds, Placement, Usage
 
 
 class Counting(WeakKeyDictionary[Message, str]):
@@ -20,11 +20,13 @@ class Counting(WeakKeyDictionary[Message, str]):
 
 def test_a_conversation_in_which_all_see_all_is_looked_at_a_few_times_for_each_parent() -> None:
     """The engine's lock is held meanwhile: the whole of a conversation may have to be named for one call."""
-    naming, said = Naming("", "model", b"secret"), list[Message]()
+    message_ids, said = MessageIds("", "model", b"secret"), list[Message]()
     for number in range(60):
-        lineage = Lineage((number,), tuple(said), Placement(tuple(range(number)), number), naming.tenant)
-        said.append(Message(naming.handle(lineage), lineage, None, None, Usage(0, 0, None, 0.0)))
+        lineage = Lineage((number,), tuple(said), Placement(tuple(range(number)), number), message_ids.tenant)
+        said.append(Message(message_ids.handle(lineage), lineage, None, None, Usage(0, 0, None, 0.0)))
     for seen in (said, said[-1:], said[::-1]):
-        naming._lasting = counting = Counting()
-        assert naming.lasting(Lineage((60,), tuple(seen), Placement(tuple(range(len(seen))), 60), naming.tenant))
+        message_ids._lasting = counting = Counting()
+        assert message_ids.lasting(
+            Lineage((60,), tuple(seen), Placement(tuple(range(len(seen))), 60), message_ids.tenant)
+        )
         assert counting.asked <= 4 * (60 * 60 // 2)

@@ -7,7 +7,7 @@ from choreo_agents.errors import InvalidRequestError
 
 
 @pytest.mark.parametrize(
-    ("lengths", "offsets", "new_offset", "wanted"),
+    ("lengths", "offsets", "position", "wanted"),
     [
         ([], None, None, Placement((), 0)),
         ([], [], 7, Placement((), 7)),
@@ -23,8 +23,8 @@ from choreo_agents.errors import InvalidRequestError
     ],
     ids=str,
 )
-def test_what_is_omitted_follows_what_is_before_it(lengths, offsets, new_offset, wanted: Placement) -> None:
-    assert place(lengths, offsets, new_offset) == wanted
+def test_what_is_omitted_follows_what_is_before_it(lengths, offsets, position, wanted: Placement) -> None:
+    assert place(lengths, offsets, position) == wanted
 
 
 @pytest.mark.parametrize("offsets", [[], [0], [0, 1, 2]])
@@ -37,7 +37,7 @@ def test_a_wrong_number_of_offsets_is_refused(offsets: list[int]) -> None:
 def test_an_offset_that_is_no_position_is_refused_by_name(wrong) -> None:
     with pytest.raises(InvalidRequestError, match=rf"offsets\[1\].*{wrong!r}"):
         place([3, 4], [0, wrong], None)
-    with pytest.raises(InvalidRequestError, match=f"new_offset.*{wrong!r}"):
+    with pytest.raises(InvalidRequestError, match=f"position.*{wrong!r}"):
         place([3, 4], None, wrong)
 
 

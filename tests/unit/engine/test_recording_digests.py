@@ -44,5 +44,5 @@ def test_long_conversations_need_no_recursion(make_engine: MakeEngine) -> None:
     engine = make_engine()
     last = engine.prefill("A", lazy=True)
     for _ in range(1500):
-        last = engine.prefill("A", [last], offsets=[0], new_offset=9, lazy=True)
+        last = engine.prefill("A", [last], offsets=[0], position=9, lazy=True)
     assert engine.record.digests(b"key").request([last], [0], 9, {}).keys() == {"view"}

@@ -15,7 +15,7 @@ from langgraph.types import Command, Overwrite, Send
 from typing_extensions import TypedDict
 
 from choreo_agents import ChoreoGraph
-from choreo_agents.graph.recording.packing import Packing, hides
+from choreo_agents.graph.recording.packing import Packing, is_private
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text() | st.floats(allow_nan=False),
@@ -83,10 +83,10 @@ def test_confidential_words_and_thoughts_are_seen_wherever_they_stand() -> None:
     confidential = AIMessage("x", response_metadata={"choreo": {"author": "ann", "confidential": True}})
     thought = AIMessage([{"type": "reasoning", "reasoning": "x"}, {"type": "text", "text": "y"}])
     for message in (confidential, thought):
-        assert hides({"messages": [message]}) and hides([Send("a", {"x": (message,)})])
-        assert hides(Command(update={"messages": Overwrite([message])})) and hides(
+        assert is_private({"messages": [message]}) and is_private([Send("a", {"x": (message,)})])
+        assert is_private(Command(update={"messages": Overwrite([message])})) and is_private(
             {"box": deque([{message.type: message}])}
         )
-        assert hides([HumanMessage("y", additional_kwargs={"of": [message]})])
-        assert hides([ToolMessage("y", tool_call_id="1", artifact={"said": message})])
-    assert not hides({"messages": [AIMessage("x")]})
+        assert is_private([HumanMessage("y", additional_kwargs={"of": [message]})])
+        assert is_private([ToolMessage("y", tool_call_id="1", artifact={"said": message})])
+    assert not is_private({"messages": [AIMessage("x")]})

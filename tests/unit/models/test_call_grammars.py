@@ -10,7 +10,7 @@ from support.tool_templates import tool_tokenizer
 from choreo_agents.errors import GrammarError
 from choreo_agents.models import tools_format
 from choreo_agents.models.chat import chat_format
-from choreo_agents.models.guides.grammars import Grammars
+from choreo_agents.models.constraints.grammars import Grammars
 
 YES = {"type": "boolean"}
 REFERS = {

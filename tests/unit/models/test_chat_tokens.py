@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from choreo_agents.models.chat import chat_format
-from choreo_agents.models.spelling import spelling_of
+from choreo_agents.models.safe_tokenization import safe_tokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -108,7 +108,7 @@ def test_turns_encoded_one_by_one_are_the_tokens_of_the_whole_chat(style: str, k
         assert tokenizer.decode(joined).translate(bare) == tokenizer.decode(whole).translate(bare)
         return
     assert joined == whole
-    spelling = spelling_of(tokenizer)
+    spelling = safe_tokenizer(tokenizer)
     framed = [chat.root(None), *(chat.turn(role, words) for role, words in CHAT)]
     assert [token for span in framed for token in spelling.encode(span)] == whole
 

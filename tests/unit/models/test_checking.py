@@ -21,7 +21,7 @@ from choreo_agents.models.chat.thinking import switched
 from choreo_agents.models.checking.needs import StoredWeights
 from choreo_agents.models.checking.talk import views
 from choreo_agents.models.files import write_tensors
-from choreo_agents.models.spelling import spelling_of
+from choreo_agents.models.safe_tokenization import safe_tokenizer
 
 DAY = {"date": "2026-11-23"}
 SHARED: Mapping[str, str] = {
@@ -79,7 +79,7 @@ REASONS: Mapping[str, str] = {
 def comparing(family: str, **options: Any) -> Comparing:
     tokenizer = tokenizer_for(family)
     template = Template(tokenizer, DAY | options)
-    return Comparing(chat_format(tokenizer, DAY | options), template, spelling_of(tokenizer))
+    return Comparing(chat_format(tokenizer, DAY | options), template, safe_tokenizer(tokenizer))
 
 
 def compared(family: str, *, encodes_again: bool = False, **options: Any) -> dict[str, ExplainedView]:
@@ -119,7 +119,7 @@ def test_what_has_no_difference_is_equal_and_what_is_equal_has_none() -> None:
 
 def test_a_template_that_writes_names_is_followed_to_the_token() -> None:
     tokenizer = shipped_tokenizer()
-    with_template = Comparing(chat_format(tokenizer), Template(tokenizer), spelling_of(tokenizer))
+    with_template = Comparing(chat_format(tokenizer), Template(tokenizer), safe_tokenizer(tokenizer))
     found = {view.title: with_template.compare(view) for view in views()}
     assert found["when all is said"].compared.equal
     assert names(*found.values()) == {"header_name"}
@@ -172,7 +172,7 @@ def test_what_nobody_can_explain_is_said_to_be_so() -> None:
 
 def test_without_a_template_there_is_nothing_to_compare() -> None:
     tokenizer = tokenizer_with(None, "<s>", None)
-    with_template = Comparing(chat_format(tokenizer), Template(tokenizer), spelling_of(tokenizer))
+    with_template = Comparing(chat_format(tokenizer), Template(tokenizer), safe_tokenizer(tokenizer))
     found = with_template.compare(views()[3])
     assert found.compared.template_tokens is None and found.explained and not found.compared.equal
     assert found.text.endswith("Carol: Bob is right, it is half a coin.\nAssistant: Ann:")

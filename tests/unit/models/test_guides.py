@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.errors import GrammarError, GuideError, InvalidRequestError
-from choreo_agents.models.guides import Grammars
-from choreo_agents.sampling import Grammar, GuidedAnswer
+from choreo_agents.errors import ConstraintError, GrammarError, InvalidRequestError
+from choreo_agents.models.constraints import Grammars
+from choreo_agents.sampling import ConstrainedAnswer, Grammar
 from choreo_agents.testing import Script
 
 JSON = Grammar.model_validate({"json_schema": {"type": "array", "items": {"type": "string", "maxLength": 8}}})
@@ -61,13 +61,13 @@ def test_what_a_grammar_allows_can_be_said_and_nothing_else(name: str) -> None:
     grammars = Grammars(tokenizer, vocabulary, [end])
     for text in SAID:
         tokens = [*tokenizer.encode(text)] if name == "wide" else tokenizer.encode(text, add_special_tokens=False)
-        guide = grammars.compile(JSON)(frozenset({end}))
+        constraint = grammars.compile(JSON)(frozenset({end}))
         for token in tokens:
-            allowed = guide.allowed()
+            allowed = constraint.allowed()
             assert isinstance(allowed, torch.Tensor) and len(allowed) == vocabulary
-            assert allowed[token] and not allowed[end] and not allowed[len(tokenizer) :].any() and not guide.done
-            guide.take(token)
-        assert guide.done
+            assert allowed[token] and not allowed[end] and not allowed[len(tokenizer) :].any() and not constraint.done
+            constraint.take(token)
+        assert constraint.done
     anything = grammars.compile(Grammar(kind="regex", text="(.|\n)*"))(frozenset({end})).allowed()
     assert isinstance(anything, torch.Tensor) and anything[end]
     if name != "wide":
@@ -83,13 +83,13 @@ def test_what_no_token_can_say_is_an_error_of_its_own_call() -> None:
     core = Tokenizer(BPE({**words, "</s>": len(words)}, []))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
-    guide = Grammars(tokenizer, len(tokenizer), [len(words)]).compile(Grammar(kind="regex", text="a[0-9]b"))(
+    constraint = Grammars(tokenizer, len(tokenizer), [len(words)]).compile(Grammar(kind="regex", text="a[0-9]b"))(
         frozenset()
     )
-    answer = GuidedAnswer(guide, 9, frozenset(), len(tokenizer), tokenizer.decode)
+    answer = ConstrainedAnswer(constraint, 9, frozenset(), len(tokenizer), tokenizer.decode)
     answer.take(words["a"])
     assert answer.allowed() is None
-    with pytest.raises(GuideError, match="allows nothing") as failed:
+    with pytest.raises(ConstraintError, match="allows nothing") as failed:
         answer.take(words["b"])
     assert failed.value.said == "a"
 
@@ -105,11 +105,11 @@ def test_tokenizers_whose_tokens_are_no_bytes_are_refused() -> None:
 
 def test_a_script_says_what_a_grammar_allows() -> None:
     model = Script(default="-").model
-    guide = model.grammars.compile(JSON)(frozenset({1}))
+    constraint = model.grammars.compile(JSON)(frozenset({1}))
     for token in model.encode('["a long", "Zoë"]'):
-        assert getattr(guide, "permits")(token) and not getattr(guide, "permits")(1)  # noqa: B009
-        guide.take(token)
-    assert guide.done
+        assert getattr(constraint, "permits")(token) and not getattr(constraint, "permits")(1)  # noqa: B009
+        constraint.take(token)
+    assert constraint.done
     with pytest.raises(ValueError, match="satisfy"):
         model.grammars.compile(JSON)(frozenset({1})).take(model.encode("nonsense")[0])
 
@@ -119,11 +119,11 @@ def test_a_grammar_without_words_of_its_own_is_refused_or_allows_nothing() -> No
     grammars = Grammars(WideTokenizer(600), 600, [599])
     endless = Grammar(kind="grammar", text='start: start "a"')
     try:
-        guide = grammars.compile(endless)(frozenset({599}))
+        constraint = grammars.compile(endless)(frozenset({599}))
     except GrammarError:
         return
     with pytest.raises(ValueError):
-        guide.allowed()
+        constraint.allowed()
 
 
 def test_masks_over_a_wide_vocabulary_are_of_its_own_words() -> None:

@@ -22,9 +22,11 @@ from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.lean import LeanForward, shape
-from choreo_agents.native.library import found
+from choreo_agents.native.library import available_kernels
 
-pytestmark = pytest.mark.skipif(isinstance(found(), str), reason=f"there are no kernels: {found()}")
+pytestmark = pytest.mark.skipif(
+    isinstance(available_kernels(), str), reason=f"there are no kernels: {available_kernels()}"
+)
 LEAN = ("granite", "llama", "llama-linear", "llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen3", "smollm3")
 
 
@@ -88,7 +90,7 @@ def tiny(tmp_path: Path) -> LoadedModel:
 
 def logits_of(engine: Engine, tokens: list[int]) -> Tensor:
     seen: list[Tensor] = []
-    engine.decode(tokens, sampling=Sampling(max_tokens=1), watch=lambda logits: seen.append(logits.clone()))
+    engine.decode(tokens, sampling=Sampling(max_tokens=1), logits_callback=lambda logits: seen.append(logits.clone()))
     return seen[0]
 
 
@@ -271,10 +273,10 @@ def test_a_row_says_the_same_bit_by_bit_in_any_company(tiny: LoadedModel) -> Non
 
     with Engine.load(tiny) as engine:
         for number in range(7):
-            engine.decode(prompt(number), sampling=Sampling(max_tokens=6), watch=watched(number))
+            engine.decode(prompt(number), sampling=Sampling(max_tokens=6), logits_callback=watched(number))
     alone, seen = seen, {}
     with Engine.load(tiny) as engine:
-        calls = [Decode(prompt(n), sampling=Sampling(max_tokens=6), watch=watched(n)) for n in range(7)]
+        calls = [Decode(prompt(n), sampling=Sampling(max_tokens=6), logits_callback=watched(n)) for n in range(7)]
         engine.decode(calls)
     for number in range(7):
         assert len(seen[number]) == 6

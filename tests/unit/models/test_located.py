@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from choreo_agents.cli import app
 from choreo_agents.errors import ModelNotFoundError
+from choreo_agents.models import hub_path as room
 from choreo_agents.models import load_model
-from choreo_agents.models import located as room
-from choreo_agents.models.located import located
+from choreo_agents.models.hub_path import hub_path
 
 NAME = "nobody/nothing"
 
@@ -90,14 +90,14 @@ def test_what_the_hub_does_not_have_is_on_no_hub(hub: Hub) -> None:
 
 def test_a_hub_that_wants_to_say_more_is_let_to(hub: Hub) -> None:
     hub.status = 403
-    assert located(NAME) == NAME
+    assert hub_path(NAME) == NAME
 
 
 def test_a_hub_that_does_not_answer_is_not_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "ANSWER_S", 0.2)
     hub.status = 0
     with pytest.raises(ModelNotFoundError, match="cannot be reached"):
-        located(NAME)
+        hub_path(NAME)
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(cache: Path, monke
     monkeypatch.setattr(room.HfApi, "model_info", lambda *_, **__: silent.wait())
     monkeypatch.setattr(room, "ANSWER_S", 0.2)
     with pytest.raises(ModelNotFoundError, match=r"cannot be reached \(no answer within 0.2 s\)"):
-        located(NAME)
+        hub_path(NAME)
     silent.set()
 
 
@@ -125,7 +125,7 @@ def test_an_endpoint_that_refuses_is_out_of_reach(hub: Hub, monkeypatch: pytest.
 
 def test_what_was_downloaded_before_loads_without_the_hub(hub: Hub, cache: Path, tiny_path: Path) -> None:
     snapshot = cached(cache, tiny_path)
-    assert located(NAME) == snapshot
+    assert hub_path(NAME) == snapshot
     loaded = load_model(NAME)
     assert loaded.name == NAME and hub.asked == 2
     assert loaded.adapter.fingerprint == load_model(tiny_path).adapter.fingerprint
@@ -153,7 +153,7 @@ def test_what_can_be_no_hub_name_is_asked_of_nobody(hub: Hub, name: str | Path, 
 
 
 def test_a_folder_is_taken_as_it_is(hub: Hub, tmp_path: Path) -> None:
-    assert located(tmp_path) == tmp_path and located(str(tmp_path)) == str(tmp_path)
+    assert hub_path(tmp_path) == tmp_path and hub_path(str(tmp_path)) == str(tmp_path)
     assert hub.asked == 0
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from choreo_agents.models.weights.panels import Panels
-from choreo_agents.native.library import Kernels, found
+from choreo_agents.native.library import Kernels, available_kernels
 from choreo_agents.native.structs import BF16, BF16_PAIRS
 
-KERNELS = found()
+KERNELS = available_kernels()
 pytestmark = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"there are no kernels: {KERNELS}")
 VARIANTS: tuple[Kernels, ...] = () if isinstance(KERNELS, str) else KERNELS
 TILED = [kernels for kernels in VARIANTS if kernels.tiles]

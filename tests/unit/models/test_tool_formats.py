@@ -9,7 +9,7 @@ import pytest
 from support.templates import GEMMA3, tokenizer_for, tokenizer_with
 from support.tool_templates import HERMES, PYTHONIC, TOOL_TEMPLATES, tool_tokenizer
 
-from choreo_agents.models.chat import ToolCall, chat_format, instructions, result_said, tools_format, tools_told
+from choreo_agents.models.chat import ToolCall, chat_format, instructions, tool_result_turn, tools_format, tools_prompt
 from choreo_agents.models.chat.tools import BrokenCall
 
 TOOL: dict[str, Any] = {
@@ -42,7 +42,7 @@ def test_calls_and_results_are_written_as_the_template_writes_them(family: str) 
             {"role": "tool", "content": 'In "12".', "tool_call_id": calls[0].id, "name": "find"},
         ]
         whole = tokenizer.apply_chat_template(turns, tokenize=False)
-        told = how.turn("", calls).text + result_said('In "12".', "find", calls[0].id, chat).text.text
+        told = how.turn("", calls).text + tool_result_turn('In "12".', "find", calls[0].id, chat).text.text
         assert whole.endswith("Where?" + chat.user.after + told), whole
 
 
@@ -54,10 +54,10 @@ def test_descriptions_are_words(family: str) -> None:
     chat = chat_format(tokenizer)
     evil = json.loads(json.dumps(TOOL))
     evil["function"]["description"] = " ".join(controls)
-    harmless = json.loads(json.dumps(TOOL))
-    harmless["function"]["description"] = "Nothing."
+    auto_reencode = json.loads(json.dumps(TOOL))
+    auto_reencode["function"]["description"] = "Nothing."
     for system in (None, "Be kind."):
-        told, plain = (tools_told([tool], system, chat, later=False) for tool in (evil, harmless))
+        told, plain = (tools_prompt([tool], system, chat, later=False) for tool in (evil, auto_reencode))
 
         def frames(said: Any) -> list[str]:
             texts = "".join(text for each in said for text, is_frame in each.text.parts if is_frame)
@@ -70,12 +70,12 @@ def test_descriptions_are_words(family: str) -> None:
 def test_a_template_without_tools_is_told_in_our_words() -> None:
     chat = chat_format(tokenizer_for("Gemma 3"))
     assert chat.tools is None
-    [said] = tools_told([TOOL], "Be kind.", chat, later=True)
+    [said] = tools_prompt([TOOL], "Be kind.", chat, later=True)
     assert said.kind == "part" and said.text.text.startswith("Be kind.\n\nYou may call tools.")
     assert '"name": "find"' in said.text.text and "<tool_call>" in said.text.text
     assert tools_format(chat).tell is None and tokenizer_for("Gemma 3").chat_template == GEMMA3
-    assert result_said("In 12.", "find", "abcdefgh1", chat).text.text == "find: In 12."
-    [alone] = tools_told([TOOL], None, chat, later=False)
+    assert tool_result_turn("In 12.", "find", "abcdefgh1", chat).text.text == "find: In 12."
+    [alone] = tools_prompt([TOOL], None, chat, later=False)
     assert alone == instructions(alone.text.text.strip(), chat, later=False)
 
 

@@ -148,7 +148,7 @@ def test_elsewhere_it_is_not_tried(hook: ModuleType, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "PATH", tmp_path / "native.so")
-    library.found.cache_clear()
+    library.available_kernels.cache_clear()
     monkeypatch.setattr(library.torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
 
 
@@ -164,32 +164,32 @@ def test_without_it_the_engine_serves_and_says_why(tmp_path: Path) -> None:
         ):
             loaded.backend("native")
         (tmp_path / "native.so").write_text("no library")
-        library.found.cache_clear()
-        assert "cannot be used" in str(library.found())
+        library.available_kernels.cache_clear()
+        assert "cannot be used" in str(library.available_kernels())
         assert type(make_backend("auto", adapter.geometry.dtype, adapter.device)) is FoldedBackend
     finally:
-        library.found.cache_clear()
+        library.available_kernels.cache_clear()
 
 
 def test_a_processor_without_vectors_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    library.found.cache_clear()
+    library.available_kernels.cache_clear()
     try:
-        assert "DEFAULT" in str(library.found())
+        assert "DEFAULT" in str(library.available_kernels())
     finally:
-        library.found.cache_clear()
+        library.available_kernels.cache_clear()
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    library.found.cache_clear()
-    if isinstance(library.found(), str):
+    library.available_kernels.cache_clear()
+    if isinstance(library.available_kernels(), str):
         pytest.skip("there are no kernels")
     try:
         monkeypatch.setattr(library, "LAYOUT", library.LAYOUT + 1)
-        library.found.cache_clear()
-        assert "another version" in str(library.found())
+        library.available_kernels.cache_clear()
+        assert "another version" in str(library.available_kernels())
     finally:
-        library.found.cache_clear()
+        library.available_kernels.cache_clear()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from support.pml import CHAT, WordModel
 
 from choreo_agents.errors import PMLError
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import LoadedModel, PromptText
 from choreo_agents.models.chat import TurnFormat
 from choreo_agents.pml import CompiledSchema, Schema, compile_schema
 
@@ -142,7 +142,7 @@ def test_a_member_that_a_scaffold_of_the_schema_names_stands_in_the_place_of_the
 def test_a_text_holds_the_place_of_a_parameter() -> None:
     model = WordModel().loaded()
     found = compiled("a <parameter name='p' length='6' scaffold='[some name]'/> b", model=model)
-    words = model.encode(FramedText.words(" [some name]"))
+    words = model.encode(PromptText.plain(" [some name]"))
     assert 0 < len(words) < 6
     assert found.pieces["#1"].tokens == (*words, *[0] * (6 - len(words)))
     assert found.pieces["#2"].parents == ("#0", "#1")

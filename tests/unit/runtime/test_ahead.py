@@ -18,7 +18,7 @@ from choreo_agents.models import load_model
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime import executor
 from choreo_agents.runtime.passes import FixedPass
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 from choreo_agents.sampling.lottery import Tickets
 from choreo_agents.tracing import EventList, StepFailed, StepRan
 
@@ -75,7 +75,7 @@ def test_the_same_words_ahead_or_not_while_rows_end(model: LoadedModel, events: 
         shared = engine.prefill([*range(9, 30)], [])
         assert told(engine, engine.decode(calls(shared))) == wanted
         # Each number of rows is captured at its fourth step, and the first step of a new number is not followed.
-        assert engine.stats().decode_steps // 2 < engine.owner.stats().steps_ahead
+        assert engine.stats().decode_steps // 2 < engine.admin.stats().steps_ahead
         spied = engine.tenant("spy").stats()
         assert spied.steps_ahead == spied.graphs == 0, "what all do is no tenant's to know"
 
@@ -118,7 +118,7 @@ def test_who_comes_changes_no_others_words(model: LoadedModel, events: EventList
                 pass
         for thread in threads:
             thread.join()
-        assert engine.owner.stats().steps_ahead > 4
+        assert engine.admin.stats().steps_ahead > 4
         engine.check()
     for place, (tokens, likely) in enumerate(wanted):
         assert found[place][0][: len(tokens)] == tokens
@@ -147,15 +147,15 @@ def test_a_wrong_guess_is_computed_again(
 
 
 def test_a_prescribed_run_is_not_ahead_of_itself(model: LoadedModel, events: EventList) -> None:
-    with engine_of(model, sink=events, timetable=Timetable()) as engine:
+    with engine_of(model, sink=events, step_trace=StepTrace()) as engine:
         engine.decode(calls(engine.prefill([*range(9, 30)], [])))
-        assert engine.owner.stats().steps_ahead == 0
+        assert engine.admin.stats().steps_ahead == 0
 
 
 def test_a_run_that_is_recorded_is_ahead_of_itself(model: LoadedModel, events: EventList, tmp_path: Path) -> None:
     with engine_of(model, sink=events) as engine, engine.record(tmp_path / "run"):
         engine.decode(calls(engine.prefill([*range(9, 30)], [])))
-        assert engine.owner.stats().steps_ahead > 0
+        assert engine.admin.stats().steps_ahead > 0
 
 
 def test_what_cannot_be_begun_ahead_is_run_when_its_time_comes(
@@ -173,7 +173,7 @@ def test_what_cannot_be_begun_ahead_is_run_when_its_time_comes(
     monkeypatch.setattr(FixedPass, "logits", refuse)
     with engine_of(model, sink=events) as engine:
         assert told(engine, engine.decode(calls(engine.prefill([*range(9, 30)], [])))) == wanted
-        assert engine.owner.stats().steps_ahead == 0
+        assert engine.admin.stats().steps_ahead == 0
     assert len(refused) == 1, "it is not tried at every step"
 
 
@@ -202,6 +202,6 @@ def test_weights_that_change_between_two_steps_are_those_of_the_second(
             before = recorder.captured
             said += told(engine, engine.decode([call]))
             assert recorder.captured - before == 2
-            assert engine.owner.stats().graphs == 1, "what is replayed is known, or nobody would let go of it"
-            assert bool(engine.owner.stats().steps_ahead) == ahead
+            assert engine.admin.stats().graphs == 1, "what is replayed is known, or nobody would let go of it"
+            assert bool(engine.admin.stats().steps_ahead) == ahead
     assert said[0] == said[1]

@@ -10,7 +10,7 @@ import torch
 
 from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.executor import Attempts, is_out_of_memory
+from choreo_agents.runtime.executor import StepRetry, is_out_of_memory
 from choreo_agents.runtime.step import Row, Step
 
 
@@ -60,7 +60,7 @@ class Narrow:
 def test_what_a_failed_pass_computed_with_is_gone_when_its_halves_are_run(wraps: bool) -> None:
     """Its error is kept, to be told of, and would keep the memory that the halves are to have."""
     executor = Narrow(wraps)
-    ran = Attempts(executor).run(rows(4), [], {})  # type: ignore[arg-type]
+    ran = StepRetry(executor).run(rows(4), [], {})  # type: ignore[arg-type]
     assert not ran.failed and len(ran.passes) >= 3, "the whole, and each half"
     assert executor.held and not any(executor.held)
     assert all(error.__traceback__ is not None for *_, error in ran.passes), "where it failed is told still"
@@ -86,7 +86,7 @@ class TooLong:
 def test_who_has_no_memory_alone_makes_no_step_of_others_smaller() -> None:
     """What it lacks is not for want of smaller passes: all would decode a row at a time, long after it was given up."""
     executor, calls = TooLong(), rows(16, tokens=1)
-    attempts = Attempts(executor)  # type: ignore[arg-type]
+    attempts = StepRetry(executor)  # type: ignore[arg-type]
     assert set(attempts.run(calls, [], {}).failed) == {0}
     executor.passes = 0
     for _ in range(100):

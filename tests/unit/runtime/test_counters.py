@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from choreo_agents.runtime.counters import Counters, count_step
-from choreo_agents.tracing import Ledger
+from choreo_agents.tracing import PerTenantCounters
 
 
 def test_a_step_is_counted_for_all_and_for_each_as_if_it_were_alone() -> None:
-    counters = Ledger(Counters)
+    counters = PerTenantCounters(Counters)
     count_step(counters, {"a": 3, "b": 1}, {"a": 2}, {"a": 4, "b": 1, "c": 7}, 12)
     whole, of_a, of_b = counters.total, counters.so_far("a"), counters.so_far("b")
     assert (whole.steps, whole.rows, whole.decode_rows, whole.decode_unfinished) == (1, 4, 4, 12)

@@ -39,9 +39,9 @@ def test_a_stop_token_stays_if_it_is_part_of_the_closing(
 
 def test_tokens_that_a_call_names_or_forces_stay() -> None:
     assert not decoding(EOS, left_out=()).leaves_out_last([7, USER])
-    assert not decoding(EOS, forced=(7, USER)).leaves_out_last([7, USER])
+    assert not decoding(EOS, forced_token_ids=(7, USER)).leaves_out_last([7, USER])
 
 
 def test_nothing_can_be_forced() -> None:
-    assert decoding(EOS, forced=()).is_silent and not decoding(EOS).is_silent
-    assert decoding(EOS, forced=()).longest == 1
+    assert decoding(EOS, forced_token_ids=()).is_silent and not decoding(EOS).is_silent
+    assert decoding(EOS, forced_token_ids=()).longest == 1

@@ -9,7 +9,7 @@ from choreo_agents.sampling import Sampling
 
 
 class _Free:
-    guide = None
+    constraint = None
 
 
 def decoding(**options: Any) -> Decoding:

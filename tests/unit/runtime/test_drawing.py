@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents.native.library import Kernels, found
+from choreo_agents.native.library import Kernels, available_kernels
 from choreo_agents.runtime.executor import lottery_on, native_lottery
 from choreo_agents.sampling import BatchSampler, Draw, Sampling
 from choreo_agents.sampling.lottery import CONSTANTS
 from choreo_agents.sampling.noise import noise_key
 
-KERNELS = found()
+KERNELS = available_kernels()
 pytestmark = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"there are no kernels: {KERNELS}")
 VARIANTS: tuple[Kernels, ...] = () if isinstance(KERNELS, str) else KERNELS
 SURE, NEAR, UNSURE = range(3)

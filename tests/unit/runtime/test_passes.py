@@ -57,11 +57,11 @@ def spoken(engine: Engine, steps: int = 6) -> list[Any]:
 def test_replayed_or_not_the_same_bits(model: LoadedModel, recorder: Recorder, events: EventList) -> None:
     with engine_of(model, sink=events) as engine:
         replayed = spoken(engine)
-        assert engine.owner.stats().graphs == recorder.captured > 0 and not engine.stats().graphs_why
+        assert engine.admin.stats().graphs == recorder.captured > 0 and not engine.stats().graphs_why
     assert recorder.replayed >= 8
     with engine_of(model, graphs=False, sink=events) as engine:
         assert spoken(engine) == replayed
-        assert engine.owner.stats().graphs == 0
+        assert engine.admin.stats().graphs == 0
 
 
 def test_padded_passes_say_what_others_do(model: LoadedModel, recorder: Recorder, events: EventList) -> None:
@@ -122,7 +122,7 @@ def test_what_cannot_be_captured_runs_launch_by_launch(
     monkeypatch.setattr(Executor, "__init__", recording)
     with engine_of(model, sink=events) as engine:
         said = spoken(engine)
-        assert engine.owner.stats().graphs == 0 and "not permitted" in engine.stats().graphs_why
+        assert engine.admin.stats().graphs == 0 and "not permitted" in engine.stats().graphs_why
     monkeypatch.undo()
     with engine_of(model, sink=events) as engine:
         assert spoken(engine) == said
@@ -134,7 +134,7 @@ def test_only_the_last_sizes_are_kept(
     monkeypatch.setattr(room, "MOST_SIZES", 1)
     with engine_of(model, sink=events) as engine:
         said = spoken(engine)
-        assert engine.owner.stats().graphs <= 1
+        assert engine.admin.stats().graphs <= 1
     with engine_of(model, graphs=False, sink=events) as engine:
         assert spoken(engine) == said
 

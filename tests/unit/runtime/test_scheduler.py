@@ -9,7 +9,7 @@ from choreo_agents.runtime import scheduler
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
 
 plan_step = FirstComeFirstServed().plan
-LIMITS = Limits(step_tokens=10, rows=4)
+LIMITS = Limits(max_batched_tokens=10, max_num_seqs=4)
 
 
 def test_a_long_prefill_leaves_a_token_to_everyone_after_it() -> None:
@@ -54,7 +54,7 @@ def test_a_request_is_stuck_only_when_nothing_gives_memory_back() -> None:
 def test_no_more_rows_are_served_than_allowed() -> None:
     waiting = [Waiting(number, 16) for number in range(9)]
     assert plan_step(waiting, [Running(20, 1)], 1000, LIMITS).admitted == (0, 1, 2)
-    assert plan_step(waiting, [Running(20, 1)], 1000, Limits(step_tokens=2, rows=4)).admitted == (0,)
+    assert plan_step(waiting, [Running(20, 1)], 1000, Limits(max_batched_tokens=2, max_num_seqs=4)).admitted == (0,)
 
 
 def test_an_idle_engine_plans_nothing() -> None:

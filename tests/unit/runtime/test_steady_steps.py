@@ -15,7 +15,7 @@ from choreo_agents.errors import EngineClosedError, RequestTimeoutError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.loop import EngineLoop, NextStep, NextSteps
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime.step_trace import StepTrace
 from choreo_agents.sampling import Sampling
 
 Act = Callable[[], object]
@@ -105,7 +105,7 @@ def test_who_has_cancelled_is_not_in_the_next_step(make_engine: MakeEngine, watc
 
 def test_who_waits_for_the_same_and_cancels_last_is_noticed(make_engine: MakeEngine, watched: Watched) -> None:
     engine = make_engine()
-    memo = {"memo": "same"}
+    memo = {"idempotency_key": "same"}
     [first] = engine._tenant.submit([decode(3, 60, **memo)], None)
     others: list[Any] = []
     watched.acts[5] = [lambda: others.extend(engine._tenant.submit([decode(3, 60, **memo)], None))]
@@ -120,7 +120,7 @@ def test_who_waits_for_the_same_and_gives_up_is_noticed_by_the_next_step(
     make_engine: MakeEngine, watched: Watched
 ) -> None:
     engine, others, over = make_engine(), list[Any](), list[bool]()
-    same, watched.compares = {"memo": "same"}, False  # to decide anew would look at who waits
+    same, watched.compares = {"idempotency_key": "same"}, False  # to decide anew would look at who waits
     watched.acts[5] = [lambda: others.extend(engine._tenant.submit([decode(3, 60, timeout_s=0.0, **same)], None))]
     watched.acts[7] = [lambda: over.append(others[0].done())]
     [first] = settled(engine._tenant.submit([decode(3, 60, **same)], None))
@@ -163,10 +163,10 @@ def test_who_leaves_is_not_in_the_next_step(make_engine: MakeEngine, watched: Wa
 
 
 def test_a_timetable_holds_steps_that_were_not_decided(make_engine: MakeEngine, watched: Watched) -> None:
-    timetable, watched.compares = Timetable(), False  # it would be told twice
-    engine = make_engine(timetable=timetable)
+    step_trace, watched.compares = StepTrace(), False  # it would be told twice
+    engine = make_engine(step_trace=step_trace)
     engine.decode([decode(3, 12), decode(4, 12)])
-    assert watched.steady and [len(step) for step in timetable.steps] == watched.rows
+    assert watched.steady and [len(step) for step in step_trace.steps] == watched.rows
 
 
 def until(there: Act) -> None:

@@ -11,10 +11,10 @@ import pytest
 from choreo_agents import Decode, Engine, Prefill, Sampling, Scheduling
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel
-from choreo_agents.runtime import timetable as module
-from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.runtime import step_trace as module
+from choreo_agents.runtime.step_trace import StepTrace
 
-FORCED = Sampling(forced=(10, 11, 12))
+FORCED = Sampling(forced_token_ids=(10, 11, 12))
 
 
 def say(engine: Engine, *order: str) -> None:
@@ -33,14 +33,14 @@ def say(engine: Engine, *order: str) -> None:
 
 
 def test_another_engine_runs_the_same_steps_whoever_comes_first(tiny: LoadedModel) -> None:
-    written = Timetable()
-    with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
+    written = StepTrace()
+    with Engine.load(tiny, scheduling=Scheduling(step_trace=written)) as engine:
         say(engine, "ann", "bob")
         steps = engine.stats().steps
     assert len(written.steps) == steps >= 4 and not written.is_kept_to
     for order in (("ann", "bob"), ("bob", "ann")):
         again = written.again()
-        with Engine.load(tiny, scheduling=Scheduling(timetable=again)) as engine:
+        with Engine.load(tiny, scheduling=Scheduling(step_trace=again)) as engine:
             assert again.is_kept_to
             say(engine, *order)
             assert again.steps == written.steps and not again.is_kept_to
@@ -51,8 +51,8 @@ def test_labels_do_not_depend_on_which_encoding_words_are_taken_from(tiny: Loade
     """Calls that encode the same words again are one request, whoever comes first: it must have one name."""
 
     def last_step(taken_from_copy: bool) -> Any:
-        written = Timetable()
-        with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
+        written = StepTrace()
+        with Engine.load(tiny, scheduling=Scheduling(step_trace=written)) as engine:
             said = engine.prefill("Ann has 3 red kites.", author="ann")
             root = engine.prefill("Look around.")
             [copy] = engine.prefill([Prefill(engine.tokens(said), [root], author="ann", source=said)])
@@ -66,8 +66,8 @@ def test_labels_do_not_depend_on_which_encoding_words_are_taken_from(tiny: Loade
 
 def test_labels_do_not_depend_on_words(tiny: LoadedModel) -> None:
     def steps(word: str) -> Any:
-        written = Timetable()
-        with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
+        written = StepTrace()
+        with Engine.load(tiny, scheduling=Scheduling(step_trace=written)) as engine:
             root = engine.prefill(f"{word} has 3 red kites.", author="ann")
             engine.prefill([Prefill("Yes.", [root], author="bob"), Prefill("No.", [root], author="carl")])
         return written.steps
@@ -80,14 +80,14 @@ def test_labels_do_not_depend_on_words(tiny: LoadedModel) -> None:
 def test_one_authors_calls_of_other_lengths_are_told_apart_whoever_comes_first(tiny: LoadedModel) -> None:
     """Two nodes of one persona, asked something each: it is by chance which of them is first."""
 
-    def asked(timetable: Timetable, *lengths: int) -> None:
-        with Engine.load(tiny, scheduling=Scheduling(timetable=timetable)) as engine:
+    def asked(step_trace: StepTrace, *lengths: int) -> None:
+        with Engine.load(tiny, scheduling=Scheduling(step_trace=step_trace)) as engine:
             root = engine.prefill([5, 6, 7], author="ann")
             calls = [Prefill(list(range(20, 20 + length)), [root], author="ann") for length in lengths]
             told = engine.prefill(calls)
             engine.decode([Decode([5], [each], sampling=FORCED, author=f"of {each.length}") for each in told])
 
-    written = Timetable()
+    written = StepTrace()
     asked(written, 9, 10)
     again = written.again()
     asked(again, 10, 9)
@@ -95,10 +95,10 @@ def test_one_authors_calls_of_other_lengths_are_told_apart_whoever_comes_first(t
 
 
 def test_calls_that_never_come_fail_the_others(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Timetable()
-    with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
+    written = StepTrace()
+    with Engine.load(tiny, scheduling=Scheduling(step_trace=written)) as engine:
         engine.prefill("Ann has 3 red kites.", author="ann")
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
     missed = pytest.raises(EngineFailedError, match="holds 1 calls that have not come")
-    with Engine.load(tiny, scheduling=Scheduling(timetable=written.again())) as engine, missed:
+    with Engine.load(tiny, scheduling=Scheduling(step_trace=written.again())) as engine, missed:
         engine.prefill("Ann has 3 red kites.", author="bob")

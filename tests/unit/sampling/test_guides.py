@@ -1,4 +1,4 @@
-"""What leads a decode: a guide of one's own, its end, and masks that are filled together."""
+"""What leads a decode: a constraint of one's own, its end, and masks that are filled together."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from choreo_agents.errors import GuideError
-from choreo_agents.models.guides.masks import StepMasks, unpacked, unpacked_there
+from choreo_agents.errors import ConstraintError
+from choreo_agents.models.constraints.masks import StepMasks, unpacked, unpacked_there
 from choreo_agents.sampling import (
     BLANK_LINES,
     Allowed,
+    ConstrainedAnswer,
     Grammar,
-    GuidedAnswer,
     Phase,
     Sampling,
-    ThoughtsGuide,
+    ThinkingConstraint,
     TokenSampler,
 )
 
@@ -49,14 +49,14 @@ class Counting:
         self.done = token in (END, self._last)
 
 
-def led(guide: Any, max_tokens: int = 8, **more: Any) -> GuidedAnswer:
-    return GuidedAnswer(guide, max_tokens, frozenset({END}), WORDS, str, **more)
+def led(constraint: Any, max_tokens: int = 8, **more: Any) -> ConstrainedAnswer:
+    return ConstrainedAnswer(constraint, max_tokens, frozenset({END}), WORDS, str, **more)
 
 
-def walk(guide: Any, *tokens: int) -> None:
+def walk(constraint: Any, *tokens: int) -> None:
     for token in tokens:
-        assert guide.permits(token) and not guide.refuses(token)
-        guide.take(token)
+        assert constraint.permits(token) and not constraint.refuses(token)
+        constraint.take(token)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -76,7 +76,7 @@ def test_an_answer_that_is_cut_is_complete_if_it_may_end_there_and_else_an_error
     assert complete.done
     short = led(Counting(), max_tokens=2)
     walk(short, 1)
-    with pytest.raises(GuideError, match=r"cut at max_tokens=2.*raise max_tokens.*\[1, 2\]") as cut:
+    with pytest.raises(ConstraintError, match=r"cut at max_tokens=2.*raise max_tokens.*\[1, 2\]") as cut:
         short.take(2)
     assert cut.value.said == "[1, 2]"
     again = pickle.loads(pickle.dumps(cut.value))
@@ -84,11 +84,11 @@ def test_an_answer_that_is_cut_is_complete_if_it_may_end_there_and_else_an_error
 
 
 def test_a_text_to_stop_at_ends_it_only_where_it_may_end() -> None:
-    guide = led(Counting(), stop_complete=lambda token: token in (2, 4))
-    walk(guide, 1, 2)
-    assert not guide.done
-    walk(guide, 3, 4)
-    assert guide.done
+    constraint = led(Counting(), stop_complete=lambda token: token in (2, 4))
+    walk(constraint, 1, 2)
+    assert not constraint.done
+    walk(constraint, 3, 4)
+    assert constraint.done
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_a_guide_that_allows_nothing_or_nonsense_fails_when_the_token_is_taken(a
                 raise allowed
             return allowed
 
-    guide = led(Wrong())
-    walk(guide, 1)
-    assert guide.allowed() is None and not guide.permits(2)
-    with pytest.raises(GuideError, match=why) as failed:
-        guide.take(2)
+    constraint = led(Wrong())
+    walk(constraint, 1)
+    assert constraint.allowed() is None and not constraint.permits(2)
+    with pytest.raises(ConstraintError, match=why) as failed:
+        constraint.take(2)
     assert failed.value.said == "[1]", "the token that came in its place was never said"
 
 
@@ -133,13 +133,18 @@ class OneClose:
 
 def test_thoughts_come_first_and_then_the_guide() -> None:
     inner = Counting()
-    guide = ThoughtsGuide(3, (7,), frozenset({END}), OneClose(), led(inner))
-    assert guide.longest == 3 + 1 + BLANK_LINES + 8 and guide.leader is guide
-    assert guide.allowed() is None and guide.refuses(END) and guide.allowed() == (7,) and not guide.permits(3)
-    guide.take(7)
-    assert guide.leader is inner and guide.permits(1) and not guide.permits(2)
-    walk(guide, 1, 2, 3, END)
-    assert guide.done
+    constraint = ThinkingConstraint(3, (7,), frozenset({END}), OneClose(), led(inner))
+    assert constraint.longest == 3 + 1 + BLANK_LINES + 8 and constraint.leader is constraint
+    assert (
+        constraint.allowed() is None
+        and constraint.refuses(END)
+        and constraint.allowed() == (7,)
+        and not constraint.permits(3)
+    )
+    constraint.take(7)
+    assert constraint.leader is inner and constraint.permits(1) and not constraint.permits(2)
+    walk(constraint, 1, 2, 3, END)
+    assert constraint.done
 
 
 def test_bits_are_unpacked_as_they_were_packed() -> None:
@@ -153,18 +158,18 @@ def test_bits_are_unpacked_as_they_were_packed() -> None:
 
 
 class Filler:
-    """Allows one token in each row: what its guide says."""
+    """Allows one token in each row: what its constraint says."""
 
     vocabulary = 40
 
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def fill(self, guides: Sequence[Any], bits: Any) -> None:
-        self.calls.append(len(guides))
+    def fill(self, constraints: Sequence[Any], bits: Any) -> None:
+        self.calls.append(len(constraints))
         bits[:] = 0
-        for guide, row in zip(guides, bits, strict=True):
-            row[guide.token // 32] = 1 << guide.token % 32
+        for constraint, row in zip(constraints, bits, strict=True):
+            row[constraint.token // 32] = 1 << constraint.token % 32
 
 
 class Packed:
@@ -181,39 +186,39 @@ class Packed:
 
 def test_masks_of_a_step_are_filled_together_and_once() -> None:
     filler, masks = Filler(), StepMasks(torch.device("cpu"))
-    guides = [GuidedAnswer(Packed(filler, token), 8, frozenset({END}), 40, str) for token in (3, 33, 7)]
+    constraints = [ConstrainedAnswer(Packed(filler, token), 8, frozenset({END}), 40, str) for token in (3, 33, 7)]
     others = [None, led(Counting())]
     for _ in range(2):  # a step that is run again
-        with masks.filling([*guides, *others]):
+        with masks.filling([*constraints, *others]):
             pass
         assert filler.calls == [3]
-        for guide, token in zip(guides, (3, 33, 7), strict=True):
-            mask = guide.allowed()
+        for constraint, token in zip(constraints, (3, 33, 7), strict=True):
+            mask = constraint.allowed()
             assert isinstance(mask, Tensor) and mask.nonzero().flatten().tolist() == [token]
-    sampler = TokenSampler(Sampling(), 0, guide=guides[1])
+    sampler = TokenSampler(Sampling(), 0, constraint=constraints[1])
     logits = torch.randn(40)
     assert sampler.choose(logits).token == 33
     sampler.take(33)
-    with masks.filling(guides):
+    with masks.filling(constraints):
         pass
     assert filler.calls == [3, 1], "the others still have theirs"
 
 
 def test_masks_are_waited_for_though_the_step_fails() -> None:
     filler, masks = Filler(), StepMasks(torch.device("cpu"))
-    guide = GuidedAnswer(Packed(filler, 3), 8, frozenset({END}), 40, str)
-    with pytest.raises(RuntimeError, match="the step"), masks.filling([guide]):
+    constraint = ConstrainedAnswer(Packed(filler, 3), 8, frozenset({END}), 40, str)
+    with pytest.raises(RuntimeError, match="the step"), masks.filling([constraint]):
         raise RuntimeError("the step")
-    assert guide.allowed() is not None
+    assert constraint.allowed() is not None
 
 
 def test_a_description_of_a_guide_is_plain_and_keeps_its_order() -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     for plain in ({"json_schema": schema}, {"regex": "a|b"}, {"grammar": 'start: "a"'}):
-        sampling = Sampling(guide=plain)
-        assert sampling.guide is not None and sampling.guide.plain() == plain
+        sampling = Sampling(constraint=plain)
+        assert sampling.constraint is not None and sampling.constraint.plain() == plain
         assert Sampling.model_validate_json(sampling.model_dump_json()) == sampling
-        assert hash(sampling) == hash(Sampling(guide=sampling.guide))
+        assert hash(sampling) == hash(Sampling(constraint=sampling.constraint))
     other = {"type": "object", "properties": {"a": {}, "b": {}}}
     assert Grammar.model_validate({"json_schema": schema}) != Grammar.model_validate({"json_schema": other})
 
@@ -231,9 +236,9 @@ def test_a_description_of_a_guide_is_plain_and_keeps_its_order() -> None:
 )
 def test_what_describes_no_guide_is_refused(wrong: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Sampling(guide=wrong)
+        Sampling(constraint=wrong)
 
 
 def test_choices_and_a_guide_are_not_both_the_answer() -> None:
     with pytest.raises(ValueError, match="both say what the whole answer is"):
-        Sampling(choices=("a",), guide={"regex": "a"})
+        Sampling(choices=("a",), constraint={"regex": "a"})

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.sampling import (
-    AnswerGuide,
     AnswerPaths,
     BatchSampler,
-    Chosen,
+    ChoiceConstraint,
     Draw,
+    SampledToken,
     Sampler,
     Sampling,
     TokenSampler,
@@ -44,7 +44,7 @@ def taken(sampler: TokenSampler, logits: torch.Tensor) -> int:
 def test_a_choice_that_is_asked_for_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that failed is run again with the same noise, whether it failed before or after the choice."""
     seen: list[torch.Tensor] = []
-    sampler = TokenSampler(Sampling(temperature=1.0, repetition_penalty=1.3), 3, watch=seen.append)
+    sampler = TokenSampler(Sampling(temperature=1.0, repetition_penalty=1.3), 3, logits_callback=seen.append)
     drawn = []
     for again in (0, 2, 0, 1, 3, 0, 0, 5):
         said = [sampler.choose(LOGITS).token for _ in range(again + 1)]
@@ -164,7 +164,7 @@ def test_bf16_logits_are_sampled_in_full_precision() -> None:
 
 
 def test_forced_tokens_are_taken_whatever_the_logits_say() -> None:
-    sampler = TokenSampler(Sampling(temperature=1.0, forced=(7, 0, 7)), 0)
+    sampler = TokenSampler(Sampling(temperature=1.0, forced_token_ids=(7, 0, 7)), 0)
     assert [taken(sampler, LOGITS) for _ in range(3)] == [7, 0, 7]
 
 
@@ -224,10 +224,10 @@ def test_what_is_no_number_is_not_drawn() -> None:
 class Alone:
     """A sampler that chooses by itself."""
 
-    guide: AnswerGuide | None = None
+    constraint: ChoiceConstraint | None = None
 
-    def choose(self, logits: torch.Tensor) -> Chosen:
-        return Chosen(len(logits) - 1)
+    def choose(self, logits: torch.Tensor) -> SampledToken:
+        return SampledToken(len(logits) - 1)
 
     def take(self, token: int) -> None:
         pass
@@ -236,7 +236,7 @@ class Alone:
         pass
 
 
-def step_of(samplers: Sequence[Sampler], logits: torch.Tensor, batch: BatchSampler) -> list[Chosen]:
+def step_of(samplers: Sequence[Sampler], logits: torch.Tensor, batch: BatchSampler) -> list[SampledToken]:
     """What they choose together and go on with."""
     chosen = choose_tokens(samplers, logits, batch)
     for sampler, each in zip(samplers, chosen, strict=True):
@@ -262,8 +262,10 @@ def test_a_step_of_all_kinds_is_what_each_is_alone() -> None:
     def samplers() -> list[TokenSampler]:
         led = AnswerPaths(frozenset({(4, 1), (5, 2)}), frozenset({(6,)}), frozenset({9}), 20)
         return [
-            TokenSampler(Sampling(forced=(1, 2, 3, 4, 5, 6), logprobs=2), 0),
-            TokenSampler(Sampling(temperature=1.0, choices=("x",), lead="y"), 1, guide=AnswerGuide(led)),
+            TokenSampler(Sampling(forced_token_ids=(1, 2, 3, 4, 5, 6), logprobs=2), 0),
+            TokenSampler(
+                Sampling(temperature=1.0, choices=("x",), answer_prefix="y"), 1, constraint=ChoiceConstraint(led)
+            ),
             TokenSampler(Sampling(temperature=1.0, repetition_penalty=3.0, logprobs=0), 2, seen=[3, 4, 4]),
             TokenSampler(Sampling(temperature=1.0, presence_penalty=1.0, frequency_penalty=0.5), 5, seen=[3]),
             TokenSampler(Sampling(logprobs=5), 3),
@@ -276,7 +278,7 @@ def test_a_step_of_all_kinds_is_what_each_is_alone() -> None:
         assert chosen == [
             step_of([sampler], logits[None], batch)[0] for sampler, logits in zip(alone, step, strict=True)
         ]
-    assert shared[1].guide is not None and shared[1].guide.done
+    assert shared[1].constraint is not None and shared[1].constraint.done
 
 
 @pytest.mark.parametrize("words", [1279, 1280])
@@ -355,13 +357,13 @@ def test_a_penalty_beyond_single_precision_leaves_numbers(penalty: float) -> Non
 
 
 def test_a_guide_that_allows_nothing_is_no_guide() -> None:
-    class Strict(AnswerGuide):
+    class Strict(ChoiceConstraint):
         def allowed(self) -> tuple[int, ...]:
             return ()
 
-    guide = Strict(AnswerPaths(frozenset({(1,)}), frozenset(), frozenset(), 1))
+    constraint = Strict(AnswerPaths(frozenset({(1,)}), frozenset(), frozenset(), 1))
     with pytest.raises(AssertionError, match="must allow"):
-        TokenSampler(Sampling(), 0, guide=guide).choose(LOGITS)
+        TokenSampler(Sampling(), 0, constraint=constraint).choose(LOGITS)
 
 
 class Allocated(TorchDispatchMode):
@@ -380,7 +382,7 @@ class Allocated(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("other", [{"forced": (1,)}, {"logprobs": 2}, {"presence_penalty": 1.0}], ids=str)
+@pytest.mark.parametrize("other", [{"forced_token_ids": (1,)}, {"logprobs": 2}, {"presence_penalty": 1.0}], ids=str)
 def test_a_row_that_asks_for_something_else_has_no_other_row_copied(other: dict[str, Any]) -> None:
     """Nothing larger than a block is made, whoever shares the step: half of its rows."""
     rows, words = 40, 16 * 1280

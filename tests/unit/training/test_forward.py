@@ -201,7 +201,7 @@ def test_what_cannot_be_run_is_refused(make_model: MakeModel) -> None:
     with pytest.raises(TrainingError, match="no trace to run"):
         forward.losses([])
     for message, reason in (
-        (TraceMessage("m", tokens, new_offset=1022, learn=(1, 2)), "reaches position 1025, the model's context ends"),
+        (TraceMessage("m", tokens, position=1022, learn=(1, 2)), "reaches position 1025, the model's context ends"),
         (TraceMessage("m", tokens, learn=(1, 2), adapter="tall"), r"needs adapter 'tall', there is \[\]"),
         (TraceMessage("m", (5, 100_000), learn=(1, 2)), "tokens that the model does not know"),
     ):

@@ -120,7 +120,7 @@ def test_tokens_that_are_gone_are_recorded_again(tmp_path: Path, traces: list[Tr
 
 def test_useless_traces_are_refused_and_nothing_is_written(tmp_path: Path, traces: list[Trace]) -> None:
     empty = Trace("empty", (TraceMessage("m", (5, 6)),))
-    far = Trace("far", (TraceMessage("m", (5, 6), new_offset=1999, learn=(1, 2)),))
+    far = Trace("far", (TraceMessage("m", (5, 6), position=1999, learn=(1, 2)),))
     with TraceStore(tmp_path, SETTINGS) as store:
         for useless, reason in (
             (empty, "trace 'empty' has nothing to learn"),
@@ -204,7 +204,7 @@ def test_every_part_of_a_trace_counts_for_the_digest(traces: list[Trace]) -> Non
     others = [
         replace(message, tokens=(5, 6, 8)),
         replace(message, learn=(1, 3)),
-        replace(message, new_offset=1),
+        replace(message, position=1),
         replace(message, adapter="a"),
         replace(message, author="a"),
         replace(message, name="n"),

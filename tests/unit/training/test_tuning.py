@@ -35,7 +35,7 @@ from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace, TraceMessage
 from choreo_agents.training.tuned import TUNED, Tuned, target_modules
-from choreo_agents.training.tuning import CARD_FILE, Example, Held, Outcome, Tuning, run_and_keep
+from choreo_agents.training.tuning import CARD_FILE, EvalScore, Example, Outcome, Tuning, run_and_keep
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +84,8 @@ def test_a_killed_run_ends_with_the_same_bits(
 
 
 def test_a_run_that_is_killed_while_it_is_judged_goes_on(tiny: LoadedModel, whole: Tuning, tmp_path: Path) -> None:
-    def judge(tuned: Tuned) -> Callable[[int], Held]:
-        def dead(epoch: int) -> Held:
+    def judge(tuned: Tuned) -> Callable[[int], EvalScore]:
+        def dead(epoch: int) -> EvalScore:
             if epoch == 2:
                 raise KilledError
             return own(epoch)
@@ -136,11 +136,11 @@ class Script:
         self.scores = scores
         self.seen: list[dict[str, torch.Tensor]] = []
 
-    def __call__(self, tuned: Tuned) -> Callable[[int], Held]:
-        def judge(epoch: int) -> Held:
+    def __call__(self, tuned: Tuned) -> Callable[[int], EvalScore]:
+        def judge(epoch: int) -> EvalScore:
             assert epoch == len(self.seen)
             self.seen.append(tuned.state())
-            return Held(self.scores[epoch])
+            return EvalScore(self.scores[epoch])
 
         return judge
 
@@ -168,7 +168,7 @@ def test_progress_tells_the_loss_of_the_epoch_that_has_ended(tiny: LoadedModel, 
 def test_the_best_is_kept_and_a_run_without_a_better_one_stops(tiny: LoadedModel, tmp_path: Path) -> None:
     script = Script(0.1, 0.5, 0.4, 0.5, 0.9)
     tuning = ended(make_tuning(tiny, tmp_path, judge=script, epochs=9, patience=2))
-    assert (tuning.outcome.epochs, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 1, Held(0.5))
+    assert (tuning.outcome.epochs, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 1, EvalScore(0.5))
     assert same(tuning.tuned.state(), script.seen[1]) and not same(script.seen[1], script.seen[3])
     assert [each["held_out_score"] for each in tuning.outcome.history] == [0.1, 0.5, 0.4, 0.5]
 
@@ -176,7 +176,7 @@ def test_the_best_is_kept_and_a_run_without_a_better_one_stops(tiny: LoadedModel
 def test_where_the_last_are_to_be_kept_no_score_stops_a_run(tiny: LoadedModel, tmp_path: Path) -> None:
     script = Script(0.0, 0.5, 0.4, 0.3)
     tuning = ended(make_tuning(tiny, tmp_path, judge=script, epochs=3, patience=1, keep="last"))
-    assert (tuning.outcome.epochs, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 3, Held(0.3))
+    assert (tuning.outcome.epochs, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 3, EvalScore(0.3))
     assert same(tuning.tuned.state(), script.seen[3]) and not same(script.seen[3], script.seen[1])
 
 
@@ -191,7 +191,7 @@ def test_where_nothing_gets_better_the_weights_are_those_of_the_beginning(tiny: 
     ("one", "other"), [((0.5, 2.0), (0.5, 1.9)), ((0.4, 1.0), (0.5, 2.0)), ((0.5, None), (0.6, None))]
 )
 def test_equal_scores_are_told_apart_by_the_loss(one: Any, other: Any) -> None:
-    assert Held(*one).rank < Held(*other).rank
+    assert EvalScore(*one).rank < EvalScore(*other).rank
 
 
 def test_training_lowers_the_loss_and_leaves_the_model_alone(tiny_path: Path, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_the_majority(answers: list[str], most: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("votes", "ballots", "lead", "seats", "elected"),
+    ("votes", "ballots", "answer_prefix", "seats", "elected"),
     [
         (["I vote for B.", "I vote for A. No, I vote for B."], ["A.", "B."], "I vote for", 1, [1]),
         (["Candidate 11."], ["Candidate 1.", "Candidate 11."], "", 1, [1]),
@@ -126,5 +126,7 @@ def test_the_majority(answers: list[str], most: str) -> None:
         (["nonsense"], ["A.", "B."], "I vote for", 1, [0]),
     ],
 )
-def test_an_election(votes: list[str], ballots: list[str | None], lead: str, seats: int, elected: list[int]) -> None:
-    assert elect(votes, ballots, lead=lead, seats=seats) == elected
+def test_an_election(
+    votes: list[str], ballots: list[str | None], answer_prefix: str, seats: int, elected: list[int]
+) -> None:
+    assert elect(votes, ballots, answer_prefix=answer_prefix, seats=seats) == elected

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import Case, Result, said
+from choreo_agents.workflows.case import Case, Result, answers_of
 from choreo_agents.workflows.cases import CASES, problem
 from choreo_agents.workflows.cases.debate import MOST_AGENTS, REPORTS
 from choreo_agents.workflows.debating import problem_of
@@ -47,7 +47,7 @@ def agent_of(name: str, node: str, dialect: Dialect, **options: Any) -> Any:
 
 def test_what_a_node_has_said() -> None:
     state = ended((START, "Who?"), ("ann", "One."), ("bob", "Two."), ("ann", "Three."))
-    assert said(state, "ann") == ["One.", "Three."] and said(state, "nobody") == []
+    assert answers_of(state, "ann") == ["One.", "Three."] and answers_of(state, "nobody") == []
 
 
 @EVERY_CASE

@@ -31,7 +31,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_who_is_elected(name: str) -> None:
     votes, ballots, options, elected = CASES[name]
-    assert elect(votes, ballots, **({"lead": "I vote for"} | options)) == elected
+    assert elect(votes, ballots, **({"answer_prefix": "I vote for"} | options)) == elected
 
 
 def test_without_a_lead_a_vote_is_all_that_is_said() -> None:
@@ -48,7 +48,7 @@ def test_seats_go_to_different_candidates_by_votes_then_by_place(
     election: tuple[list[str], list[str | None], int],
 ) -> None:
     votes, ballots, seats = election
-    elected = elect([f"I think. I vote for {vote}" for vote in votes], ballots, lead="I vote for", seats=seats)
+    elected = elect([f"I think. I vote for {vote}" for vote in votes], ballots, answer_prefix="I vote for", seats=seats)
     assert len(elected) == min(seats, len(ballots)) == len(set(elected))
     cast, standing = Counter(votes), {}
     for index, ballot in enumerate(ballots):

@@ -193,9 +193,9 @@ class PromptTimer:
         with self.library.assemble(self.prompt) as view:
             cached = {piece.start for piece in self._assembly.cached}
             handles = [handle for offset, handle in view.placed if offset in cached]
-            self.engine.kv.park()
+            self.engine.kv.offload()
             started = time.perf_counter()
-            self.engine.kv.restore(handles)
+            self.engine.kv.prefetch(handles)
             return time.perf_counter() - started
 
     @cached_property
@@ -206,7 +206,7 @@ class PromptTimer:
         name = self.prompt.schema.name
         self.library.load(name)
         if source == "host":
-            self.engine.kv.park()
+            self.engine.kv.offload()
         elif source == "disk":
             self.library.evict(name)
         with self.engine.scope():

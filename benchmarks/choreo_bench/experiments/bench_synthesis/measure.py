@@ -192,7 +192,7 @@ class SynthesisBench:
             self.model,
             method=method,
             memory=Memory(kv_budget_bytes=budget),
-            scheduling=Scheduling(step_tokens=_STEP_TOKENS),
+            scheduling=Scheduling(max_batched_tokens=_STEP_TOKENS),
         ) as engine:
             yield engine
 

@@ -208,7 +208,7 @@ def _decode(engine: Engine, answer: ProblemMessage, handles: Sequence[MessageHan
     chat = engine.chat
     return Decode(
         chat.header(answer.author), handles, offsets, end, sampling=GREEDY, author=answer.author,
-        closing=chat.turn_end, adapter=adapter,
+        turn_suffix=chat.turn_end, adapter=adapter,
     )  # fmt: skip
 
 

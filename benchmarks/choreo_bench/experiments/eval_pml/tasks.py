@@ -9,7 +9,7 @@ from typing import Self
 from xml.sax.saxutils import escape
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.models import ChatFormat, PromptText
 from choreo_agents.pml import Prompt, Schema, module_of, user
 from choreo_agents.pml.markup.syntax import ChatTurn
 from choreo_bench.language import Problem, ProblemMessage, Task
@@ -82,16 +82,16 @@ class DocumentQuestion:
         question = "".join(f"<{ask.role}>{escape(ask.text)}</{ask.role}>" for ask in parts.asks)
         return cls(parts, schema, schema.prompt(imports + question), schema.prompt(imports))
 
-    def as_text(self, chat: ChatFormat) -> FramedText:
+    def as_text(self, chat: ChatFormat) -> PromptText:
         """The ordinary prompt: all turns, one after the other."""
         documents = [branch.words for branch in self.parts.branches]
-        return FramedText.frame(chat.bos) + written(chat, [*self.parts.trunk, *documents, *self.parts.asks])
+        return PromptText.special(chat.bos) + written(chat, [*self.parts.trunk, *documents, *self.parts.asks])
 
 
-def written(chat: ChatFormat, messages: Sequence[ProblemMessage]) -> FramedText:
+def written(chat: ChatFormat, messages: Sequence[ProblemMessage]) -> PromptText:
     """Turns one after the other."""
     turns = (chat.turn(message.role, message.text, message.author) for message in messages)
-    return sum(turns, FramedText())
+    return sum(turns, PromptText())
 
 
 def _turn(message: ProblemMessage) -> ChatTurn:

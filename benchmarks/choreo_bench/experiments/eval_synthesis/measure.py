@@ -250,7 +250,7 @@ def _played(on_progress: Callable[[str, int], None], name: str, _task: str) -> N
     on_progress(name, 1)
 
 
-class Referee:
+class Evaluator:
     """Lets contenders answer; what is known is not asked again.
 
     Args:
@@ -268,7 +268,7 @@ class Referee:
         settings = {"weights": model.adapter.fingerprint, "seed": seed, "split": split}
         self.journal = Journal(folder / "played.jsonl", settings)
 
-    def __enter__(self) -> Referee:
+    def __enter__(self) -> Evaluator:
         return self
 
     def __exit__(self, *_: object) -> None:

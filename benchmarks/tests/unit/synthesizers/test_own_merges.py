@@ -59,11 +59,11 @@ def test_a_merge_is_placed_as_the_engine_merges_it(embedded: LoadedModel, layout
         merged = engine.branches.merge(branches, merge.ask, strategy=layout, trunk=trunk, author="Clara")
         *_, asked, said = engine.inspect.records([merged])
     first, second = (trace.by_name[f"branch {number}"] for number in (1, 2))
-    assert first.new_offset == second.new_offset + notes.length, "after what it alone was told"
+    assert first.position == second.position + notes.length, "after what it alone was told"
     assert "context 1.1" in first.parents and len(first.parents) == len(second.parents) + 1
     ask, answer = trace.messages[-2:]
-    assert (ask.tokens, ask.offsets, ask.new_offset) == (asked.tokens, asked.offsets, asked.new_offset)
-    assert (answer.offsets, answer.new_offset) == (said.offsets, said.new_offset)
+    assert (ask.tokens, ask.offsets, ask.position) == (asked.tokens, asked.offsets, asked.position)
+    assert (answer.offsets, answer.position) == (said.offsets, said.position)
     assert answer.learn is not None
     words = embedded.decode(list(answer.tokens[answer.learn[0] :]), special=False)
     assert words.strip() == merge.answer
@@ -106,8 +106,8 @@ def test_what_is_learnt_ends_where_a_decode_does(tmp_path: Path) -> None:
         forced = tuple(words[: words.index(model.tokenizer.eos_token_id) + 1])
         said = engine.decode(
             model.chat.header("Clara"),
-            sampling=Sampling(forced=forced, max_tokens=len(forced)),
-            closing=model.chat.turn_end,
+            sampling=Sampling(forced_token_ids=forced, max_tokens=len(forced)),
+            turn_suffix=model.chat.turn_end,
         )
         recorded = record(engine, "one", [said]).messages[-1]
     assert recorded.tokens == answer.tokens and recorded.learn == answer.learn
@@ -122,7 +122,7 @@ def test_epochs_are_the_same_each_time_and_mix_layouts(embedded: LoadedModel, tm
     examples = OwnExamples(OwnCurriculum(own, ("parallel", "sequential")), tuned)
     first = examples.epoch(0)
     assert [each.trace for each in first] == [each.trace for each in examples.epoch(0)]
-    starts = {each.trace.messages[-1].new_offset for each in first}
+    starts = {each.trace.messages[-1].position for each in first}
     assert len(starts) > 1, "some side by side, some in sequence"
     assert all(each.teacher is not None and each.teacher.learnt_tokens == each.trace.learnt_tokens for each in first)
     other = OwnExamples(OwnCurriculum(own, ("parallel",)), tuned)

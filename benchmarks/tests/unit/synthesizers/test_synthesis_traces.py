@@ -53,7 +53,7 @@ class Recorder:
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         if isinstance(header, list):
             [call] = header
-            parents, offsets, start = call.parents, call.offsets, call.new_offset
+            parents, offsets, start = call.parents, call.offsets, call.position
         else:
             parents, offsets, start = args
         at = [sum(parent.length for parent in parents[:place]) for place in range(len(parents) + 1)]
@@ -71,7 +71,7 @@ async def replayed(engine: Engine, trace: Trace) -> dict[str, MessageHandle]:
             [handles[message.name]] = await engine.branches.amap(parents, "merge")
             continue
         handles[message.name] = await engine.aprefill(
-            message.tokens, parents, message.offsets, message.new_offset, adapter=message.adapter
+            message.tokens, parents, message.offsets, message.position, adapter=message.adapter
         )
     return handles
 
@@ -100,7 +100,7 @@ async def test_a_trace_holds_what_the_engine_encodes_where_it_encodes_it(
     *given_, answer = trace.messages
     assert sorted(handles[message.name].id for message in given_) == sorted(recorder.prefilled)
     parents = [handles[name].id for name in answer.parents]
-    assert recorder.decoded == [(parents, list(answer.offsets), answer.new_offset)]
+    assert recorder.decoded == [(parents, list(answer.offsets), answer.position)]
 
 
 @pytest.mark.parametrize("layout", SYNTHESIS_LAYOUTS)
@@ -122,7 +122,7 @@ async def test_a_boundary_is_encoded_behind_each_branch(
     made = [message.name for message in given_ if not message.mapped]
     assert sorted(handles[name].id for name in made) == sorted(recorder.prefilled)
     parents = [handles[name].id for name in answer.parents]
-    assert recorder.decoded == [(parents, list(answer.offsets), answer.new_offset)]
+    assert recorder.decoded == [(parents, list(answer.offsets), answer.position)]
     ends = [message for message in given_ if message.name.endswith(" end")]
     starts = {
         branch.words.name: tiny.encode(tiny.chat.start(branch.words.role)) for branch in Parts.of(problem).branches
@@ -145,7 +145,7 @@ async def test_the_layouts_are_those_of_ordinary_play(make_engine: MakeEngine, l
     answer = trace.messages[-1]
     assert sorted(handles[m.name].id for m in trace.messages[:-1]) == sorted(recorder.prefilled)
     parents = [handles[name].id for name in answer.parents]
-    assert recorder.decoded == [(parents, list(answer.offsets), answer.new_offset)]
+    assert recorder.decoded == [(parents, list(answer.offsets), answer.position)]
 
 
 async def test_a_text_trace_is_the_ordinary_prompt(make_engine: MakeEngine, tiny: LoadedModel) -> None:
@@ -159,7 +159,7 @@ async def test_a_text_trace_is_the_ordinary_prompt(make_engine: MakeEngine, tiny
     at = 0
     for place, message in enumerate(trace.messages):
         assert message.parents == tuple(m.name for m in trace.messages[:place])
-        assert message.new_offset == at and message.offsets == tuple(m.new_offset for m in trace.messages[:place])
+        assert message.position == at and message.offsets == tuple(m.position for m in trace.messages[:place])
         at += len(message.tokens)
 
 
@@ -203,13 +203,13 @@ def test_any_problem_as_a_trace(model, name, seed, layout, mapped, adapter, bran
     native = {
         branch.words.name: end + sum(lengths[message.name] for message in branch.private) for branch in parts.branches
     }
-    assert {name: trace.by_name[name].new_offset for name in words} == native
+    assert {name: trace.by_name[name].position for name in words} == native
     at = end
     for name, seen in zip(words, shown, strict=True):
         assert offsets[seen] == {"sequential": at, "parallel": end, "native": native[name]}[layout]
         at += lengths[name]
     assert offsets[own[0]] == max(offsets[seen] + lengths[seen] for seen in shown)
-    assert answer.new_offset == offsets[own[0]] + lengths[own[0]]
+    assert answer.position == offsets[own[0]] + lengths[own[0]]
 
     assert learnt(trace) == learnt(text_trace(fan)) == model.encode(f" {parts.answer.text}") + model.encode("<|end|>")
 

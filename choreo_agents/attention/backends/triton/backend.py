@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.trial import complaint_of, said
+from choreo_agents.attention.backends.trial import complaint_of, error_line
 from choreo_agents.attention.backends.triton.plan import PlannedStep, PlanSizes, StepPlan
 from choreo_agents.attention.backends.triton.tiles import tiles
 from choreo_agents.attention.heads import HeadShape
@@ -85,7 +85,7 @@ def _interpreted() -> bool | str:
     try:
         from choreo_agents.attention.backends.triton.launch import is_interpreted  # noqa: PLC0415 - an extra
     except (ImportError, OSError, RuntimeError) as error:
-        return f"triton cannot be imported: {said(error)}"
+        return f"triton cannot be imported: {error_line(error)}"
     return is_interpreted()
 
 

@@ -4,6 +4,6 @@ Read `grammar` (what is said, and how one family writes it), `reading` (back aga
 it in a conversation).
 """
 
-from choreo_agents.models.chat.tools.grammar import BrokenCall, CallPart, SaidWords, ToolCall
+from choreo_agents.models.chat.tools.grammar import BrokenCall, CallPart, TextPart, ToolCall
 
-__all__ = ["BrokenCall", "CallPart", "SaidWords", "ToolCall"]
+__all__ = ["BrokenCall", "CallPart", "TextPart", "ToolCall"]

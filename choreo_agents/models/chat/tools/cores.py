@@ -158,8 +158,8 @@ class CallText:
         """What an object holds that says which tool is called, and with what."""
         keys = {self._grammar.arguments_key, *_ARGUMENTS} & said.keys()
         # Without arguments a key that is harmless elsewhere may be one of them.
-        harmless = set(_HARMLESS) - (set() if keys else self._fields(name).keys())
-        _require_known(said, {*keys, *harmless, self._grammar.name_key, "name"})
+        auto_reencode = set(_HARMLESS) - (set() if keys else self._fields(name).keys())
+        _require_known(said, {*keys, *auto_reencode, self._grammar.name_key, "name"})
         if any(said.get(key, name) != name for key in (self._grammar.name_key, "name")):
             raise ValueError("it names several tools")
         if len(keys) > 1:

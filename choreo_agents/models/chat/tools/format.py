@@ -9,11 +9,11 @@ from typing import Any
 from choreo_agents.models.chat.tools.grammar import ID, CallGrammar, ToolCall
 from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.chat.tools.reading import ToolCallReader
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 TOOL = "\u241ftool\u241f"
 """Stands for the name of the tool in what a template writes."""
-Tell = Callable[[Sequence[Mapping[str, Any]], str | None], FramedText | None]
+Tell = Callable[[Sequence[Mapping[str, Any]], str | None], PromptText | None]
 """What a template writes of tools, with instructions if there are any, before anything else; None: it raises."""
 
 
@@ -26,10 +26,10 @@ class ResultFormat:
     quotes: bool = False
     """Whether the words stand as a JSON string."""
 
-    def around(self, words: str, tool: str, call: str) -> FramedText:
+    def around(self, words: str, tool: str, call: str) -> PromptText:
         """The whole turn."""
-        said, names = FramedText.words(to_json(words) if self.quotes else words), {TOOL: tool, ID: call}
-        return FramedText.filled(self.before, names) + said + FramedText.filled(self.after, names)
+        said, names = PromptText.plain(to_json(words) if self.quotes else words), {TOOL: tool, ID: call}
+        return PromptText.filled(self.before, names) + said + PromptText.filled(self.after, names)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ToolsFormat:
     """What a turn starts with that may call."""
     lead: str = ""
     """What stands between that and words."""
-    joint: str = "\n"
+    separator: str = "\n"
     """What stands between words and calls."""
     words_end: str = ""
     """What closes a turn that calls nothing."""
@@ -62,13 +62,13 @@ class ToolsFormat:
         """What ends a turn that calls by itself, in the place of what closes other turns."""
         return (self.call_end,) if self.call_end != self.words_end else ()
 
-    def turn(self, words: str, calls: Sequence[ToolCall]) -> FramedText:
+    def turn(self, words: str, calls: Sequence[ToolCall]) -> PromptText:
         """A turn that calls tools, of someone who may have said something before."""
-        frame, opening = FramedText.frame, FramedText.frame(self.opening)
-        said = opening + frame(self.lead) + FramedText.words(words) if words else opening
+        frame, opening = PromptText.special, PromptText.special(self.opening)
+        said = opening + frame(self.lead) + PromptText.plain(words) if words else opening
         if self.grammar.kind != "headed":
-            return said + frame(self.joint if words else "") + self.grammar.write(calls) + frame(self.call_end)
-        made = said + frame(self.words_end) if words else FramedText()
+            return said + frame(self.separator if words else "") + self.grammar.write(calls) + frame(self.call_end)
+        made = said + frame(self.words_end) if words else PromptText()
         for call in calls:
             made += opening + self.grammar.write([call]) + frame(self.call_end)
         return made

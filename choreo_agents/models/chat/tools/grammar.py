@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from choreo_agents.models.chat.tools.literals import to_json, to_python
-from choreo_agents.models.framed import FramedText
+from choreo_agents.models.prompt_text import PromptText
 
 Kind = Literal["object", "named", "headed", "python", "pairs"]
 """One JSON object with name and arguments; a name, and JSON behind it; the same, where the name stands in the header of
@@ -44,8 +44,8 @@ class BrokenCall:
     why: str
 
 
-class SaidWords(NamedTuple):
-    """SaidWords as they come."""
+class TextPart(NamedTuple):
+    """TextPart as they come."""
 
     text: str
 
@@ -115,22 +115,22 @@ class CallGrammar:
             self.before.strip()
         )
 
-    def write(self, calls: Sequence[ToolCall]) -> FramedText:
+    def write(self, calls: Sequence[ToolCall]) -> PromptText:
         """Calls as the model writes them."""
-        text = FramedText()
+        text = PromptText()
         for number, call in enumerate(calls):
             filled = self._with_id(call.id)
-            text += FramedText.frame(filled.between if number else filled.before)
+            text += PromptText.special(filled.between if number else filled.before)
             text += filled._core(call)
         last = self._with_id(calls[-1].id if calls else "")
         # What closes a pair is what closes the call.
-        return text + (FramedText() if self.pairs is not None else FramedText.frame(last.after))
+        return text + (PromptText() if self.pairs is not None else PromptText.special(last.after))
 
     def _with_id(self, name: str) -> CallGrammar:
         return self.mapped(lambda text: text.replace(ID, name))
 
-    def _core(self, call: ToolCall) -> FramedText:
-        frame, words = FramedText.frame, FramedText.words
+    def _core(self, call: ToolCall) -> PromptText:
+        frame, words = PromptText.special, PromptText.plain
         if self.kind == "python":
             given = ", ".join(f"{key}={to_python(value)}" for key, value in call.arguments.items())
             return words(f"{call.name}({given})")
@@ -140,11 +140,11 @@ class CallGrammar:
         named = frame(self.before_name) + words(name) + frame(self.before_arguments)
         return named + words(to_json(call.arguments)) + frame(self.end)
 
-    def _paired(self, arguments: Mapping[str, Any], marks: PairMarks) -> FramedText:
-        frame, words = FramedText.frame, FramedText.words
+    def _paired(self, arguments: Mapping[str, Any], marks: PairMarks) -> PromptText:
+        frame, words = PromptText.special, PromptText.plain
         if not arguments:
             return frame(marks.empty)
-        text = FramedText()
+        text = PromptText()
         for number, (key, value) in enumerate(arguments.items()):
             text += frame(marks.next if number else marks.first) + words(key) + frame(marks.inner)
             text += words(value if isinstance(value, str) else to_json(value))

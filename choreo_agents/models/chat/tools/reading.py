@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
 from choreo_agents.models.chat.tools.cores import BrokenCallError, CallText, Schemas, name_before
-from choreo_agents.models.chat.tools.grammar import BrokenCall, CallGrammar, CallPart, SaidWords, ToolCall
+from choreo_agents.models.chat.tools.grammar import BrokenCall, CallGrammar, CallPart, TextPart, ToolCall
 from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.chat.tools.marked import (
     CONTROL,
@@ -20,7 +20,7 @@ from choreo_agents.models.chat.tools.marked import (
     marked_frame,
 )
 
-Heard = SaidWords | CallPart
+Heard = TextPart | CallPart
 _MORE = re.compile(r"[,;]?\s*(?:(\{)|$)")
 """Behind a JSON object: another one, or what may be before one."""
 
@@ -166,7 +166,7 @@ class ToolCallReader:
         if is_spoken and not is_blank and (told := bare(said, self._hidden)):
             self.words += told
             self._is_behind = False
-            yield SaidWords(told)
+            yield TextPart(told)
 
     def _begin(self, final: bool) -> None:
         """What stands between the mark of calls and the first of them."""
@@ -255,6 +255,6 @@ def _joined(heard: Iterable[Heard]) -> list[Heard]:
     """Return the same pieces, with words that follow each other joined into one."""
     made: list[Heard] = []
     for run in ([*pieces] for _, pieces in groupby(heard, type)):
-        words = [each.text for each in run if isinstance(each, SaidWords)]
-        made += [SaidWords("".join(words))] if words else run
+        words = [each.text for each in run if isinstance(each, TextPart)]
+        made += [TextPart("".join(words))] if words else run
     return made

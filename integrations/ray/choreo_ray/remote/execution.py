@@ -7,37 +7,37 @@ from typing import Any
 
 from choreo_agents.engine.delegation import (
     CacheEntry,
+    Completion,
     Computing,
-    Endings,
     EngineCore,
     Execution,
     KVCache,
-    Naming,
+    MessageIds,
 )
 from choreo_agents.tracing import guarded
-from choreo_ray.remote.errand import Errands
+from choreo_ray.remote.dispatcher import RequestDispatcher
 from choreo_ray.remote.fleet import Fleet
+from choreo_ray.remote.health_monitor import HealthMonitor
 from choreo_ray.remote.loop import RemoteLoop
 from choreo_ray.remote.method import RemoteMethod
-from choreo_ray.remote.presence import Presence
-from choreo_ray.remote.sending import Greeting, SentAdapter
+from choreo_ray.remote.protocol import Hello, SentAdapter
 
 _OTHERS = "engines elsewhere"
 
 
 class RemoteExecution(Execution):
-    """See `Execution`: the front of engines elsewhere.
+    """See `Execution`: the router of engines elsewhere.
 
     Args:
         fleet: The engines.
-        greeting: What they are told of the front.
+        greeting: What they are told of the router.
         patience_s: Seconds that calls wait while no engine is there.
     """
 
-    def __init__(self, fleet: Fleet, greeting: Greeting, patience_s: float) -> None:
+    def __init__(self, fleet: Fleet, greeting: Hello, patience_s: float) -> None:
         self.fleet, self._greeting, self._patience_s = fleet, greeting, patience_s
         self._sent = list[SentAdapter]()
-        """What tenants have loaded: of the front, whichever loop it has."""
+        """What tenants have loaded: of the router, whichever loop it has."""
         self._has_begun = False
 
     def cache(self, *parts: Any) -> KVCache:
@@ -50,11 +50,11 @@ class RemoteExecution(Execution):
 
     def loop(self, core: EngineCore) -> RemoteLoop:
         """See `Execution`."""
-        sink, lock, front = core.settings.sink, core.lock, self._greeting.front
+        sink, lock, router = core.settings.sink, core.lock, self._greeting.router
         self._table = core.table
-        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s, self._sent)
-        self._errands = Errands(self.fleet, self._presence, core.table, core.counters, lock, sink, front)
-        endings = Endings(core.pool, core.counters, guarded(sink), lock.condition())
+        self._presence = HealthMonitor(self.fleet, self._greeting, lock, sink, self._patience_s, self._sent)
+        self._errands = RequestDispatcher(self.fleet, self._presence, core.table, core.counters, lock, sink, router)
+        endings = Completion(core.pool, core.counters, guarded(sink), lock.condition())
         self._loop = RemoteLoop(self._errands, endings, lock, sink)
         return self._loop
 
@@ -69,20 +69,20 @@ class RemoteExecution(Execution):
         """
         if self._has_begun:
             with core.lock:
-                for name in self.fleet.outposts:
+                for name in self.fleet.replicas:
                     self.fleet.lost(name)
             self._loop.wait_for(self._presence.greet_again())
             return
         core.total_tokens = self._loop.wait_for(self._presence.greet_all())
-        core.kv_budget_bytes = sum(outpost.kv_budget_bytes for outpost in self.fleet.alive())
+        core.kv_budget_bytes = sum(replica.kv_budget_bytes for replica in self.fleet.alive())
         self._has_begun = True
 
-    def load_adapter(self, core: EngineCore, folder: Path, name: str, naming: Naming) -> None:
+    def load_adapter(self, core: EngineCore, folder: Path, name: str, message_ids: MessageIds) -> None:
         """See `Execution`: all engines load it."""
         files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
         with core.lock:
-            self._errands.giving_back.salts[naming.tenant] = naming.salt
-        self._loop.wait_for(self._presence.load_adapter(name, files, naming.salt))
+            self._errands.giving_back.salts[message_ids.tenant] = message_ids.salt
+        self._loop.wait_for(self._presence.load_adapter(name, files, message_ids.salt))
 
     def computing(self) -> Computing:
         """See `Execution`."""
@@ -93,11 +93,11 @@ class RemoteExecution(Execution):
         return int(self._loop.wait_for(self._errands.copies.hand_over(name, self._table.known)))
 
     def dropped(self, message_id: str) -> None:
-        """The front needs a message no longer. Under the lock."""
+        """The router needs a message no longer. Under the lock."""
         self._errands.giving_back.dropped(message_id)
 
     def kept(self, tenant: str | None) -> int:
-        """Bytes of KV of a tenant's messages, or of all, that engines have for the front. Under the lock."""
+        """Bytes of KV of a tenant's messages, or of all, that engines have for the router. Under the lock."""
         return self.fleet.kept(self._table.known, tenant)
 
     def _close_tenant(self, tenant: str) -> None:

@@ -1,4 +1,4 @@
-"""What the front knows of its engines: who has which messages, and how much each has to do."""
+"""What the router knows of its engines: who has which messages, and how much each has to do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 from choreo_agents import Decode
 from choreo_agents.engine.delegation import Lineage, Message, Scope
 from choreo_agents.errors import InvalidRequestError
+from choreo_ray.remote.protocol import EngineClient, HelloReply, Promised, lacked
 from choreo_ray.remote.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, route
-from choreo_ray.remote.sending import FarEngine, Greeted, Promised, lacked
 
 _USUAL_SAMPLES = 64
 """Tokens that an answer has, as long as nobody has seen one of its author's."""
@@ -23,19 +23,19 @@ _WEIGHT = 0.2
 
 
 @dataclass(eq=False)
-class Outpost:
-    """An engine as the front sees it."""
+class Replica:
+    """An engine as the router sees it."""
 
-    engine: FarEngine
+    engine: EngineClient
     total_tokens: int = 0
     kv_budget_bytes: int = 0
     alive: bool = False
-    life: int = 0
+    epoch: int = 0
     """How often it has come: what is heard of a life that is over says nothing of this one."""
     leaves: bool = False
     """Whether it is to be ended soon: nothing new is placed there while there are others."""
     held: dict[str, str] = field(default_factory=dict)
-    """The tenant's salt of each message that it has for the front, by id."""
+    """The tenant's salt of each message that it has for the router, by id."""
     salts: set[str] = field(default_factory=set)
     """Of tenants that it was sent something for."""
     serving: dict[int, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Outpost:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlacementRequest:
     """A request that has to be run somewhere."""
 
     number: int
@@ -77,7 +77,7 @@ class Wish:
 
 
 class Fleet:
-    """Used under the front's lock.
+    """Used under the router's lock.
 
     Args:
         engines: All that there are, each with a name of its own.
@@ -86,8 +86,8 @@ class Fleet:
         copied_bytes: Of KV that may be on its way at once at most.
     """
 
-    def __init__(self, engines: Sequence[FarEngine], costs: Costs, bytes_per_token: int, copied_bytes: int) -> None:
-        self.outposts = {engine.name: Outpost(engine) for engine in engines}
+    def __init__(self, engines: Sequence[EngineClient], costs: Costs, bytes_per_token: int, copied_bytes: int) -> None:
+        self.replicas = {engine.name: Replica(engine) for engine in engines}
         self._route = partial(route, costs=costs)
         self._bytes_per_token = bytes_per_token
         self._copied_bytes = copied_bytes
@@ -98,15 +98,15 @@ class Fleet:
         """The engine that was told of each message that nobody had encoded yet, that it is to: by id."""
         self._samples: dict[str | None, float] = {}
 
-    def alive(self) -> list[Outpost]:
+    def alive(self) -> list[Replica]:
         """Those that calls can be sent to."""
-        return [outpost for outpost in self.outposts.values() if outpost.alive]
+        return [replica for replica in self.replicas.values() if replica.alive]
 
-    def staying(self) -> list[Outpost]:
+    def staying(self) -> list[Replica]:
         """Those of them that are not to be ended soon."""
-        return [outpost for outpost in self.alive() if not outpost.leaves]
+        return [replica for replica in self.alive() if not replica.leaves]
 
-    def leave(self, name: str) -> list[tuple[str, str, Outpost]]:
+    def leave(self, name: str) -> list[tuple[str, str, Replica]]:
         """An engine is to be ended soon: what it alone has, its tenant's salt, and to which engine it should go.
 
         The latest come first.
@@ -114,64 +114,64 @@ class Fleet:
         Raises:
             InvalidRequestError: There is no such engine, or it is gone, or no other is there.
         """
-        outpost = self.outposts.get(name)
-        if outpost is None or not outpost.alive:
+        replica = self.replicas.get(name)
+        if replica is None or not replica.alive:
             known = ", ".join(repr(each.name) for each in self.alive())
             raise InvalidRequestError(f"there is no engine {name!r} now: those that are there are {known}")
-        outpost.leaves = True
+        replica.leaves = True
         if not (others := self.staying()):
-            outpost.leaves = False
+            replica.leaves = False
             raise InvalidRequestError(
                 f"engine {name!r} is the only one that is there and stays: nobody could take over"
             )
-        alone = [each for each in reversed(outpost.held) if self.holders(each) == [name]]
+        alone = [each for each in reversed(replica.held) if self.holders(each) == [name]]
         load = {each.name: len(each.held) for each in others}
-        found: list[tuple[str, str, Outpost]] = []
+        found: list[tuple[str, str, Replica]] = []
         for message_id in alone:
             least = min(load, key=lambda each: (load[each], each))
             load[least] += 1
-            found.append((message_id, outpost.held[message_id], self.outposts[least]))
+            found.append((message_id, replica.held[message_id], self.replicas[least]))
         return found
 
-    def came(self, name: str, greeted: Greeted, needed: Callable[[str], bool]) -> dict[str, list[str]]:
-        """An engine is there; what it has that the front needs no longer, by the tenant's salt.
+    def came(self, name: str, greeted: HelloReply, needed: Callable[[str], bool]) -> dict[str, list[str]]:
+        """An engine is there; what it has that the router needs no longer, by the tenant's salt.
 
         Args:
             name: The engine's.
             greeted: What it says.
-            needed: Whether the front needs a message, by its id.
+            needed: Whether the router needs a message, by its id.
         """
-        outpost = self.outposts[name]
-        outpost.total_tokens, outpost.alive, outpost.leaves = greeted.total_tokens, True, False
-        outpost.life += 1
-        outpost.kv_budget_bytes = greeted.kv_budget_bytes
-        outpost.salts.update(greeted.held)
+        replica = self.replicas[name]
+        replica.total_tokens, replica.alive, replica.leaves = greeted.total_tokens, True, False
+        replica.epoch += 1
+        replica.kv_budget_bytes = greeted.kv_budget_bytes
+        replica.salts.update(greeted.held)
         # What calls of before have made meanwhile is in neither list alone.
-        outpost.held.update({each: salt for salt, held in greeted.held.items() for each in held if needed(each)})
+        replica.held.update({each: salt for salt, held in greeted.held.items() for each in held if needed(each)})
         stale = {salt: [each for each in held if not needed(each)] for salt, held in greeted.held.items()}
         return {salt: ids for salt, ids in stale.items() if ids}
 
     def lost(self, name: str) -> None:
         """An engine is gone, with all that it had."""
-        outpost = self.outposts[name]
-        outpost.alive = False
-        outpost.held.clear()
+        replica = self.replicas[name]
+        replica.alive = False
+        replica.held.clear()
         self.promised = {each: engine for each, engine in self.promised.items() if engine != name}
-        outpost.serving.clear()
-        outpost.coming.clear()
-        outpost.brought.clear()
+        replica.serving.clear()
+        replica.coming.clear()
+        replica.brought.clear()
 
-    def close_tenant(self, tenant: str, salt: str) -> list[Outpost]:
-        """The front serves a tenant no longer: the engines that are to be told."""
+    def close_tenant(self, tenant: str, salt: str) -> list[Replica]:
+        """The router serves a tenant no longer: the engines that are to be told."""
         self._tenants_homes.pop(tenant, None)
-        told = [outpost for outpost in self.alive() if salt in outpost.salts]
-        for outpost in self.outposts.values():
-            outpost.salts.discard(salt)
-            for message_id in [each for each, whose in outpost.held.items() if whose == salt]:
-                del outpost.held[message_id]
+        told = [replica for replica in self.alive() if salt in replica.salts]
+        for replica in self.replicas.values():
+            replica.salts.discard(salt)
+            for message_id in [each for each, whose in replica.held.items() if whose == salt]:
+                del replica.held[message_id]
         return told
 
-    def place(self, wish: Wish, tried: Collection[str] = ()) -> Route | None:
+    def place(self, wish: PlacementRequest, tried: Collection[str] = ()) -> Route | None:
         """Where a request is run; it counts as begun there. None: nowhere now.
 
         Args:
@@ -179,7 +179,7 @@ class Fleet:
             tried: Engines that were lost with it.
         """
         there = self.staying() or self.alive()
-        engines = [outpost for outpost in there if outpost.name not in tried] or there
+        engines = [replica for replica in there if replica.name not in tried] or there
         if not engines:
             return None
         reads = [self._read(parent) for parent in wish.lineage.parents]
@@ -187,10 +187,10 @@ class Fleet:
             reads.append(KVToRead(wish.name, _NEVER_COPIED, known))
         call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish))
         again = _Lacked(wish)
-        found = self._route(call, [self._ahead(outpost, again) for outpost in engines])
-        self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
-        self.outposts[found.engine].arriving_bytes += found.bytes_copied
-        self.outposts[found.engine].bring(
+        found = self._route(call, [self._ahead(replica, again) for replica in engines])
+        self.replicas[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
+        self.replicas[found.engine].arriving_bytes += found.bytes_copied
+        self.replicas[found.engine].bring(
             wish.number, tuple(read.id for read in reads if found.engine not in read.holders)
         )
         if wish.thread is None:
@@ -204,18 +204,19 @@ class Fleet:
         return [each.name for each in self.alive() if message_id in each.held and message_id not in each.coming]
 
     def holds(self, name: str, ids: Mapping[str, str]) -> None:
-        """An engine has messages for the front: their tenants' salts, by id."""
-        self.outposts[name].salts.update(ids.values())
-        self.outposts[name].held.update(ids)
+        """An engine has messages for the router: their tenants' salts, by id."""
+        self.replicas[name].salts.update(ids.values())
+        self.replicas[name].held.update(ids)
 
     def kept(self, known: Callable[[str], Message | None], tenant: str | None) -> int:
-        """Bytes of KV of a tenant's messages, or of all, that engines have for the front: each as often as it is there.
+        """Bytes of KV of a tenant's messages, or of all, that engines have for the router: each as often as it is
+        there.
 
         Args:
             known: Finds a message by its id.
             tenant: Whose; None: all tenants'.
         """
-        held = (known(message_id) for outpost in self.alive() for message_id in outpost.held)
+        held = (known(message_id) for replica in self.alive() for message_id in replica.held)
         counting = (each for each in held if each is not None and tenant in (None, each.tenant))
         return self._bytes_per_token * sum(len(each.tokens) for each in counting)
 
@@ -223,29 +224,29 @@ class Fleet:
         """Those of messages that nobody has encoded yet that this engine is the first to be told of."""
         return {each: promise for each, promise in ids.items() if self.promised.setdefault(each, name) == name}
 
-    def dropped(self, message_id: str) -> list[tuple[Outpost, str]]:
-        """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""
+    def dropped(self, message_id: str) -> list[tuple[Replica, str]]:
+        """The router needs a message no longer: the engines that are to be told, with the tenant's salt."""
         self.promised.pop(message_id, None)
-        found: list[tuple[Outpost, str]] = []
-        for outpost in self.outposts.values():
-            if (salt := outpost.held.pop(message_id, None)) is not None:
-                found.append((outpost, salt))
+        found: list[tuple[Replica, str]] = []
+        for replica in self.replicas.values():
+            if (salt := replica.held.pop(message_id, None)) is not None:
+                found.append((replica, salt))
         return found
 
     def encoded(self, name: str, number: int) -> None:
         """A request has encoded what was given, and all that it reads is there."""
-        if number in self.outposts[name].serving:
-            self.outposts[name].serving[number] = 0
-        self.outposts[name].bring(number, ())
+        if number in self.replicas[name].serving:
+            self.replicas[name].serving[number] = 0
+        self.replicas[name].bring(number, ())
 
     def arrived(self, name: str, nbytes: int) -> None:
         """KV that was on its way there is so no longer."""
-        self.outposts[name].arriving_bytes -= nbytes
+        self.replicas[name].arriving_bytes -= nbytes
 
     def ended(self, name: str, number: int, call: object = None, sampled: int = 0) -> None:
         """A request runs there no longer."""
-        self.outposts[name].serving.pop(number, None)
-        self.outposts[name].bring(number, ())
+        self.replicas[name].serving.pop(number, None)
+        self.replicas[name].bring(number, ())
         if sampled and isinstance(call, Decode):
             before = self._samples.get(call.author, float(sampled))
             self._samples[call.author] = before + _WEIGHT * (sampled - before)
@@ -254,18 +255,20 @@ class Fleet:
         nbytes = len(message.tokens) * self._bytes_per_token
         return KVToRead(message.handle.id, nbytes, dict.fromkeys(self.holders(message.handle.id)))
 
-    def _ahead(self, outpost: Outpost, again: _Lacked) -> EngineAhead:
-        room = max(0, self._copied_bytes - outpost.arriving_bytes)
-        ahead, rows, coming = sum(outpost.serving.values()), len(outpost.serving), outpost.coming.keys()
-        return EngineAhead(outpost.name, rows, ahead, again.by(outpost), room, coming, len(outpost.held))
+    def _ahead(self, replica: Replica, again: _Lacked) -> EngineAhead:
+        room = max(0, self._copied_bytes - replica.arriving_bytes)
+        ahead, rows, coming = sum(replica.serving.values()), len(replica.serving), replica.coming.keys()
+        return EngineAhead(replica.name, rows, ahead, again.by(replica), room, coming, len(replica.held))
 
     def _expected(self, call: object) -> float:
         if not isinstance(call, Decode):
             return 0.0
-        most = call.sampling.max_tokens if call.sampling.forced is None else len(call.sampling.forced)
+        most = (
+            call.sampling.max_tokens if call.sampling.forced_token_ids is None else len(call.sampling.forced_token_ids)
+        )
         return float(min(most, self._samples.get(call.author, _USUAL_SAMPLES)))
 
-    def _home(self, wish: Wish) -> str | None:
+    def _home(self, wish: PlacementRequest) -> str | None:
         """Where its thread was last; calls of no thread are taken for one: what comes next may read them all."""
         if wish.thread is None:
             return self._tenants_homes.get(wish.lineage.tenant)
@@ -279,15 +282,15 @@ class _Lacked:
         wish: The call.
     """
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: PlacementRequest) -> None:
         self._wish = wish
         self._behind: dict[tuple[str, ...], frozenset[str]] = {}
         """All that messages come from, these included, by their ids."""
         self._found: dict[tuple[tuple[str, ...], frozenset[str]], dict[str, int]] = {}
 
-    def by(self, outpost: Outpost) -> Mapping[str, int]:
+    def by(self, replica: Replica) -> Mapping[str, int]:
         """Tokens, for each message that an engine lacks (see `EngineAhead.again`)."""
-        held, coming, parents = outpost.held, outpost.coming, self._wish.lineage.parents
+        held, coming, parents = replica.held, replica.coming, self._wish.lineage.parents
         lacking = [each for each in parents if each.handle.id not in held and each.handle.id not in coming]
         ids = tuple(each.handle.id for each in lacking)
         if ids not in self._behind:

@@ -1,4 +1,4 @@
-"""Has requests run by engines elsewhere: the front's bookkeeping, without a step of its own."""
+"""Has requests run by engines elsewhere: the router's bookkeeping, without a step of its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from choreo_agents import Decode
-from choreo_agents.engine.delegation import Endings, Pending, Request, failed
+from choreo_agents.engine.delegation import Completion, Pending, Request, failed
 from choreo_agents.errors import ChoreoError, EngineClosedError, InvalidRequestError, RequestTimeoutError
 from choreo_agents.tracing import EventSink, RequestSubmitted, guarded
-from choreo_ray.remote.errand import Errands
+from choreo_ray.remote.dispatcher import RequestDispatcher
 from choreo_ray.remote.routing import Route
 
 LOOK_S = 0.02
@@ -32,7 +32,9 @@ class RemoteLoop:
         sink: Receives events.
     """
 
-    def __init__(self, errands: Errands, endings: Endings, lock: AbstractContextManager[None], sink: EventSink) -> None:
+    def __init__(
+        self, errands: RequestDispatcher, endings: Completion, lock: AbstractContextManager[None], sink: EventSink
+    ) -> None:
         self._errands, self._endings, self._lock = errands, endings, lock
         self._emit = guarded(sink)
         self._under_way: dict[int, Request] = {}
@@ -86,11 +88,11 @@ class RemoteLoop:
     def wake(self) -> None:
         """Nothing here waits for files."""
 
-    def hurry(self, request: Request, priority: int) -> None:
+    def raise_priority(self, request: Request, priority: int) -> None:
         """Give a request a higher priority, wherever it is."""
         if priority > request.priority:
             request.priority = priority
-            self.soon(lambda: self.spawn(self._errands.hurry(request)))
+            self.soon(lambda: self.spawn(self._errands.raise_priority(request)))
 
     def soon(self, work: Callable[[], object]) -> None:
         """Have something done on its thread; nothing once it is closed."""
@@ -219,5 +221,5 @@ def _require_sendable(request: Request) -> None:
             "Read, keep and adopt KV with an engine in this process"
         )
     call = pending.placed.read.call
-    if isinstance(call, Decode) and call.watch is not None:
+    if isinstance(call, Decode) and call.logits_callback is not None:
         raise InvalidRequestError("logits do not leave the engine that computes them: watch needs one in this process")

@@ -1,4 +1,4 @@
-"""Calls whose parents' encodings are elsewhere: the front wants the messages, and pins nothing."""
+"""Calls whose parents' encodings are elsewhere: the router wants the messages, and pins nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class RemoteMethod:
     """As from the cache, where that is another engine's.
 
     Args:
-        table: The front's.
-        closed: Told of each tenancy that has ended: what the front had is dropped by then.
+        table: The router's.
+        closed: Told of each tenancy that has ended: what the router had is dropped by then.
     """
 
     keeps_kv = True
@@ -81,7 +81,7 @@ class RemoteEncoding:
         return 0
 
     def bind(self) -> Binding:
-        return Binding((), self.lineage.tokens, self.lineage.placement.new_offset)
+        return Binding((), self.lineage.tokens, self.lineage.placement.position)
 
     def bound(self, segment: Segment) -> None: ...
 

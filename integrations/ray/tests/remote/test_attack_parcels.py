@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote.parcels import Parcel, packed, unpacked
+from choreo_ray.remote.kv_packets import KVPacket, export_kv, import_kv
 from conftest import MakeEngine
 from remote_support.parcels import (
     TOKEN,
@@ -40,15 +40,15 @@ class Pair:
 
     def __init__(self, make_engine: MakeEngine, **options: Any) -> None:
         self.here, self.there = make_engine(salt="s"), make_engine(salt="s", **options)
-        root = self.here.prefill(words(1, 6), new_offset=3)
+        root = self.here.prefill(words(1, 6), position=3)
         self.made = [root, self.here.prefill(words(2, 6), [root], [3], 12), self.here.prefill(words(3, 6))]
         known_by(self.there, self.here, self.made)
-        self.parcels = packed(self.here._tenant, [each.id for each in self.made])
+        self.parcels = export_kv(self.here._tenant, [each.id for each in self.made])
 
-    def refuses(self, parcel: Parcel) -> str:
+    def refuses(self, parcel: KVPacket) -> str:
         """Why the second does; nothing of the parcel is used."""
         before = [self.there._tenant.find(each).remembered() for each in self.made]
-        refused = unpacked(self.there._tenant, [parcel])
+        refused = import_kv(self.there._tenant, [parcel])
         assert list(refused) == [parcel.id] and refused[parcel.id].startswith("its parcel ")
         assert self.there.kv.tiers(self.made) == ["lineage"] * 3 and arrived(self.there) == (0, 0)
         stats = self.there.stats()
@@ -74,7 +74,7 @@ def test_attack_a_parcel_with_any_bit_flipped_is_refused(pair: Pair) -> None:
     behind = [rng.randrange(8 * header, 8 * len(parcel.data)) for _ in range(200)]
     reasons = {pair.refuses(with_a_bit_flipped(parcel, bit)) for bit in [*range(8 * header), *behind]}
     assert {CHANGED, DAMAGED, "is of another message", "holds other keys and values"} <= reasons
-    assert unpacked(pair.there._tenant, [parcel]) == {} and pair.there.kv.tiers(pair.made)[1] == "device"
+    assert import_kv(pair.there._tenant, [parcel]) == {} and pair.there.kv.tiers(pair.made)[1] == "device"
 
 
 def test_attack_a_parcel_that_is_cut_or_longer_is_refused(pair: Pair) -> None:
@@ -97,7 +97,7 @@ def test_attack_a_parcel_of_another_message_is_refused(pair: Pair) -> None:
 
 def test_attack_what_the_tenant_has_sealed_of_something_else_is_refused(pair: Pair, half: LoadedModel) -> None:
     """Who has the key says more than who has not: also that is looked at."""
-    [_, handle, _], seal = pair.made, pair.here._tenant.naming.seal
+    [_, handle, _], seal = pair.made, pair.here._tenant.message_ids.seal
     key, kv = pair.here.kv.key(handle), pair.here.kv.read(handle)
     says = {
         "holds other keys and values": [
@@ -115,7 +115,7 @@ def test_attack_what_the_tenant_has_sealed_of_something_else_is_refused(pair: Pa
     for why, others in says.items():
         for named, held in others:
             assert pair.refuses(parcel_of(named, held, seal)) == why
-    for other in (b"key", pair.here.tenant("other")._tenant.naming.seal):
+    for other in (b"key", pair.here.tenant("other")._tenant.message_ids.seal):
         assert pair.refuses(parcel_of(key, kv, other)) == CHANGED
     for smaller in (
         HostKV(kv.keys.bfloat16(), kv.values.bfloat16()),
@@ -124,7 +124,7 @@ def test_attack_what_the_tenant_has_sealed_of_something_else_is_refused(pair: Pa
         assert "of KV, not" in pair.refuses(parcel_of(key, smaller, seal))
     wide = replace(parcel_of(key, HostKV(kv.keys.double(), kv.values.double()), seal), nbytes=6 * TOKEN)
     assert pair.refuses(wide) == "holds other keys and values"
-    assert unpacked(pair.there._tenant, [parcel_of(key, kv, seal)]) == {}, "and nothing else is wrong with it"
+    assert import_kv(pair.there._tenant, [parcel_of(key, kv, seal)]) == {}, "and nothing else is wrong with it"
 
 
 def test_attack_an_engine_of_another_salt_model_or_dtype_takes_nothing(
@@ -136,10 +136,10 @@ def test_attack_an_engine_of_another_salt_model_or_dtype_takes_nothing(
             [each.id for each in pair.made], ReadLog(rows_of(pair.here, pair.made)), Scope(None)
         )
         assert set(refused) == {each.id for each in pair.made}
-        assert set(unpacked(there._tenant, pair.parcels)) == set(refused) and there.stats().kv_bytes == 0
+        assert set(import_kv(there._tenant, pair.parcels)) == set(refused) and there.stats().kv_bytes == 0
 
 
 def test_a_parcel_that_is_refused_is_in_no_others_way(pair: Pair) -> None:
     one, two, three = pair.parcels
-    refused = unpacked(pair.there._tenant, [one, replace(two, data=b""), three])
+    refused = import_kv(pair.there._tenant, [one, replace(two, data=b""), three])
     assert list(refused) == [two.id] and pair.there.kv.tiers(pair.made) == ["device", "lineage", "device"]

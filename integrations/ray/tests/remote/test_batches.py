@@ -12,7 +12,7 @@ from remote_support.loopback import load_loopback
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Decode, Memory, Sampling, Send, Worker
 from choreo_agents.models import LoadedModel
-from choreo_agents.tracing import CallPlaced, EventList, KVCopied
+from choreo_agents.tracing import EventList, KVCopied, RequestRouted
 
 MEMORY = Memory(kv_budget_bytes=1 << 24)
 SHORT = Sampling(max_tokens=4, stop_tokens=())
@@ -28,22 +28,22 @@ def test_branches_stay_together_or_spread_and_a_trunk_is_copied_once(
     tiny: LoadedModel, costs: Costs, engines: int
 ) -> None:
     events = EventList()
-    front = load_loopback(tiny, 3, memory=MEMORY, costs=costs, sink=events)
+    router = load_loopback(tiny, 3, memory=MEMORY, costs=costs, sink=events)
     try:
-        trunk = front.prefill(TRUNK)
-        [first] = [event.engine for event in events.events if isinstance(event, CallPlaced)]
+        trunk = router.prefill(TRUNK)
+        [first] = [event.engine for event in events.events if isinstance(event, RequestRouted)]
         events.events.clear()
         calls = [Decode([20 + number], [trunk], sampling=SHORT) for number in range(12)]
-        said = front.decode(calls)
-        placed = Counter(event.engine for event in events.events if isinstance(event, CallPlaced))
+        said = router.decode(calls)
+        placed = Counter(event.engine for event in events.events if isinstance(event, RequestRouted))
         copied = Counter(event.engine for event in events.events if isinstance(event, KVCopied))
         assert len(placed) == engines and max(placed.values()) <= 12 / engines + 2
         assert copied == Counter(dict.fromkeys(placed.keys() - {first}, 1)), "once to each of them"
-        stats = front.stats()
+        stats = router.stats()
         assert stats.tokens_recomputed == 0 and stats.tokens_encoded == 150 + 12 * 5
-        assert len({tuple(front.tokens(each)) for each in said}) == 12
+        assert len({tuple(router.tokens(each)) for each in said}) == 12
     finally:
-        front.close()
+        router.close()
 
 
 WORKERS = 8
@@ -65,17 +65,17 @@ def team(planner: bool) -> ChoreoGraph:
 @pytest.mark.parametrize("planner", [True, False], ids=["it was read before", "nobody has read it"])
 def test_sends_spread_and_what_all_of_them_read_comes_to_each_engine_once(embedded: LoadedModel, planner: bool) -> None:
     events, question = EventList(), "What does Ann have? " * 12
-    front = load_loopback(embedded, 3, memory=MEMORY, costs=DEAR_ROWS, sink=events)
+    router = load_loopback(embedded, 3, memory=MEMORY, costs=DEAR_ROWS, sink=events)
     try:
-        with front.scope():
-            state = team(planner).compile(engine=front).invoke({"messages": [("user", question)]})
+        with router.scope():
+            state = team(planner).compile(engine=router).invoke({"messages": [("user", question)]})
         workers = [entry for entry in state["handles"] if entry["author"] == "worker"]
         assert len(workers) == WORKERS
-        placed = [event for event in events.events if isinstance(event, CallPlaced)]
+        placed = [event for event in events.events if isinstance(event, RequestRouted)]
         there = Counter(event.engine for event in placed[planner:])
         assert len(there) > 1, "they are placed one after the other, and some may have ended before others come"
         copied = Counter(event.engine for event in events.events if isinstance(event, KVCopied))
-        stats, trunk = front.stats(), len(front.model.tokenizer.encode(question))
+        stats, trunk = router.stats(), len(router.model.tokenizer.encode(question))
         if planner:
             assert copied == Counter(dict.fromkeys(there.keys() - {placed[0].engine}, 1)), "once to each of them"
             assert stats.tokens_recomputed == 0
@@ -84,4 +84,4 @@ def test_sends_spread_and_what_all_of_them_read_comes_to_each_engine_once(embedd
             alone = len(there) - 1 - len(copied)
             assert alone * trunk <= stats.tokens_recomputed <= alone * (trunk + 24)
     finally:
-        front.close()
+        router.close()

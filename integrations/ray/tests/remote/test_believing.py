@@ -1,4 +1,4 @@
-"""What a front believes of its engines is so again, whatever was given up, lost or refused meanwhile."""
+"""What a router believes of its engines is so again, whatever was given up, lost or refused meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choreo_ray.remote import engine_over
+from choreo_ray.remote import remote_engine
 from remote_support.loopback import WiredEngine
 from support.adapters import save_adapter, save_mapper
 
@@ -47,37 +47,39 @@ def until(what: Callable[[], object]) -> None:
     raise AssertionError("it did not come to that")
 
 
-def believed(front: Any) -> list[tuple[int, int, int]]:
+def believed(router: Any) -> list[tuple[int, int, int]]:
     """Of each engine: calls that it serves, bytes on their way to it, and messages that it is to have."""
-    outposts = front._core.execution.fleet.outposts.values()
-    return [(len(each.serving), each.arriving_bytes, len(each.coming)) for each in outposts]
+    replicas = router._core.execution.fleet.replicas.values()
+    return [(len(each.serving), each.arriving_bytes, len(each.coming)) for each in replicas]
 
 
 async def test_calls_that_are_given_up_at_once_are_served_nowhere(
     wired: dict[str, WiredEngine], embedded: LoadedModel
 ) -> None:
-    front = engine_over([*wired.values()], embedded)
-    trunk = await front.aprefill("Ann has 3 red kites. " * 4)
+    router = remote_engine([*wired.values()], embedded)
+    trunk = await router.aprefill("Ann has 3 red kites. " * 4)
     drawn = random.Random(0)
     for number in range(30):
         calls = [Decode(f"So {number} {place}:", [trunk], sampling=SHORT) for place in range(40)]
-        asked = asyncio.ensure_future(front.adecode(calls))
+        asked = asyncio.ensure_future(router.adecode(calls))
         await asyncio.sleep(0.03 * drawn.random())
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-    await asyncio.to_thread(until, lambda: not front.stats().unfinished)
-    core: Any = front._core
+    await asyncio.to_thread(until, lambda: not router.stats().unfinished)
+    core: Any = router._core
     await asyncio.to_thread(until, lambda: not core.loop._tasks)
     assert (
-        believed(front) == [(0, 0, 0)] * 2 and not core.execution._errands._at and not core.execution._errands._arriving
+        believed(router) == [(0, 0, 0)] * 2
+        and not core.execution._errands._at
+        and not core.execution._errands._arriving
     )
-    await asyncio.to_thread(front.close)
+    await asyncio.to_thread(router.close)
 
 
 def test_an_adapter_that_engines_refuse_has_no_name(tiny: LoadedModel, tiny_path: Path, tmp_path: Path) -> None:
     one, two = (save_adapter(tmp_path / str(seed), tiny_path, seed=seed) for seed in (1, 2))
     wired = WiredEngine("a", Engine.load(tiny, memory=MEMORY))
-    first, second = (engine_over([wired], tiny, salt="s") for _ in range(2))
+    first, second = (remote_engine([wired], tiny, salt="s") for _ in range(2))
     first.load_adapter(one, "mine")
     with pytest.raises(AdapterError, match="another adapter is called 'mine'"):
         second.load_adapter(two, "mine")
@@ -103,47 +105,47 @@ def test_an_adapter_that_engines_refuse_has_no_name(tiny: LoadedModel, tiny_path
 def test_adapters_outlive_a_restart_and_are_kept_once(
     wired: dict[str, WiredEngine], embedded: LoadedModel, tmp_path: Path
 ) -> None:
-    folder, front = save_mapper(tmp_path / "one", embedded, seed=1), engine_over([wired["a"]], embedded)
+    folder, router = save_mapper(tmp_path / "one", embedded, seed=1), remote_engine([wired["a"]], embedded)
     for _ in range(3):
-        front.load_adapter(folder, "mine")
-    assert len(front._core.execution._sent) == 1 and wired["a"].passed["load_adapter"] == 1  # type: ignore[attr-defined]
-    front.owner.restart()
-    assert front.branches.map([front.prefill("Ann has 3 red kites.")], "mine")
-    front.close()
+        router.load_adapter(folder, "mine")
+    assert len(router._core.execution._sent) == 1 and wired["a"].passed["load_adapter"] == 1  # type: ignore[attr-defined]
+    router.admin.restart()
+    assert router.branches.map([router.prefill("Ann has 3 red kites.")], "mine")
+    router.close()
 
 
 def test_a_front_that_restarts_takes_no_memory_for_what_its_engines_have(
     wired: dict[str, WiredEngine], embedded: LoadedModel
 ) -> None:
-    front = engine_over([*wired.values()], embedded)
-    core, before = front._core, front._core.pool.total_tokens
-    front.owner.restart()
+    router = remote_engine([*wired.values()], embedded)
+    core, before = router._core, router._core.pool.total_tokens
+    router.admin.restart()
     assert core.pool.total_tokens == before < core.total_tokens
-    assert front.stats().kv_budget_bytes == sum(each.engine.stats().kv_budget_bytes for each in wired.values())
-    front.close()
+    assert router.stats().kv_budget_bytes == sum(each.engine.stats().kv_budget_bytes for each in wired.values())
+    router.close()
 
 
 def test_engines_are_asked_again_after_a_restart_that_failed(
     wired: dict[str, WiredEngine], embedded: LoadedModel
 ) -> None:
-    front = engine_over([wired["a"]], embedded, patience_s=30)
+    router = remote_engine([wired["a"]], embedded, patience_s=30)
     wired["a"].fails["greet"] = EngineLostError("gone")
     with pytest.raises(EngineLostError, match="gone"):
-        front.owner.restart()
+        router.admin.restart()
     wired["a"].fails.clear()
-    assert front.prefill("Ann has 3 red kites.").length
-    front.close()
+    assert router.prefill("Ann has 3 red kites.").length
+    router.close()
 
 
 def test_who_waits_for_what_a_closed_front_was_doing_is_told_so(
     wired: dict[str, WiredEngine], embedded: LoadedModel
 ) -> None:
-    front = engine_over([*wired.values()], embedded, patience_s=0.1)
-    front.prefill("Ann has 3 red kites.")
-    core: Any = front._core
-    [held] = [name for name, each in core.execution.fleet.outposts.items() if each.held]
+    router = remote_engine([*wired.values()], embedded, patience_s=0.1)
+    router.prefill("Ann has 3 red kites.")
+    core: Any = router._core
+    [held] = [name for name, each in core.execution.fleet.replicas.items() if each.held]
     gate = wired[held].hold("give")
-    closing = threading.Thread(target=lambda: (gate.reached.wait(), front.close()))
+    closing = threading.Thread(target=lambda: (gate.reached.wait(), router.close()))
     closing.start()
     with pytest.raises(EngineClosedError):
         core.execution.drain(held)
@@ -152,15 +154,15 @@ def test_who_waits_for_what_a_closed_front_was_doing_is_told_so(
 
 
 def test_what_a_front_cannot_be_told_is_refused(wired: dict[str, WiredEngine], embedded: LoadedModel) -> None:
-    with pytest.raises(TypeError, match="a front takes no 'method', 'sede': see FrontOptions"):
-        engine_over([wired["a"]], embedded, sede=3, method="baseline")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="a router takes no 'method', 'sede': see RouterOptions"):
+        remote_engine([wired["a"]], embedded, sede=3, method="baseline")  # type: ignore[call-arg]
 
 
 def test_a_call_that_is_over_before_its_first_step_is_served_nowhere(
     wired: dict[str, WiredEngine], embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    front = engine_over([*wired.values()], embedded)
-    core: Any = front._core
+    router = remote_engine([*wired.values()], embedded)
+    core: Any = router._core
     place = core.execution._errands.place
 
     def late(request: Any) -> Any:
@@ -170,7 +172,7 @@ def test_a_call_that_is_over_before_its_first_step_is_served_nowhere(
 
     monkeypatch.setattr(core.execution._errands, "place", late)
     with pytest.raises(RequestTimeoutError):
-        front.prefill("Ann has 3 red kites.")
+        router.prefill("Ann has 3 red kites.")
     until(lambda: not core.loop._tasks)
-    assert believed(front) == [(0, 0, 0)] * 2 and not core.execution._errands._at
-    front.close()
+    assert believed(router) == [(0, 0, 0)] * 2 and not core.execution._errands._at
+    router.close()

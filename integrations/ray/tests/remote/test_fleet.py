@@ -1,4 +1,4 @@
-"""What a front knows of its engines when it places a call."""
+"""What a router knows of its engines when it places a call."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from choreo_ray.remote import Costs, Greeted
-from choreo_ray.remote.fleet import Fleet, Wish
+from choreo_ray.remote import Costs, HelloReply
+from choreo_ray.remote.fleet import Fleet, PlacementRequest
+from choreo_ray.remote.protocol import lacked
 from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route, route
-from choreo_ray.remote.sending import lacked
 from hypothesis import given
 from hypothesis import strategies as st
 from remote_support.loopback import Routing
@@ -43,13 +43,13 @@ def fleet(
     made._route = partial(told, costs=costs)
     served: Any = None
     for name in NAMES:
-        made.came(name, Greeted(served, 0, 0, {}), lambda message_id: True)
+        made.came(name, HelloReply(served, 0, 0, {}), lambda message_id: True)
     return made  # type: ignore[no-any-return]
 
 
-def wish(number: int, parents: Sequence[Message], own: int = 3) -> Wish:
+def wish(number: int, parents: Sequence[Message], own: int = 3) -> PlacementRequest:
     """A call that reads these."""
-    return Wish(number, message(1000 + number, own, parents).lineage, object(), None, None)
+    return PlacementRequest(number, message(1000 + number, own, parents).lineage, object(), None, None)
 
 
 @given(st.data())
@@ -114,7 +114,7 @@ def test_a_threads_calls_stay_together_and_move_with_it() -> None:
     engines = fleet([], routing=routing)
     for number, (scope, place) in enumerate([(thread, "c"), (thread, "b"), (other, "a"), (thread, "b"), (other, "a")]):
         where[0] = place
-        engines.place(Wish(number, message(1000 + number, 3).lineage, object(), None, scope))
+        engines.place(PlacementRequest(number, message(1000 + number, 3).lineage, object(), None, scope))
     assert homes == [None, "c", None, "b", "a"]
 
 

@@ -11,36 +11,36 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote import engine_over, presence
+from choreo_ray.remote import health_monitor, remote_engine
 from remote_support.loopback import MortalEngine
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.errors import EngineLostError, InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, EventList
+from choreo_agents.tracing import EngineDown, EngineUp, EventList, RequestRouted
 
 MEMORY = Memory(kv_budget_bytes=1 << 23)
 WARM = Sampling(temperature=1.0, max_tokens=24, stop_tokens=(), seed=7)
 
 
 class Fleet:
-    """A front over two engines that can be killed."""
+    """A router over two engines that can be killed."""
 
     def __init__(self, model: LoadedModel, **options: Any) -> None:
         self.events = EventList()
         self.engines = [MortalEngine(name, lambda: Engine.load(model, memory=MEMORY)) for name in ("a", "b")]
-        self.front = engine_over(self.engines, model, sink=self.events, **options)
+        self.router = remote_engine(self.engines, model, sink=self.events, **options)
 
     def named(self, name: str) -> MortalEngine:
         return next(engine for engine in self.engines if engine.name == name)
 
     def placed(self) -> list[str]:
         """Where calls went, one after the other."""
-        return [event.engine for event in self.events.events if isinstance(event, CallPlaced)]
+        return [event.engine for event in self.events.events if isinstance(event, RequestRouted)]
 
     def close(self) -> None:
-        self.front.check()
-        self.front.close()
+        self.router.check()
+        self.router.close()
         for engine in self.engines:
             engine.close()
 
@@ -72,17 +72,17 @@ def test_a_call_goes_on_elsewhere_from_what_was_delivered(fleet: Fleet, embedded
     with Engine.load(embedded, memory=MEMORY) as one:
         parent = one.prefill("Ann has 3 red kites.")
         expected = one.tokens(one.decode("So:", [parent], sampling=WARM))
-    parent = fleet.front.prefill("Ann has 3 red kites.")
+    parent = fleet.router.prefill("Ann has 3 red kites.")
     dies_after(fleet.named(fleet.placed()[0]), after)
     told: list[str] = []
     handle: MessageHandle | None = None
-    for piece in fleet.front.stream("So:", [parent], sampling=WARM):
+    for piece in fleet.router.stream("So:", [parent], sampling=WARM):
         if isinstance(piece, MessageHandle):
             handle = piece
         else:
             told.append(piece.text)
-    assert handle is not None and fleet.front.tokens(handle) == expected
-    assert "".join(told) == fleet.front.text(handle, special=False).removeprefix("So:"), "each word is told once"
+    assert handle is not None and fleet.router.tokens(handle) == expected
+    assert "".join(told) == fleet.router.text(handle, special=False).removeprefix("So:"), "each word is told once"
     first, again, *_ = fleet.placed()[1:]
     assert first != again
     # In fp32 the same tokens would be drawn again: that they are forced is seen in what is sent. An engine may have
@@ -91,64 +91,64 @@ def test_a_call_goes_on_elsewhere_from_what_was_delivered(fleet: Fleet, embedded
     sampled = list(fleet.named(first).calls[-1].call.header)
     assert played is not None and after <= len(played.tokens) <= WARM.max_tokens
     assert expected[: len(sampled) + len(played.tokens)] == [*sampled, *played.tokens]
-    assert sum(isinstance(event, EngineWent) for event in fleet.events.events) == 1
-    stats = fleet.front.stats()
-    assert stats.tokens_recomputed >= fleet.front.usage(parent).tokens_encoded, "the parent was encoded again there"
+    assert sum(isinstance(event, EngineDown) for event in fleet.events.events) == 1
+    stats = fleet.router.stats()
+    assert stats.tokens_recomputed >= fleet.router.usage(parent).tokens_encoded, "the parent was encoded again there"
 
 
 def test_words_that_were_delivered_stand_in_bf16_too(embedded_in_bf16: LoadedModel) -> None:
     fleet = Fleet(embedded_in_bf16)
-    parent = fleet.front.prefill("Ann has 3 red kites.")
+    parent = fleet.router.prefill("Ann has 3 red kites.")
     dies_after(fleet.named(fleet.placed()[0]), 9)
-    *told, handle = fleet.front.stream("So:", [parent], sampling=WARM)
+    *told, handle = fleet.router.stream("So:", [parent], sampling=WARM)
     assert isinstance(handle, MessageHandle) and len(set(fleet.placed()[1:])) == 2
-    assert "".join(piece.text for piece in told) == fleet.front.text(handle, special=False).removeprefix("So:")
+    assert "".join(piece.text for piece in told) == fleet.router.text(handle, special=False).removeprefix("So:")
     fleet.close()
 
 
 def test_a_call_with_a_memo_that_ends_elsewhere_is_remembered(fleet: Fleet) -> None:
-    parent = fleet.front.prefill("Ann has 3 red kites.")
+    parent = fleet.router.prefill("Ann has 3 red kites.")
     dies_after(fleet.named(fleet.placed()[0]), 9)
-    call = Decode("So:", [parent], sampling=WARM, memo="the first of the run")
-    [first] = fleet.front.decode([call])
+    call = Decode("So:", [parent], sampling=WARM, idempotency_key="the first of the run")
+    [first] = fleet.router.decode([call])
     placed = fleet.placed()
     assert len(placed) == 3 and len(set(placed)) == 2
-    assert fleet.front.decode([call]) == [first] and fleet.placed() == placed, "nobody is asked again"
+    assert fleet.router.decode([call]) == [first] and fleet.placed() == placed, "nobody is asked again"
 
 
 def test_what_an_engine_had_is_computed_again_when_it_is_read(fleet: Fleet) -> None:
-    first = fleet.front.prefill("Ann has 3 red kites.")
-    second = fleet.front.decode("So:", [first], sampling=WARM)
-    words = fleet.front.text(second)
+    first = fleet.router.prefill("Ann has 3 red kites.")
+    second = fleet.router.decode("So:", [first], sampling=WARM)
+    words = fleet.router.text(second)
     lost = fleet.named(fleet.placed()[0])
     lost.kill()
-    third = fleet.front.decode("And:", [second], sampling=WARM)
-    assert fleet.front.text(second) == words and fleet.front.usage(third).tokens_recomputed >= len(
-        fleet.front.tokens(second)
+    third = fleet.router.decode("And:", [second], sampling=WARM)
+    assert fleet.router.text(second) == words and fleet.router.usage(third).tokens_recomputed >= len(
+        fleet.router.tokens(second)
     )
     lost.revive()
-    _until(lambda: sum(isinstance(e, EngineCame) and e.engine == lost.name for e in fleet.events.events) == 2)
-    assert fleet.front.text(fleet.front.decode("And:", [second], sampling=WARM)) == fleet.front.text(third)
+    _until(lambda: sum(isinstance(e, EngineUp) and e.engine == lost.name for e in fleet.events.events) == 2)
+    assert fleet.router.text(fleet.router.decode("And:", [second], sampling=WARM)) == fleet.router.text(third)
 
 
 def test_a_call_that_ends_two_engines_is_refused_by_name(fleet: Fleet) -> None:
     for engine in fleet.engines:
         dies_after(engine, 3)
     with pytest.raises(EngineLostError, match=r"decode \d+ of 'ann' was under way in engines '.' and '.'"):
-        fleet.front.decode([Decode("So:", author="ann", sampling=WARM)])
-    assert fleet.front.stats().messages == 0
+        fleet.router.decode([Decode("So:", author="ann", sampling=WARM)])
+    assert fleet.router.stats().messages == 0
 
 
 def test_calls_wait_for_an_engine_to_come_back(fleet: Fleet) -> None:
-    handle = fleet.front.prefill("Ann has 3 red kites.")
+    handle = fleet.router.prefill("Ann has 3 red kites.")
     for engine in fleet.engines:
         engine.kill()
     found: list[str] = []
     waiting = threading.Thread(
-        target=lambda: found.append(fleet.front.text(fleet.front.decode("So:", [handle], sampling=WARM)))
+        target=lambda: found.append(fleet.router.text(fleet.router.decode("So:", [handle], sampling=WARM)))
     )
     waiting.start()
-    _until(lambda: sum(isinstance(event, EngineWent) for event in fleet.events.events) == 2)
+    _until(lambda: sum(isinstance(event, EngineDown) for event in fleet.events.events) == 2)
     fleet.engines[1].revive()
     waiting.join(60)
     assert len(found) == 1 and found[0].startswith("So:")
@@ -159,7 +159,7 @@ def test_calls_end_if_none_comes_back(embedded: LoadedModel) -> None:
     for engine in fleet.engines:
         engine.kill()
     with pytest.raises(EngineLostError, match=r"none of the engines 'a', 'b' has answered for 0.2 s"):
-        fleet.front.prefill("Ann has 3 red kites.")
+        fleet.router.prefill("Ann has 3 red kites.")
     fleet.close()
 
 
@@ -171,11 +171,11 @@ async def test_who_is_gone_is_asked_less_and_less_often(embedded: LoadedModel, m
         waited.append(seconds)
         await sleep(0.0 if len(waited) < 14 else seconds)
 
-    monkeypatch.setattr(presence, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": at_once})))
+    monkeypatch.setattr(health_monitor, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": at_once})))
     fleet = Fleet(embedded)
-    await asyncio.to_thread(fleet.front.prefill, "Ann has 3 red kites.")
+    await asyncio.to_thread(fleet.router.prefill, "Ann has 3 red kites.")
     fleet.named(fleet.placed()[0]).kill()
-    await asyncio.to_thread(fleet.front.prefill, "Bob has none.")  # it is noticed by who would go there
+    await asyncio.to_thread(fleet.router.prefill, "Bob has none.")  # it is noticed by who would go there
     while len(waited) < 14:
         await sleep(0.01)
     await asyncio.to_thread(fleet.close)
@@ -191,14 +191,14 @@ def _until(holds: Any) -> None:
 
 
 def test_an_engine_that_is_to_be_ended_hands_over_what_it_has(fleet: Fleet) -> None:
-    core: Any = fleet.front._core
-    trunk = fleet.front.prefill("Ann has 3 red kites.")
-    answer = fleet.front.decode("So:", [trunk], sampling=WARM)
+    core: Any = fleet.router._core
+    trunk = fleet.router.prefill("Ann has 3 red kites.")
+    answer = fleet.router.decode("So:", [trunk], sampling=WARM)
     leaving = fleet.placed()[0]
     [other] = {"a", "b"} - {leaving}
     assert core.execution.drain(leaving) == 2
-    again = fleet.front.decode("And:", [answer, trunk], sampling=WARM)
-    assert fleet.placed()[-1] == other and fleet.front.usage(again).tokens_recomputed == 0
+    again = fleet.router.decode("And:", [answer, trunk], sampling=WARM)
+    assert fleet.placed()[-1] == other and fleet.router.usage(again).tokens_recomputed == 0
     fleet.named(leaving).kill()
     with pytest.raises(InvalidRequestError, match=f"'{other}' is the only one that is there and stays"):
         core.execution.drain(other)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote.parcels import packed, unpacked
+from choreo_ray.remote.kv_packets import export_kv, import_kv
 from conftest import MakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -32,9 +32,9 @@ from remote_support.parcels import (
 from support.adapters import save_adapter, save_mapper
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.kept import kv_key
 from choreo_agents.engine.lineage import ReadLog
 from choreo_agents.engine.messages.message import Scope
+from choreo_agents.engine.persistent_kv import kv_key
 from choreo_agents.kv.store.format import opened, parsed
 from choreo_agents.models import LoadedModel, load_model
 
@@ -53,7 +53,7 @@ def model(request: pytest.FixtureRequest, tiny: LoadedModel, half: LoadedModel) 
 
 def team(engine: Engine) -> list[MessageHandle]:
     """A message, what two have said of it at odd places, and one that has seen all of it out of order."""
-    root = engine.prefill(words(1, 30), new_offset=5)
+    root = engine.prefill(words(1, 30), position=5)
     said = [
         engine.decode(words(2 + number, 3), [root], [40], 90 + number, sampling=Sampling(max_tokens=9, seed=number))
         for number in range(2)
@@ -65,7 +65,7 @@ TIERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "device": lambda _: {},
     "host": lambda _: {"host_bytes": 1 << 30},
     "disk": lambda folder: {"disk": folder},
-    "kept": lambda folder: {"kept": folder},
+    "kept": lambda folder: {"persist_dir": folder},
 }
 
 
@@ -78,10 +78,10 @@ def test_what_was_sent_is_read_as_if_it_had_been_computed_here(
     said = heard(here, made, 70)
     bits = [here.kv.read(handle) for handle in made]
     if tier == "kept":
-        here.kv.keep(made)
+        here.kv.persist(made)
         here.kv.flush()
     if tier != "device":
-        here.kv.park()
+        here.kv.offload()
         assert set(here.kv.tiers(made)) <= {tier, "host", "disk"}
     before, keys = here.stats(), [here.kv.key(handle) for handle in made]
     scope = known_by(there, here, made)
@@ -111,7 +111,7 @@ def test_what_is_lost_after_it_came_is_computed_again_as_ever(make_engine: MakeE
     heard(here, made, 70)
     known_by(there, here, made)
     sent(here, there, made)
-    there.kv.park(made[1:3])
+    there.kv.offload(made[1:3])
     heard(there, made, 71)
     assert (there.stats().recomputed, there.stats().tokens_recomputed) == (2, made[1].length + made[2].length)
     difference = torch.stack(logits_by_seed[70]) - torch.stack(logits_by_seed[71])
@@ -181,43 +181,43 @@ def test_only_what_has_kv_is_packed_and_nothing_is_computed_for_it(make_engine: 
     here, other = make_engine(salt="s"), make_engine(salt="s", method="naive")
     there, lazy, parked = here.prefill(words(1)), here.prefill(words(2), lazy=True), here.prefill(words(3))
     stranger = here.tenant("other").prefill(words(1))
-    here.kv.park([parked])
+    here.kv.offload([parked])
     ids = [each.id for each in (parked, there, lazy, stranger, there)] + ["0" * 32]
-    [parcel] = packed(here._tenant, ids)
+    [parcel] = export_kv(here._tenant, ids)
     assert (parcel.id, parcel.nbytes) == (there.id, 24 * TOKEN) and same(holding(here, parcel), here.kv.read(there))
     assert here.stats().tokens_encoded == 48 and here.kv.tiers([parked, lazy]) == ["lineage", "lineage"]
     assert arrived(here) == (24 * TOKEN, 0) and arrived(here.tenant("third")) == (0, 0)
-    assert packed(other._tenant, [other.prefill(words(1)).id]) == []
+    assert export_kv(other._tenant, [other.prefill(words(1)).id]) == []
 
 
 def test_what_nobody_leases_is_packed_if_a_file_has_it(make_engine: MakeEngine, tmp_path: Path) -> None:
     """It is remembered by what comes of it."""
-    here = make_engine(salt="s", kept=tmp_path)
+    here = make_engine(salt="s", persist_dir=tmp_path)
     root = here.prefill(words(1))
     bits = here.kv.read(root)
     child = here.prefill(words(2), [root])
-    here.kv.keep([root])
+    here.kv.persist([root])
     here.kv.flush()
     here.release(root)
     message = here._tenant.find(child).parents[0]
     assert message.entry is None
-    [parcel] = packed(here._tenant, [root.id])
-    key, seal = kv_key(message), here._tenant.naming.seal
+    [parcel] = export_kv(here._tenant, [root.id])
+    key, seal = kv_key(message), here._tenant.message_ids.seal
     found, at = opened(parsed(parcel.data), key, here._core.pool.geometry, seal)
     assert same(found, bits) and at == 0 and message.entry is None
-    here.kv.discard([root])
-    assert packed(here._tenant, [root.id]) == [] and here.stats().recomputed == 0
+    here.kv.unpersist([root])
+    assert export_kv(here._tenant, [root.id]) == [] and here.stats().recomputed == 0
 
 
 def test_a_file_that_is_bad_is_left_out(make_engine: MakeEngine, tmp_path: Path) -> None:
-    here = make_engine(salt="s", kept=tmp_path)
+    here = make_engine(salt="s", persist_dir=tmp_path)
     good, bad = here.prefill(words(1)), here.prefill(words(2))
-    here.kv.keep([good, bad])
+    here.kv.persist([good, bad])
     here.kv.flush()
-    here.kv.park()
+    here.kv.offload()
     [path] = tmp_path.rglob(f"{bad.id}*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert [parcel.id for parcel in packed(here._tenant, [bad.id, good.id])] == [good.id]
+    assert [parcel.id for parcel in export_kv(here._tenant, [bad.id, good.id])] == [good.id]
     assert here.stats().recomputed == 0 and here.stats().tokens_encoded == 48
     here.check()
 
@@ -226,11 +226,11 @@ def test_what_has_its_kv_keeps_it_and_is_not_refused(make_engine: MakeEngine) ->
     here, there = make_engine(salt="s"), make_engine(salt="s", host_bytes=1 << 20)
     made = [here.prefill(words(number)) for number in range(3)]
     known_by(there, here, made)
-    there.kv.restore(made[:2])
-    there.kv.park([made[1]])
+    there.kv.prefetch(made[:2])
+    there.kv.offload([made[1]])
     segment = there._core.table.entry(there._tenant.find(made[0])).segment
-    parcels = packed(here._tenant, [each.id for each in made])
-    assert unpacked(there._tenant, [replace(parcels[0], data=b""), *parcels, *parcels]) == {}
+    parcels = export_kv(here._tenant, [each.id for each in made])
+    assert import_kv(there._tenant, [replace(parcels[0], data=b""), *parcels, *parcels]) == {}
     assert there.kv.tiers(made) == ["device", "host", "device"] and arrived(there) == (0, 24 * TOKEN)
     assert there._core.table.entry(there._tenant.find(made[0])).segment is segment
     assert there.stats().recomputed == 2, "all before"
@@ -240,20 +240,20 @@ def test_what_has_its_kv_keeps_it_and_is_not_refused(make_engine: MakeEngine) ->
 def test_what_nobody_knows_leases_or_keeps_kv_for_is_refused(make_engine: MakeEngine) -> None:
     here, there, text = (make_engine(salt="s", **options) for options in ({}, {}, {"method": "baseline"}))
     made = team(here)
-    child, parcels = made[-1], packed(here._tenant, [each.id for each in made])
-    assert set(unpacked(there._tenant, parcels).values()) == {
+    child, parcels = made[-1], export_kv(here._tenant, [each.id for each in made])
+    assert set(import_kv(there._tenant, parcels).values()) == {
         "it is not known here: what it is computed from comes first"
     }
     scope = known_by(there, here, [child])
-    refused = unpacked(there._tenant, parcels)
+    refused = import_kv(there._tenant, parcels)
     assert refused == {each.id: "nobody leases it here, or waits for it" for each in made[:-1]}
     assert there.kv.tiers(made) == [None, None, None, "device"], "what it comes of is remembered by it alone"
     stranger = there.tenant("other")
-    assert set(unpacked(stranger._tenant, parcels)) == {each.id for each in made}
+    assert set(import_kv(stranger._tenant, parcels)) == {each.id for each in made}
     known_by(text, here, made)
-    assert set(unpacked(text._tenant, parcels).values()) == {"an engine of method 'baseline' keeps no KV"}
+    assert set(import_kv(text._tenant, parcels).values()) == {"an engine of method 'baseline' keeps no KV"}
     there._core.close_scope(scope)
-    assert set(unpacked(there._tenant, parcels)) == {each.id for each in made}
+    assert set(import_kv(there._tenant, parcels)) == {each.id for each in made}
     assert (there.stats().kv_bytes, there.stats().host_bytes, text.stats().kv_bytes) == (0, 0, 0)
     assert arrived(there) == (0, child.length * TOKEN)
 
@@ -281,14 +281,14 @@ def test_what_adapters_and_mappers_have_made_arrives_as_it_left(
     known_by(there, here, [going])
     for turn, tier in enumerate(("device", "host")):
         if turn:
-            here.kv.park([going])
-            there.kv.park([going])
+            here.kv.offload([going])
+            there.kv.offload([going])
             with there._core.lock:
                 entry = there._core.table.entry(there._tenant.find(going))
                 there._core.cache._host.take(entry)
-        parcels = packed(here._tenant, [going.id])
+        parcels = export_kv(here._tenant, [going.id])
         assert [parcel.nbytes for parcel in parcels] == [24 * TOKEN], tier
-        assert unpacked(there._tenant, parcels) == {} and same(there.kv.read(going), bits)
+        assert import_kv(there._tenant, parcels) == {} and same(there.kv.read(going), bits)
     heard(there, [going], 71)
     require_same_bits(logits_by_seed[70], logits_by_seed[71])
     assert (there.stats().tokens_mapped, there.stats().recomputed) == (0, 0)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote import parcels as parcels_module
-from choreo_ray.remote.parcels import packed, unpacked
+from choreo_ray.remote import kv_packets as parcels_module
+from choreo_ray.remote.kv_packets import export_kv, import_kv
 from conftest import MakeEngine
 from remote_support.parcels import (
     NO_ROOM,
@@ -31,13 +31,13 @@ from remote_support.parcels import (
 )
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
-from choreo_agents.engine import kept as kept_module
+from choreo_agents.engine import persistent_kv as kept_module
 from choreo_agents.errors import EngineClosedError, EngineFailedError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.runtime import loop as loop_module
-from choreo_agents.runtime.executor import Attempts
+from choreo_agents.runtime.executor import StepRetry
 
 Logits = dict[int, list[torch.Tensor]]
 
@@ -49,10 +49,10 @@ def test_steps_go_on_while_it_is_packed_and_what_is_copied_stays(
     made = here.prefill(words(1, 64))
     bits = here.kv.read(made)
     gate = Gate(monkeypatch, KVPool, "read")
-    thread, came = beside(lambda: packed(here._tenant, [made.id]))
+    thread, came = beside(lambda: export_kv(here._tenant, [made.id]))
     assert gate.inside.wait(SOON_S)
     # All leave that may: the slots of what is being copied are given to nobody.
-    here.kv.park()
+    here.kv.offload()
     here.release(made)
     for number in range(4):
         with here.scope():
@@ -64,7 +64,7 @@ def test_steps_go_on_while_it_is_packed_and_what_is_copied_stays(
     assert parcel.id == made.id and here.kv.tiers([made]) == [None]
     there = make_engine(salt="s")
     assert there.prefill(words(1, 64), lazy=True) == made
-    assert unpacked(there._tenant, [parcel]) == {} and same(there.kv.read(made), bits)
+    assert import_kv(there._tenant, [parcel]) == {} and same(there.kv.read(made), bits)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -76,16 +76,16 @@ def test_what_a_call_has_computed_is_waited_for_and_nothing_else(
     lazy, other = (here.prefill(words(number), lazy=True) for number in (1, 2))
     with monkeypatch.context() as patch:
         if fails:
-            patch.setattr(Attempts, "run", lambda *_: 1 / 0)
-        gate = Gate(patch, Attempts, "run")
-        threads = [] if looked_at else [beside(lambda: here.decode([5], sampling=Sampling(forced=(5,))))]
+            patch.setattr(StepRetry, "run", lambda *_: 1 / 0)
+        gate = Gate(patch, StepRetry, "run")
+        threads = [] if looked_at else [beside(lambda: here.decode([5], sampling=Sampling(forced_token_ids=(5,))))]
         if not looked_at:
             assert gate.inside.wait(SOON_S)  # until it is over nothing is looked at
         threads.append(beside(lambda: heard(here, [lazy], 70)))
         assert gate.inside.wait(SOON_S)
         while here.stats().unfinished < len(threads):
             pass
-        packing, came = beside(lambda: packed(here._tenant, [other.id, lazy.id]))
+        packing, came = beside(lambda: export_kv(here._tenant, [other.id, lazy.id]))
         packing.join(0.1)
         assert packing.is_alive() and came == []
         gate.open.set()
@@ -103,11 +103,11 @@ def test_what_a_call_has_computed_is_waited_for_and_nothing_else(
 def test_who_copies_what_is_nowhere_is_nobody_it_is_computed_for(make_engine: MakeEngine) -> None:
     here = make_engine(salt="s")
     made = here.prefill(words(1))
-    here.kv.park()
+    here.kv.offload()
     with here._core.lock:
         message = here._tenant.find(made)
         here._core.table.want(message)
-    assert packed(here._tenant, [made.id]) == []
+    assert export_kv(here._tenant, [made.id]) == []
     with here._core.lock:
         here._core.table.unwant(message)
     assert here.stats().recomputed == 0
@@ -117,11 +117,11 @@ def test_steps_go_on_while_it_is_unpacked(make_engine: MakeEngine, monkeypatch: 
     here, there = make_engine(salt="s"), make_engine(salt="s")
     made = here.prefill(words(1, 64))
     known_by(there, here, [made])
-    parcels = packed(here._tenant, [made.id])
+    parcels = export_kv(here._tenant, [made.id])
     gate = Gate(monkeypatch, KVPool, "fill")
-    thread, came = beside(lambda: unpacked(there._tenant, parcels))
+    thread, came = beside(lambda: import_kv(there._tenant, parcels))
     assert gate.inside.wait(SOON_S)
-    assert there.decode([7, 8], sampling=Sampling(forced=(5, 6))) and there.kv.tiers([made]) == ["lineage"]
+    assert there.decode([7, 8], sampling=Sampling(forced_token_ids=(5, 6))) and there.kv.tiers([made]) == ["lineage"]
     gate.open.set()
     ended(thread)
     assert came == [{}] and same(there.kv.read(made), here.kv.read(made))
@@ -137,9 +137,9 @@ def test_who_reads_it_meanwhile_has_it_computed_and_that_serves(
     here, there = make_engine(salt="s"), make_engine(salt="s", kv_budget_bytes=tokens * TOKEN, host_bytes=1 << 20)
     made = here.prefill(words(1, 64))
     known_by(there, here, [made])
-    parcels = packed(here._tenant, [made.id])
+    parcels = export_kv(here._tenant, [made.id])
     gate = Gate(monkeypatch, *{"fill": (KVPool, "fill"), "open": (parcels_module, "opened")}[held_up])
-    thread, came = beside(lambda: unpacked(there._tenant, parcels))
+    thread, came = beside(lambda: import_kv(there._tenant, parcels))
     assert gate.inside.wait(SOON_S)
     heard(there, [made], 71)
     gate.open.set()
@@ -153,19 +153,19 @@ def test_who_finds_no_room_for_a_copy_beside_steps_waits_for_its_end(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, copied: str
 ) -> None:
     """What a copy takes is given back as soon as what runs, and nobody is told that it is pinned."""
-    engine, other = make_engine(salt="s", kv_budget_bytes=96 * TOKEN, kept=tmp_path), make_engine(salt="s")
+    engine, other = make_engine(salt="s", kv_budget_bytes=96 * TOKEN, persist_dir=tmp_path), make_engine(salt="s")
     made = other.prefill(words(1, 64))
     if copied in ("packed", "read", "kept"):
         assert engine.prefill(words(1, 64)) == made
     else:
         known_by(engine, other, [made])
-    parcels, kv = packed(other._tenant, [made.id]), other.kv.read(made)
+    parcels, kv = export_kv(other._tenant, [made.id]), other.kv.read(made)
     acts: dict[str, Callable[[], Any]] = {
-        "packed": lambda: packed(engine._tenant, [made.id]),
-        "unpacked": lambda: unpacked(engine._tenant, parcels),
+        "packed": lambda: export_kv(engine._tenant, [made.id]),
+        "unpacked": lambda: import_kv(engine._tenant, parcels),
         "read": lambda: engine.kv.read(made),
-        "adopted": lambda: engine.kv.adopt(Prefill(words(1, 64)), kv),
-        "kept": lambda: (engine.kv.keep([made]), engine.kv.flush()),
+        "adopted": lambda: engine.kv.import_kv(Prefill(words(1, 64)), kv),
+        "kept": lambda: (engine.kv.persist([made]), engine.kv.flush()),
     }
     with monkeypatch.context() as patch:
         patch.setattr(loop_module, "DISK_PATIENCE_S", 10 * SOON_S)
@@ -187,12 +187,12 @@ def test_it_comes_while_it_is_computed_for_somebody(make_engine: MakeEngine, log
     here = make_engine(salt="s")
     made = [here.prefill(words(number, 64)) for number in range(4)]
     heard(here, made, 70)
-    parcels = packed(here._tenant, [each.id for each in made])
-    there = make_engine(salt="s", step_tokens=4)
+    parcels = export_kv(here._tenant, [each.id for each in made])
+    there = make_engine(salt="s", max_batched_tokens=4)
     known_by(there, here, made)
     thread, came = beside(lambda: heard(there, made, 71))
     for parcel in parcels:
-        assert unpacked(there._tenant, [parcel]) == {}
+        assert import_kv(there._tenant, [parcel]) == {}
     ended(thread)
     assert isinstance(came[0], MessageHandle)
     difference = torch.stack(logits_by_seed[70]) - torch.stack(logits_by_seed[71])
@@ -213,8 +213,8 @@ def test_parcels_come_and_go_beside_decodes(make_engine: MakeEngine) -> None:
         count = 0
         while not stop.is_set():
             view = [made[(count + place) % 8] for place in range(2)]
-            call = Decode([7, 8], view, sampling=Sampling(forced=(5, 6, 7, 8)), memo=f"{count}")
-            for handle in engine.decode([call, replace(call, header=[9, 9], memo=f"{count} too")]):
+            call = Decode([7, 8], view, sampling=Sampling(forced_token_ids=(5, 6, 7, 8)), idempotency_key=f"{count}")
+            for handle in engine.decode([call, replace(call, header=[9, 9], idempotency_key=f"{count} too")]):
                 engine.release(handle)
             count += 1
         return count
@@ -223,9 +223,9 @@ def test_parcels_come_and_go_beside_decodes(make_engine: MakeEngine) -> None:
     moved = 0
     for turn in range(30):
         one, other = (here, there) if turn % 2 else (there, here)
-        parcels = packed(one._tenant, [each.id for each in made])
-        other.kv.park(made[turn % 8 :][:3])
-        refused = unpacked(other._tenant, parcels)
+        parcels = export_kv(one._tenant, [each.id for each in made])
+        other.kv.offload(made[turn % 8 :][:3])
+        refused = import_kv(other._tenant, parcels)
         assert set(refused.values()) <= {NO_ROOM}
         for parcel in parcels:
             moved += 1
@@ -246,9 +246,9 @@ def test_what_was_released_meanwhile_is_gone_when_it_has_come(
     here, there = make_engine(salt="s"), make_engine(salt="s")
     made = here.prefill(words(1))
     scope = known_by(there, here, [made])
-    parcels = packed(here._tenant, [made.id])
+    parcels = export_kv(here._tenant, [made.id])
     gate = Gate(monkeypatch, KVPool, "fill")
-    thread, came = beside(lambda: unpacked(there._tenant, parcels))
+    thread, came = beside(lambda: import_kv(there._tenant, parcels))
     assert gate.inside.wait(SOON_S)
     there._core.close_scope(scope)
     gate.open.set()
@@ -264,22 +264,22 @@ def test_an_engine_that_starts_again_meanwhile_refuses_it(
     here, there = make_engine(salt="s"), make_engine(salt="s", kv_budget_bytes=tokens * TOKEN, host_bytes=1 << 20)
     made = here.prefill(words(1))
     known_by(there, here, [made])
-    parcels = packed(here._tenant, [made.id])
+    parcels = export_kv(here._tenant, [made.id])
     write = KVPool.write
 
     def then_again(*args: Any) -> None:
         write(*args)
-        there.owner.restart()
+        there.admin.restart()
 
     with monkeypatch.context() as patch:
         if when == "written":
             patch.setattr(KVPool, "write", then_again)
-            came: list[Any] = [unpacked(there._tenant, parcels)]
+            came: list[Any] = [import_kv(there._tenant, parcels)]
         else:
             gate = Gate(patch, *((KVPool, when) if when == "write" else (parcels_module, when)))
-            thread, came = beside(lambda: unpacked(there._tenant, parcels))
+            thread, came = beside(lambda: import_kv(there._tenant, parcels))
             assert gate.inside.wait(SOON_S)
-            there.owner.restart()
+            there.admin.restart()
             gate.open.set()
             ended(thread)
     if when == "write":
@@ -288,7 +288,7 @@ def test_an_engine_that_starts_again_meanwhile_refuses_it(
         assert came == [{made.id: "the engine has started again meanwhile: send it again"}]
     assert there.kv.tiers([made]) == ["lineage"] and arrived(there) == (0, 0)
     require_nothing_wanted(there)
-    assert unpacked(there._tenant, parcels) == {}
+    assert import_kv(there._tenant, parcels) == {}
     if tokens > made.length:
         assert same(there.kv.read(made), here.kv.read(made))
 
@@ -296,18 +296,18 @@ def test_an_engine_that_starts_again_meanwhile_refuses_it(
 def test_an_engine_that_starts_again_while_it_is_packed_has_what_a_file_has(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    here = make_engine(salt="s", kept=tmp_path)
+    here = make_engine(salt="s", persist_dir=tmp_path)
     made, other = here.prefill(words(1)), here.prefill(words(2))
     bits = here.kv.read(made)
-    here.kv.keep([made])
+    here.kv.persist([made])
     here.kv.flush()
-    awaited, waits = kept_module.awaited, [here.owner.restart]
+    awaited, waits = kept_module.awaited, [here.admin.restart]
 
     def late(*args: Any) -> Any:
         return waits.pop() if waits else awaited(*args)
 
     monkeypatch.setattr(kept_module, "awaited", late)
-    [parcel] = packed(here._tenant, [made.id, other.id])
+    [parcel] = export_kv(here._tenant, [made.id, other.id])
     assert parcel.id == made.id and same(holding(here, parcel), bits)
     assert (waits, here.stats().recomputed) == ([], 0)
     require_nothing_wanted(here)
@@ -321,9 +321,9 @@ def test_nothing_is_packed_or_taken_once_it_was_closed(
     here, there = core.tenant("s"), make_engine(salt="s")
     made = there.prefill(words(1))
     scope = known_by(here, there, [made])
-    parcels = packed(there._tenant, [made.id])
+    parcels = export_kv(there._tenant, [made.id])
     gate = Gate(monkeypatch, KVPool, "fill")
-    thread, came = beside(lambda: unpacked(here._tenant, parcels))
+    thread, came = beside(lambda: import_kv(here._tenant, parcels))
     assert gate.inside.wait(SOON_S)
     (core if ending == "engine" else here).close()
     gate.open.set()
@@ -331,7 +331,7 @@ def test_nothing_is_packed_or_taken_once_it_was_closed(
     if ending == "tenancy":
         assert isinstance(came[0], EngineClosedError) and core._core.pool.live_segments() == 0
         assert core.owner.stats().received_bytes == 0
-    for act in (lambda: packed(here._tenant, [made.id]), lambda: unpacked(here._tenant, parcels)):
+    for act in (lambda: export_kv(here._tenant, [made.id]), lambda: import_kv(here._tenant, parcels)):
         with pytest.raises(EngineClosedError):
             act()
     assert not scope.closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from choreo_ray.remote import EngineServer, engine_over
+from choreo_ray.remote import EngineWorker, remote_engine
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling, fork, replay
 
@@ -15,9 +15,9 @@ def test_a_record_of_a_front_is_replayed_and_forked_there_and_here(tmp_path: Pat
     graph.add_node(Agent("bob", prompt="Answer.", sampling=Sampling(max_tokens=6)))
     graph.add_edge(START, "ann").add_edge("ann", "bob", visibility="shared")
     with Engine.load("embedded") as here, Engine.load("embedded") as there:
-        with engine_over([EngineServer(there.owner, "a")], "embedded") as front:
-            app = graph.compile(engine=front)
-            with front.record(path):
+        with remote_engine([EngineWorker(there.admin, "a")], "embedded") as router:
+            app = graph.compile(engine=router)
+            with router.record(path):
                 app.invoke({"messages": [("user", "What is 2 plus 3?")]})
             reports = [(replay(app, path), fork(app, path, set={"bob.prompt": "Whisper."}))]
         app = graph.compile(engine=here)

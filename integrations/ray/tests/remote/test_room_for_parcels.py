@@ -70,7 +70,7 @@ def test_what_is_lost_again_before_all_have_come_is_refused(
     def parking(pool: KVPool, segment: Segment, kv: HostKV) -> None:
         written.append(segment)
         if len(written) == 2:
-            there.kv.park([made[0]])
+            there.kv.offload([made[0]])
         write(pool, segment, kv)
 
     monkeypatch.setattr(KVPool, "write", parking)
@@ -84,7 +84,7 @@ def test_where_it_was_encoded_is_known_on_the_host_too(make_engine: MakeEngine) 
     kv, core = engine.kv.read(made), engine._core
     with core.lock:
         entry, second = (core.table.entry(engine._tenant.find(each)) for each in (made, other))
-        core.cache.park([entry])
+        core.cache.offload([entry])
         core.cache._host.take(entry)
         assert core.cache.put_below(entry, kv, 9) and engine.kv.key(made).native_offset == 9
         assert not core.cache.put_below(second, kv, 0), "there is room for one"

@@ -1,4 +1,4 @@
-"""A front over several engines says what one engine says, wherever calls are run and however KV gets there."""
+"""A router over several engines says what one engine says, wherever calls are run and however KV gets there."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from choreo_ray.remote import EngineServer, engine_over
+from choreo_ray.remote import EngineWorker, remote_engine
 from choreo_ray.remote.routing import route
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from remote_support.loopback import Front, apart, encoding_apart, load_loopback
+from remote_support.loopback import Router, apart, encoding_apart, load_loopback
 
 from choreo_agents import (
     START,
@@ -28,7 +28,7 @@ from choreo_agents import (
 )
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel
-from choreo_agents.tracing import CallPlaced, EventList, KVCopied
+from choreo_agents.tracing import EventList, KVCopied, RequestRouted
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.graphs.branch_solve_merge import branch_solve_merge
 from choreo_agents.workflows.graphs.tree_of_thoughts import tree_of_thoughts
@@ -52,7 +52,7 @@ def calling() -> ChoreoGraph:
 
     graph = ChoreoGraph().add_node(Agent("cleo", sampling=WARM)).add_edge(START, "cleo")
     graph.add_node(Agent("ann", tools=[count], tool_choice="count", sampling=LED))
-    graph.add_node(Agent("bob", tools=[count], output=Boxes, sampling=LED))
+    graph.add_node(Agent("bob", tools=[count], response_format=Boxes, sampling=LED))
     return graph.add_edge("cleo", "ann").add_edge("cleo", "bob")
 
 
@@ -72,17 +72,17 @@ def said(engine: Engine, graph: ChoreoGraph) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def fronts(embedded: LoadedModel) -> Iterator[dict[str, tuple[Front, EventList]]]:
+def routers(embedded: LoadedModel) -> Iterator[dict[str, tuple[Router, EventList]]]:
     """One over one engine, and one over two for each way to place calls."""
-    made: dict[str, tuple[Front, EventList]] = {}
+    made: dict[str, tuple[Router, EventList]] = {}
     for name, routing in {"one engine": route, **ROUTINGS}.items():
         events = EventList()
         engines = 1 if name == "one engine" else 2
         made[name] = load_loopback(embedded, engines, memory=MEMORY, sink=events, routing=routing), events
     yield made
-    for front, _ in made.values():
-        front.check()
-        front.close()
+    for router, _ in made.values():
+        router.check()
+        router.close()
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +94,12 @@ def alone(embedded: LoadedModel) -> Iterator[Engine]:
 @pytest.mark.parametrize("where", ["one engine", *ROUTINGS])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_graph_says_the_same_wherever_its_calls_are_run(
-    alone: Engine, fronts: dict[str, tuple[Front, EventList]], name: str, where: str
+    alone: Engine, routers: dict[str, tuple[Router, EventList]], name: str, where: str
 ) -> None:
-    front, events = fronts[where]
+    router, events = routers[where]
     events.events.clear()
-    assert said(front, GRAPHS[name]()) == said(alone, GRAPHS[name]())
-    placed = [event for event in events.events if isinstance(event, CallPlaced)]
+    assert said(router, GRAPHS[name]()) == said(alone, GRAPHS[name]())
+    placed = [event for event in events.events if isinstance(event, RequestRouted)]
     assert where == "as it comes" or len({event.engine for event in placed}) == (1 if where == "one engine" else 2)
     copied = [event for event in events.events if isinstance(event, KVCopied)]
     if where == "copied apart":
@@ -113,18 +113,18 @@ def test_a_graph_says_the_same_wherever_its_calls_are_run(
 
 def test_no_token_is_encoded_again_where_kv_is_copied(embedded: LoadedModel) -> None:
     events = EventList()
-    front = load_loopback(embedded, memory=MEMORY, routing=apart, sink=events)
+    router = load_loopback(embedded, memory=MEMORY, routing=apart, sink=events)
     try:
-        first = front.prefill("Ann has 3 red kites. " * 8)
-        second = front.prefill("Bob has none.", [first])
-        answer = front.decode("So:", [second, first], [30, None], sampling=WARM)
-        assert front.stats().tokens_recomputed == 0 and front.usage(answer).tokens_reused > 0
+        first = router.prefill("Ann has 3 red kites. " * 8)
+        second = router.prefill("Bob has none.", [first])
+        answer = router.decode("So:", [second, first], [30, None], sampling=WARM)
+        assert router.stats().tokens_recomputed == 0 and router.usage(answer).tokens_reused > 0
         per_token = embedded.adapter.geometry.bytes_per_token
         [*_, copied] = [event for event in events.events if isinstance(event, KVCopied)]
         assert copied.bytes % per_token == 0 and copied.bytes > 0
-        front.check()
+        router.check()
     finally:
-        front.close()
+        router.close()
 
 
 @settings(max_examples=12)
@@ -134,9 +134,9 @@ def test_random_views_say_the_same_on_both(data: st.DataObject) -> None:
     routing = data.draw(st.sampled_from([route, apart, encoding_apart]))
     model = _tiny()
     with Engine.load(model, memory=MEMORY, seed=3) as one:
-        front = load_loopback(model, memory=MEMORY, seed=3, routing=routing)
+        router = load_loopback(model, memory=MEMORY, seed=3, routing=routing)
         try:
-            made: dict[Engine, list[Any]] = {one: [], front: []}
+            made: dict[Engine, list[Any]] = {one: [], router: []}
             for number in range(8):
                 parents = random.sample(range(number), min(number, random.randint(0, 3)))
                 places = [random.choice([None, random.randint(0, 40)]) for _ in parents]
@@ -149,10 +149,10 @@ def test_random_views_say_the_same_on_both(data: st.DataObject) -> None:
                     else:
                         handles.append(engine.prefill([Prefill(tokens, read, places)])[0])
             words = {engine: [engine.tokens(each) for each in handles] for engine, handles in made.items()}
-            assert words[one] == words[front]
-            front.check()
+            assert words[one] == words[router]
+            router.check()
         finally:
-            front.close()
+            router.close()
 
 
 _MODELS: list[LoadedModel] = []
@@ -168,43 +168,43 @@ def _tiny() -> LoadedModel:
 
 
 def test_what_is_released_leaves_the_engines_too(embedded: LoadedModel) -> None:
-    front = load_loopback(embedded, memory=MEMORY, routing=apart)
+    router = load_loopback(embedded, memory=MEMORY, routing=apart)
     try:
-        with front.scope():
-            first = front.prefill("Ann has 3 red kites.")
-            front.decode("So:", [first], sampling=WARM)
-        kept = front.prefill("Kept.")
-        front.text(kept)
-        for engine in front.far:
-            engine.owner.stats()
-        left = sum(engine.owner.stats().messages for engine in front.far)
+        with router.scope():
+            first = router.prefill("Ann has 3 red kites.")
+            router.decode("So:", [first], sampling=WARM)
+        kept = router.prefill("Kept.")
+        router.text(kept)
+        for engine in router.far:
+            engine.admin.stats()
+        left = sum(engine.admin.stats().messages for engine in router.far)
         for _ in range(200):
             if left == 1:
                 break
-            front.prefill("Kept.")  # lets what was released be told first
-            front.release(kept)
-            left = sum(engine.owner.stats().messages for engine in front.far)
+            router.prefill("Kept.")  # lets what was released be told first
+            router.release(kept)
+            left = sum(engine.admin.stats().messages for engine in router.far)
         assert left == 1
     finally:
-        front.close()
+        router.close()
 
 
 def test_engines_of_other_models_are_refused(tiny: LoadedModel, embedded: LoadedModel) -> None:
     with Engine.load(tiny) as one, Engine.load(embedded) as other:
-        with pytest.raises(EngineMismatchError, match=r"engine 'b' serves .* engines of one front have one model"):
-            engine_over([EngineServer(one.owner, "a"), EngineServer(other.owner, "b")], tiny)
+        with pytest.raises(EngineMismatchError, match=r"engine 'b' serves .* engines of one router have one model"):
+            remote_engine([EngineWorker(one.admin, "a"), EngineWorker(other.admin, "b")], tiny)
         with pytest.raises(InvalidRequestError, match="each with a name of its own"):
-            engine_over([EngineServer(one.owner, "a"), EngineServer(one.owner, "a")], tiny)
+            remote_engine([EngineWorker(one.admin, "a"), EngineWorker(one.admin, "a")], tiny)
         with pytest.raises(InvalidRequestError, match="needs engines"):
-            engine_over([], tiny)
+            remote_engine([], tiny)
     with (
         Engine.load("embedded", dtype=torch.bfloat16) as half,
         Engine.load(embedded) as one,
-        pytest.raises(EngineMismatchError, match="engines of one front have one model, in one dtype"),
+        pytest.raises(EngineMismatchError, match="engines of one router have one model, in one dtype"),
     ):
-        engine_over([EngineServer(one.owner, "a"), EngineServer(half.owner, "b")], embedded)
+        remote_engine([EngineWorker(one.admin, "a"), EngineWorker(half.admin, "b")], embedded)
     with Engine.load(tiny, method="baseline") as text, pytest.raises(EngineMismatchError, match="keeps text only"):
-        engine_over([EngineServer(text.owner, "a")], tiny)
+        remote_engine([EngineWorker(text.admin, "a")], tiny)
 
 
 def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel) -> None:
@@ -212,51 +212,51 @@ def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel)
     with (
         Engine.load(tiny, memory=large) as one,
         Engine.load(tiny, memory=small) as other,
-        engine_over([EngineServer(one.owner, "a"), EngineServer(other.owner, "b")], tiny) as front,
+        remote_engine([EngineWorker(one.admin, "a"), EngineWorker(other.admin, "b")], tiny) as router,
     ):
         with pytest.raises(KVBudgetError):
-            front.prefill([7] * 100)
-        assert front.prefill([7] * 40).length == 40 and front.stats().messages == 1
+            router.prefill([7] * 100)
+        assert router.prefill([7] * 40).length == 40 and router.stats().messages == 1
 
 
 def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:
     with Engine.load(tiny) as one:
-        front = engine_over([EngineServer(one.owner, "a")], tiny_path)
-        with front, pytest.raises(InvalidRequestError, match="weights are elsewhere"):
-            handle = front.decode([5, 6], sampling=WARM)
-            assert front.tokens(handle) == one.tokens(one.decode([5, 6], sampling=WARM))
-            front.model.adapter.logits([1], [0], None, [0])  # type: ignore[arg-type]
-        assert front.model.adapter.fingerprint == tiny.adapter.fingerprint
+        router = remote_engine([EngineWorker(one.admin, "a")], tiny_path)
+        with router, pytest.raises(InvalidRequestError, match="weights are elsewhere"):
+            handle = router.decode([5, 6], sampling=WARM)
+            assert router.tokens(handle) == one.tokens(one.decode([5, 6], sampling=WARM))
+            router.model.adapter.logits([1], [0], None, [0])  # type: ignore[arg-type]
+        assert router.model.adapter.fingerprint == tiny.adapter.fingerprint
 
 
 def test_nothing_is_computed_with_a_fronts_model_in_this_process(tiny_path: Any, tiny: LoadedModel) -> None:
     """Neither by an engine over its model, nor by methods that a graph is compared under."""
     graph = ChoreoGraph().add_node(Agent("ann", sampling=WARM)).add_edge(START, "ann")
-    with Engine.load(tiny) as one, engine_over([EngineServer(one.owner, "a")], tiny_path) as front:
+    with Engine.load(tiny) as one, remote_engine([EngineWorker(one.admin, "a")], tiny_path) as router:
         with pytest.raises(InvalidRequestError, match=r"weights are elsewhere.* Engine.load.* loads them"):
-            Engine.load(front.model)
+            Engine.load(router.model)
         with pytest.raises(InvalidRequestError, match=r"computes elsewhere: compile the graph with Engine.load"):
-            compare(graph.compile(engine=front), ["What does Ann have?"], repeats=1)
+            compare(graph.compile(engine=router), ["What does Ann have?"], repeats=1)
 
 
 def test_logits_do_not_leave_their_engine(embedded: LoadedModel) -> None:
-    front = load_loopback(embedded, memory=MEMORY)
+    router = load_loopback(embedded, memory=MEMORY)
     try:
         with pytest.raises(InvalidRequestError, match="watch needs one in this process"):
-            front.decode([Decode("So:", watch=torch.clone)])  # type: ignore[arg-type]
-        assert front.stats().messages == 0
+            router.decode([Decode("So:", logits_callback=torch.clone)])  # type: ignore[arg-type]
+        assert router.stats().messages == 0
     finally:
-        front.close()
+        router.close()
 
 
 def test_keys_and_values_are_not_in_this_process(embedded: LoadedModel) -> None:
-    front = load_loopback(embedded, memory=MEMORY)
+    router = load_loopback(embedded, memory=MEMORY)
     try:
-        handle = front.prefill("Ann has 3 red kites.")
+        handle = router.prefill("Ann has 3 red kites.")
         for _ in range(2):  # the first refusal leaves nothing that the next would wait for
             with pytest.raises(InvalidRequestError, match="with an engine in this process"):
-                front.kv.read(handle)
-        assert front.kv.tiers([handle]) == ["device"]
-        assert front.decode("So:", [handle], sampling=WARM).length
+                router.kv.read(handle)
+        assert router.kv.tiers([handle]) == ["device"]
+        assert router.decode("So:", [handle], sampling=WARM).length
     finally:
-        front.close()
+        router.close()

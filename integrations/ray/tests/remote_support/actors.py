@@ -1,4 +1,4 @@
-"""Fronts over actors of Ray's, in the place of an engine: pairs of actors that serve one front after the other."""
+"""Fronts over actors of Ray's, in the place of an engine: pairs of actors that serve one router after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choreo_ray.remote import engine_over
+from choreo_ray.remote import remote_engine
 from remote_support.loopback import FRONTS
 from support.ray_cluster import cluster, keep_at_hand
 
@@ -23,8 +23,8 @@ TESTS = Path(__file__).parents[4] / "tests"
 _ENGINES = 2
 
 
-class RayFront(Engine):
-    """A front over a pair of actors, which are another's when it is closed."""
+class RayRouter(Engine):
+    """A router over a pair of actors, which are another's when it is closed."""
 
     free: list[Any]
     pair: Any
@@ -51,7 +51,7 @@ def actors(shared: Path) -> Iterator[Callable[..., Engine]]:
     keep_at_hand(os.environ)
     import ray
     from choreo_ray.actor import EngineActor, Loading
-    from choreo_ray.far import RayFarEngine
+    from choreo_ray.client import RayEngineClient
     from choreo_ray.placing import absolute
 
     class ReloadingActor(EngineActor):
@@ -96,13 +96,13 @@ def actors(shared: Path) -> Iterator[Callable[..., Engine]]:
             there = pair()
             try:
                 ray.get([actor.reload.remote(Loading(str(path), 1, options)) for actor in there.values()])
-                far = [RayFarEngine(name, actor) for name, actor in there.items()]
-                front = engine_over(far, path, made=RayFront, **own)
+                far = [RayEngineClient(name, actor) for name, actor in there.items()]
+                router = remote_engine(far, path, made=RayRouter, **own)
             except BaseException:
                 free.append(there)
                 raise
-            front.free, front.pair = free, there
-            return front
+            router.free, router.pair = free, there
+            return router
 
         try:
             yield load

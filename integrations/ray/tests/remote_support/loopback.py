@@ -1,4 +1,4 @@
-"""Remote engines in this process: fronts over them, and engines that can be held up or killed."""
+"""Remote engines in this process: routers over them, and engines that can be held up or killed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, TypeVar
 from choreo_ray.remote import (
     Copying,
     Costs,
-    EngineServer,
-    Greeted,
-    Greeting,
+    EngineWorker,
+    Hello,
+    HelloReply,
     Releasing,
     SentAdapter,
     SentAnswer,
     SentCall,
-    engine_over,
+    remote_engine,
 )
 from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route, route
 
 from choreo_agents import Engine
 from choreo_agents.errors import EngineLostError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 
 E = TypeVar("E", bound=Engine)
 Routing = Callable[[CallToPlace, Sequence[EngineAhead], Costs], Route]
@@ -36,8 +36,8 @@ FRONTS = ("seed", "salt", "sink", "copied_bytes", "patience_s", "costs")
 _LOADING = ("device", "dtype", "prepacked", "chat", "generation_config")
 
 
-class Front(Engine):
-    """A front in whose process its engines are, too: it is checked and closed with them."""
+class Router(Engine):
+    """A router in whose process its engines are, too: it is checked and closed with them."""
 
     far: Sequence[Engine] = ()
 
@@ -52,26 +52,26 @@ class Front(Engine):
             engine.close()
 
 
-def routed(front: E, routing: Routing) -> E:
-    """The front, all of whose calls run where this says."""
-    core: Any = front._core
+def routed(router: E, routing: Routing) -> E:
+    """The router, all of whose calls run where this says."""
+    core: Any = router._core
     core.execution.fleet._route = partial(routing, **core.execution.fleet._route.keywords)
-    return front
+    return router
 
 
 def load_loopback(
     model: Any = "embedded", engines: int = 2, *, routing: Routing | None = None, **options: Any
-) -> Front:
-    """What `Engine.load` takes, of each of several engines, and a front over them."""
+) -> Router:
+    """What `Engine.load` takes, of each of several engines, and a router over them."""
     own = {name: options.pop(name) for name in FRONTS if name in options}
     loading = {name: options.pop(name) for name in _LOADING if name in options}
     loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
     far = [Engine.load(loaded, **options) for _ in range(engines)]
     own |= {name: options[name] for name in ("adapter",) if name in options}
-    servers = [LoopbackEngine(EngineServer(made.owner, f"engine {n}")) for n, made in enumerate(far)]
-    front = engine_over(servers, loaded, made=Front, **own)
-    front.far = far
-    return front if routing is None else routed(front, routing)
+    servers = [LoopbackEngine(EngineWorker(made.admin, f"engine {n}")) for n, made in enumerate(far)]
+    router = remote_engine(servers, loaded, made=Router, **own)
+    router.far = far
+    return router if routing is None else routed(router, routing)
 
 
 def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
@@ -91,13 +91,13 @@ def encoding_apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Cos
 
 
 class LoopbackEngine:
-    """A `FarEngine` of this process, all that is said to and by which is a copy, as it is on any wire.
+    """A `EngineClient` of this process, all that is said to and by which is a copy, as it is on any wire.
 
     Args:
         server: The engine's.
     """
 
-    def __init__(self, server: EngineServer) -> None:
+    def __init__(self, server: EngineWorker) -> None:
         self.name, self._server = server.name, server
 
     def __getattr__(self, method: str) -> Any:
@@ -108,7 +108,7 @@ class LoopbackEngine:
 
         return told
 
-    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[SampledToken] | SentAnswer]:
         async with aclosing(self._server.run(_copied(sent))) as told:
             async for each in told:
                 yield _copied(each)
@@ -144,9 +144,9 @@ class WiredEngine:
     """
 
     def __init__(self, name: str, engine: Engine) -> None:
-        assert engine.owner is not None
+        assert engine.admin is not None
         self.name, self.engine = name, engine
-        self.server = EngineServer(engine.owner, name)
+        self.server = EngineWorker(engine.admin, name)
         self.gates: dict[str, Gate] = {}
         """By where: `run`, `answer`, `give`, `take`, `taken`, `greeted` or `join`."""
         self.fails: dict[str, Exception] = {}
@@ -161,7 +161,7 @@ class WiredEngine:
 
     def held(self) -> tuple[int, int, int]:
         """Messages, leases and bytes of KV that the engine has."""
-        stats = self.engine.owner.stats()
+        stats = self.engine.admin.stats()
         return stats.messages, stats.leases, stats.kv_bytes
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class WiredEngine:
         if (error := self.fails.get(where, self.fails.get("all"))) is not None:
             raise error
 
-    async def greet(self, greeting: Greeting) -> Greeted:
+    async def greet(self, greeting: Hello) -> HelloReply:
         await self._pass("greet")
         found = await self.server.greet(greeting)
         await self._pass("greeted")
@@ -185,7 +185,7 @@ class WiredEngine:
         await self.server.load_adapter(adapter)
         await self._pass("loaded")
 
-    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[SampledToken] | SentAnswer]:
         await self._pass("run")
         async with aclosing(self.server.run(sent)) as told:
             async for each in told:
@@ -193,16 +193,16 @@ class WiredEngine:
                     await self._pass("answer")
                 yield each
 
-    async def hurry(self, front: str, number: int, priority: int) -> None:
-        await self.server.hurry(front, number, priority)
+    async def raise_priority(self, router: str, number: int, priority: int) -> None:
+        await self.server.raise_priority(router, number, priority)
 
     async def give(self, copying: Copying) -> Any:
         await self._pass("give")
-        return await self.server.give(copying)
+        return await self.server.export_kv(copying)
 
     async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
         await self._pass("take")
-        found = await self.server.take(copying, given)
+        found = await self.server.import_kv(copying, given)
         await self._pass("taken")
         return found
 
@@ -210,8 +210,8 @@ class WiredEngine:
         await self._pass("release")
         await self.server.release(releasing)
 
-    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
-        await self.server.close_tenant(front, salt, stamp)
+    async def close_tenant(self, router: str, salt: str, sequence_no: int) -> None:
+        await self.server.close_tenant(router, salt, sequence_no)
 
 
 class MortalEngine:
@@ -227,7 +227,7 @@ class MortalEngine:
         self.lives = 0
         self.fails_to_load: Exception | None = None
         self.on_token: Callable[[int], None] = lambda token: None
-        """Told how many tokens the calls of this life have sent, on the front's thread."""
+        """Told how many tokens the calls of this life have sent, on the router's thread."""
         self.calls: list[SentCall] = []
         """All that it was sent, in all of its lives."""
         self._sent = 0
@@ -238,12 +238,12 @@ class MortalEngine:
     def revive(self) -> None:
         """Begin a new life."""
         self._engine, self._greeted, self._deaths = self._make(), set(), list[asyncio.Event]()
-        self._server: EngineServer = EngineServer(self._engine.owner, self.name)
+        self._server: EngineWorker = EngineWorker(self._engine.admin, self.name)
         self.lives += 1
         self._sent = 0
 
     def kill(self) -> None:
-        """End this one. On the front's thread, if calls are under way."""
+        """End this one. On the router's thread, if calls are under way."""
         engine, self._engine = self._engine, None
         for dead in self._deaths:
             dead.set()
@@ -254,23 +254,23 @@ class MortalEngine:
         """End it for good."""
         self.kill()
 
-    def _alive(self, front: str | None = None) -> EngineServer:
-        if self._engine is None or (front is not None and front not in self._greeted):
+    def _alive(self, router: str | None = None) -> EngineWorker:
+        if self._engine is None or (router is not None and router not in self._greeted):
             raise EngineLostError(f"engine {self.name!r} is gone")
         return self._server
 
-    async def greet(self, greeting: Greeting) -> Greeted:
+    async def greet(self, greeting: Hello) -> HelloReply:
         found = await self._alive().greet(greeting)
-        self._greeted.add(greeting.front)
+        self._greeted.add(greeting.router)
         return found
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         if self.fails_to_load is not None:
             raise self.fails_to_load
-        await self._alive(adapter.front).load_adapter(adapter)
+        await self._alive(adapter.router).load_adapter(adapter)
 
-    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
-        server, dead, told = self._alive(sent.front), asyncio.Event(), self._alive(sent.front).run(sent)
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[SampledToken] | SentAnswer]:
+        server, dead, told = self._alive(sent.router), asyncio.Event(), self._alive(sent.router).run(sent)
         self.calls.append(sent)
         self._deaths.append(dead)
         while True:
@@ -288,17 +288,17 @@ class MortalEngine:
                 self._sent += len(each)
                 self.on_token(self._sent)
 
-    async def hurry(self, front: str, number: int, priority: int) -> None:
-        await self._alive(front).hurry(front, number, priority)
+    async def raise_priority(self, router: str, number: int, priority: int) -> None:
+        await self._alive(router).raise_priority(router, number, priority)
 
     async def give(self, copying: Copying) -> Any:
-        return await self._alive(copying.front).give(copying)
+        return await self._alive(copying.router).export_kv(copying)
 
     async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
-        return await self._alive(copying.front).take(copying, given)
+        return await self._alive(copying.router).import_kv(copying, given)
 
     async def release(self, releasing: Releasing) -> None:
-        await self._alive(releasing.front).release(releasing)
+        await self._alive(releasing.router).release(releasing)
 
-    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
-        await self._alive(front).close_tenant(front, salt, stamp)
+    async def close_tenant(self, router: str, salt: str, sequence_no: int) -> None:
+        await self._alive(router).close_tenant(router, salt, sequence_no)

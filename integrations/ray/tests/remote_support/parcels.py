@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote.parcels import Parcel, packed, unpacked
+from choreo_ray.remote.kv_packets import KVPacket, export_kv, import_kv
 
 from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.engine.lineage import LineageRow, ReadLog, row_of
@@ -43,26 +43,26 @@ def known_by(other: Engine, engine: Engine, handles: Sequence[MessageHandle]) ->
 
 def sent(engine: Engine, other: Engine, handles: Sequence[MessageHandle]) -> dict[str, str]:
     """What of these has KV goes to another engine that knows them; why what was refused was."""
-    return unpacked(other._tenant, packed(engine._tenant, [each.id for each in handles]))
+    return import_kv(other._tenant, export_kv(engine._tenant, [each.id for each in handles]))
 
 
 def same(one: HostKV, other: HostKV) -> bool:
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
-def holding(engine: Engine, parcel: Parcel) -> HostKV:
+def holding(engine: Engine, parcel: KVPacket) -> HostKV:
     """What a parcel of an engine's holds."""
     [handle] = [each.handle for each in engine._core.table.messages() if each.handle.id == parcel.id]
     key = engine.kv.key(handle)
-    return opened(parsed(parcel.data), key, engine._core.pool.geometry, engine._tenant.naming.seal)[0]
+    return opened(parsed(parcel.data), key, engine._core.pool.geometry, engine._tenant.message_ids.seal)[0]
 
 
-def parcel_of(key: KVKey, kv: HostKV, seal: bytes) -> Parcel:
+def parcel_of(key: KVKey, kv: HostKV, seal: bytes) -> KVPacket:
     """A parcel that anybody could make who has the key of the seal."""
-    return Parcel(key.id, kv.nbytes, in_bytes(sealed(key, kv, seal)))
+    return KVPacket(key.id, kv.nbytes, in_bytes(sealed(key, kv, seal)))
 
 
-def with_a_bit_flipped(parcel: Parcel, bit: int) -> Parcel:
+def with_a_bit_flipped(parcel: KVPacket, bit: int) -> KVPacket:
     data = bytearray(parcel.data)
     data[bit // 8] ^= 1 << bit % 8
     return replace(parcel, data=bytes(data))

@@ -16,7 +16,6 @@ from langgraph.errors import EmptyInputError
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Memory
 from choreo_agents.errors import LineageWarning
-from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.testing import Script
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
@@ -37,7 +36,7 @@ def graph(last: Any) -> ChoreoGraph:
     graph = ChoreoGraph(system="Be brief.").add_node(Agent("ann")).add_node(Agent("bob")).add_node(Agent("cleo"))
     graph.add_node("last", last)
     graph.add_edge(START, "ann").add_edge("ann", "bob").add_edge("bob", "last").add_edge("last", "cleo")
-    return graph.share("bob", "cleo").add_edge("cleo", END)
+    return graph.set_visibility("bob", "cleo").add_edge("cleo", END)
 
 
 def engine_of(script: Script) -> Engine:
@@ -134,11 +133,7 @@ def test_a_killed_run_goes_on_and_asks_nobody_again(resumed: Resumed) -> None:
     assert resumed.asked == ["cleo"] and resumed.ran == ["last"]
 
 
-BY_TASK = not hasattr(RunPlace, "memo")
-
-
 @pytest.mark.parametrize("resumed", [CASES[-1]], ids=" ".join, indirect=True)
-@pytest.mark.xfail(BY_TASK, strict=True, reason="calls are named by their tasks, and each run has tasks of its own")
 def test_under_exit_nothing_is_saved_and_nobody_is_asked_again(resumed: Resumed) -> None:
     """It starts from the state that the thread had before: with what it was given, once more."""
     with pytest.raises(EmptyInputError):

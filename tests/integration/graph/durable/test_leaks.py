@@ -71,14 +71,14 @@ def test_who_is_forgotten_stands_in_nobody_elses(processes: int, first: str, eng
             app = graph().compile(saver, engine=(engine := engines()))
         said["2"] = tokens_of(engine, app.invoke(given("2"), config("2")))
         assert all(tokens in stored(path) for tokens in said.values())
-        app.forget(first)
+        app.delete_thread(first)
         assert said[first] not in stored(path) and said[other] in stored(path)
         # The other thread is whole: it goes on in a new process from what is its own.
         with warnings.catch_warnings():
             warnings.simplefilter("error", LineageWarning)
             state = graph().compile(saver, engine=(last := engines())).invoke(given(other), config(other))
         assert len(state["messages"]) == 6 and last.stats().tokens_encoded > 0
-        app.forget(other)
+        app.delete_thread(other)
     assert not sqlite3.connect(path).execute("SELECT * FROM store").fetchall()
 
 

@@ -91,7 +91,7 @@ def test_a_thread_that_another_forgot_begins_anew(
 ) -> None:
     one, two, three = (chain("ann", "bob").compile(saver, engine=make_engine(salt="s")) for _ in range(3))
     two.invoke(ASKED, config())
-    one.forget("1")
+    one.delete_thread("1")
     two.invoke({"messages": [("user", words)]}, config())
     with nothing_encoded_again():
         three.invoke({"messages": [("user", "And?")]}, config())
@@ -122,7 +122,7 @@ def test_the_last_answer_counts_in_every_process(saver: SqliteSaver, scripted: A
     script = Script(default=lambda _: f"Answer {next(numbers)}.")
     app = chain("ann", "bob").compile(saver, engine=scripted(script))
     first = app.invoke(ASKED, config())["messages"][-1].text
-    again = app.invoke(None, before(app, "bob", again=True))["messages"][-1].text
+    again = app.invoke(None, before(app, "bob", regenerate=True))["messages"][-1].text
     assert again != first == "Answer 1."
     assert app.invoke(None, before(app, "bob"))["messages"][-1].text == again
     there = chain("ann", "bob").compile(saver, engine=scripted(script))
@@ -135,7 +135,7 @@ def test_nobody_says_again_what_somebody_else_has_said_since(scripted: Any) -> N
     apps = [chain("ann", "bob").compile(saver, engine=scripted(script), lineage=store) for _ in range(2)]
     one, two = apps
     assert one.invoke(ASKED, config())["messages"][-1].text == "Answer 1."
-    assert two.invoke(None, before(two, "bob", again=True))["messages"][-1].text == "Answer 2."
+    assert two.invoke(None, before(two, "bob", regenerate=True))["messages"][-1].text == "Answer 2."
     place = ThreadLog(store, one.builder.engine, "1").place
     size = len(store.search(place, limit=99))
     for app in (*apps, *apps):

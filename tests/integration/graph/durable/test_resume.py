@@ -181,7 +181,7 @@ def test_a_forgotten_thread_leaves_nothing_in_the_file(make_engine: MakeEngine, 
         }
         found = bytes_of(tmp_path / "states.lineage")
         assert all(said in found for said in tokens.values())
-        app.forget("a.b/c")
+        app.delete_thread("a.b/c")
         left = bytes_of(tmp_path / "states.lineage")
         assert not any(said in left for said in tokens.values())
         # The other thread goes on elsewhere as before.
@@ -192,7 +192,7 @@ def test_a_forgotten_thread_leaves_nothing_in_the_file(make_engine: MakeEngine, 
             warnings.simplefilter("error", LineageWarning)
             again = graph().compile(saver, engine=engine2).invoke({"messages": [("user", "And?")]}, other)
         assert len(again["handles"]) == 2 * len(kept["handles"])
-        app.forget("2")
+        app.delete_thread("2")
     assert not sqlite3.connect(tmp_path / "states.lineage").execute("SELECT * FROM store").fetchall()
 
 
@@ -208,7 +208,7 @@ def test_who_is_asked_again_has_the_new_answer_everywhere(make_engine: MakeEngin
         first = said(engine, app.invoke(ASKED, THREAD))
         start = next(each for each in app.get_state_history(THREAD) if each.next == ("dan",))
         assert said(engine, app.invoke(None, start.config))["dan"] == first["dan"]
-        other = {**start.config["configurable"], "choreo": RunOptions(seed=7, again=True)}
+        other = {**start.config["configurable"], "choreo": RunOptions(seed=7, regenerate=True)}
         second = said(engine, app.invoke(None, {"configurable": other}))["dan"]
         assert second != first["dan"]
         steps = (engine := make_engine(salt="s")).stats().steps
@@ -228,7 +228,7 @@ class TestKeptKV:
         def watch(author: str, *_: int) -> Any:
             return lambda row: rows.setdefault(author, []).append(row.clone())
 
-        config = {"configurable": {**THREAD["configurable"], "choreo": RunOptions(watch=watch)}}
+        config = {"configurable": {**THREAD["configurable"], "choreo": RunOptions(logits_callback=watch)}}
         with saved(folder / "states") as saver:
             engine = make_engine(salt="s", **memory)
             state = graph(asked).compile(saver, engine=engine, interrupt_before=stop).invoke(given, config)
@@ -245,8 +245,8 @@ class TestKeptKV:
         """By default Ann and Bob read the question behind their notes: Cleo is the first who reads it as it came in."""
         (tmp_path / "whole").mkdir()
         words, rows, *_ = self.run(make_engine, tmp_path / "whole", [], ASKED, asked)
-        *_, before = self.run(make_engine, tmp_path, ["cleo"], ASKED, asked, kept=tmp_path / "kv")
-        again, later, stats, after = self.run(make_engine, tmp_path, [], None, asked, kept=tmp_path / "kv")
+        *_, before = self.run(make_engine, tmp_path, ["cleo"], ASKED, asked, persist_dir=tmp_path / "kv")
+        again, later, stats, after = self.run(make_engine, tmp_path, [], None, asked, persist_dir=tmp_path / "kv")
         assert again == words and stats.tokens_recomputed == recomputed and len(before) == 3
         for message, kv in before.items():
             assert all(torch.equal(tensor, after[message][name]) for name, tensor in kv.items())
@@ -259,11 +259,11 @@ class TestKeptKV:
             assert len(close) == 24 and all(close)
 
     def test_files_of_a_forgotten_thread_are_removed(self, make_engine: MakeEngine, tmp_path: Path) -> None:
-        self.run(make_engine, tmp_path, [], ASKED, kept=tmp_path / "kv")
+        self.run(make_engine, tmp_path, [], ASKED, persist_dir=tmp_path / "kv")
         files = {*tmp_path.glob("kv/*/*/*.safetensors")}
         assert len(files) >= 5
         with saved(tmp_path / "states") as saver:
-            engine = make_engine(salt="s", kept=tmp_path / "kv")
-            graph().compile(saver, engine=engine).forget(THREAD["configurable"]["thread_id"])
+            engine = make_engine(salt="s", persist_dir=tmp_path / "kv")
+            graph().compile(saver, engine=engine).delete_thread(THREAD["configurable"]["thread_id"])
             engine.kv.flush()
         assert not [*tmp_path.glob("kv/*/*/*.safetensors")]

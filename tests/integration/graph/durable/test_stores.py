@@ -25,7 +25,7 @@ from support.graphs import FREE, agent, said
 
 from choreo_agents import END, START, ChoreoGraph
 from choreo_agents.errors import StoreError
-from choreo_agents.graph.durable.thread_log import Commits, asked, commits_of
+from choreo_agents.graph.durable.thread_log import Commits, commits_of, run_store_ops
 
 ASKED: Any = {"messages": [("user", "What does Ann have?")]}
 
@@ -85,7 +85,9 @@ def test_a_run_goes_on_from_it(kind: str, make_engine: MakeEngine, tmp_path: Pat
         assert commits_of(store).count - before <= 2, "one for each node at most"
         state = graph().compile(saver, engine=(engine := make_engine(salt="s")), lineage=store).invoke(None, own)
         assert said(engine, state) == expected
-        graph().compile(saver, engine=make_engine(salt="s"), lineage=store).forget(own["configurable"]["thread_id"])
+        graph().compile(saver, engine=make_engine(salt="s"), lineage=store).delete_thread(
+            own["configurable"]["thread_id"]
+        )
         assert not store.search(("choreo",), limit=1000)
 
 
@@ -102,9 +104,9 @@ async def test_so_it_does_in_an_event_loop(kind: str, make_engine: MakeEngine, t
         # A sync caller on a thread of its own is served by the same store.
         first, own = own, thread()
         assert said(engine, await asyncio.to_thread(app.invoke, ASKED, own)) == expected
-        await app.aforget(own["configurable"]["thread_id"])
-        await app.aforget(first["configurable"]["thread_id"])
-        assert await asked(store, [SearchOp(("choreo",), limit=1000)]) == [[]]
+        await app.adelete_thread(own["configurable"]["thread_id"])
+        await app.adelete_thread(first["configurable"]["thread_id"])
+        assert await run_store_ops(store, [SearchOp(("choreo",), limit=1000)]) == [[]]
 
 
 class Faulty(BaseStore):

@@ -44,7 +44,9 @@ def program(engine):
 
     graph.add_node(Agent("asker", system=ASK, tools=[search]))
     graph.add_node("tools", ToolNode([search]))
-    graph.add_node(Agent("grader", system=GRADE, prompt=asked, output=Grade, update=goto, history=0, confidential=True))
+    graph.add_node(
+        Agent("grader", system=GRADE, prompt=asked, response_format=Grade, on_output=goto, history=0, confidential=True)
+    )
     graph.add_node(Agent("rewriter", prompt=anew, history=0))
     graph.add_node(Agent("answerer", system=ANSWER))
     graph.add_edge(START, "asker")

@@ -26,7 +26,7 @@ def again(state):
 def program(engine):
     graph = ChoreoGraph(State, visibility="shared")
     graph.add_node(Agent("writer", system=WRITE))
-    graph.add_node(Agent("grader", system=GRADE, output=Grade, writes="grade"))
+    graph.add_node(Agent("grader", system=GRADE, response_format=Grade, output_key="grade"))
     graph.add_edge(START, "writer")
     graph.add_edge("writer", "grader")
     graph.add_conditional_edges("grader", again, ["writer", END])

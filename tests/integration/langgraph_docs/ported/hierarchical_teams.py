@@ -49,7 +49,7 @@ def program(engine):
         said = writers.invoke(handed(state))["messages"][-1]
         return {"messages": [HumanMessage(said.text, name="writing")]}
 
-    graph.add_node(Agent("head", system=HEAD, output=Route, update=goto, confidential=True))
+    graph.add_node(Agent("head", system=HEAD, response_format=Route, on_output=goto, confidential=True))
     graph.add_node("research", research)
     graph.add_node("writing", writing)
     graph.add_edge(START, "head")

@@ -29,7 +29,7 @@ def each_subject(state):
 
 def program(engine):
     graph = ChoreoGraph(State, visibility="shared")
-    graph.add_node(Agent("finder", system=SUBJECTS, output=Subjects, writes="found", confidential=True))
+    graph.add_node(Agent("finder", system=SUBJECTS, response_format=Subjects, output_key="found", confidential=True))
     graph.add_node(Agent("joker", prompt=asked))
     graph.add_node(Agent("judge", system=BEST))
     graph.add_edge(START, "finder")

@@ -30,7 +30,7 @@ def each_section(state):
 
 def program(engine):
     graph = ChoreoGraph(State, visibility="shared")
-    graph.add_node(Agent("orchestrator", system=PLAN, output=Plan, writes="plan", confidential=True))
+    graph.add_node(Agent("orchestrator", system=PLAN, response_format=Plan, output_key="plan", confidential=True))
     graph.add_node(Agent("writer", system=WRITE, prompt=asked))
     graph.add_node(Agent("joiner", system=JOIN))
     graph.add_edge(START, "orchestrator")

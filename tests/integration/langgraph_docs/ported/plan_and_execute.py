@@ -34,9 +34,9 @@ def again(state):
 
 def program(engine):
     graph = ChoreoGraph(State, visibility="shared")
-    graph.add_node(Agent("planner", system=PLAN, output=Plan, writes="plan", confidential=True))
+    graph.add_node(Agent("planner", system=PLAN, response_format=Plan, output_key="plan", confidential=True))
     graph.add_node(Agent("executor", system=EXECUTE, prompt=asked, history=0))
-    graph.add_node(Agent("replanner", system=REPLAN, output=Replan, writes="plan", confidential=True))
+    graph.add_node(Agent("replanner", system=REPLAN, response_format=Replan, output_key="plan", confidential=True))
     graph.add_edge(START, "planner")
     graph.add_edge("planner", "executor")
     graph.add_edge("executor", "replanner")

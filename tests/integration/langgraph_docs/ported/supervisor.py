@@ -24,7 +24,7 @@ def program(engine):
     def goto(said) -> Command[Next]:
         return Command(goto=said.additional_kwargs["parsed"]["next"])
 
-    graph.add_node(Agent("supervisor", system=SUPERVISE, output=Route, update=goto, confidential=True))
+    graph.add_node(Agent("supervisor", system=SUPERVISE, response_format=Route, on_output=goto, confidential=True))
     graph.add_node(Agent("researcher", system=RESEARCH))
     graph.add_node(Agent("coder", system=CODE))
     graph.add_edge(START, "supervisor")

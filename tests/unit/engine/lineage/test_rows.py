@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from choreo_agents.engine.lineage import DamagedRowError, LineageRow, Note
 from choreo_agents.engine.messages.message import Usage
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import SampledToken
 
 IDS = st.text("0123456789abcdef", min_size=32, max_size=32)
 
@@ -26,7 +26,7 @@ def rows(draw: st.DrawFn) -> LineageRow:
 
 
 SAMPLED = st.builds(
-    Chosen,
+    SampledToken,
     st.integers(0, 99),
     st.none() | st.floats(-9, 0),
     st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 0)), max_size=2).map(tuple),

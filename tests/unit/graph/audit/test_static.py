@@ -15,7 +15,7 @@ from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.reach import Reach, cut, nearest, reach
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, PrivateContext
 from choreo_agents.graph.audit.static import audit_chart
-from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.graph.visibility import START_SOURCE, VisibilityRule
 
 NAMES = ("a", "b", "c", "team|d", "team|e", "f")
 graphs = st.integers(1, 9).flatmap(
@@ -30,8 +30,8 @@ def charts(draw: st.DrawFn) -> Chart:
     sources = [*names, "team", START_SOURCE]
     contexts = [f"{name}.system" for name in names] + list(names)
     rules = st.one_of(
-        st.sampled_from([Rule(), Rule("reencoded"), Rule("private")]),
-        st.builds(lambda named: Rule("reencoded", scope=(named,)), st.sampled_from(contexts)),
+        st.sampled_from([VisibilityRule(), VisibilityRule("reencoded"), VisibilityRule("private")]),
+        st.builds(lambda named: VisibilityRule("reencoded", scope=(named,)), st.sampled_from(contexts)),
     )
     flag = st.booleans()
     nodes = [
@@ -113,7 +113,7 @@ def pairs_one_by_one(chart: Chart) -> Iterator[Blocked]:
     for reader in chart.nodes:
         seen = [] if reader.is_function else [source for source in reader.rules if sees(reader, source)]
         for later in seen:
-            if not reader.rules[later].mode.hands_on_encodings:
+            if not reader.rules[later].mode.shares_kv:
                 continue
             if reader.has_system:
                 yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
@@ -152,7 +152,7 @@ def chain(length: int) -> Chart:
     """Agents with system prompts, each of whom reads the one before."""
     return Chart(
         tuple(
-            ChartNode(f"a{n}", persona=f"a{n}", has_system=True, rules={f"a{n - 1}": Rule()} if n else {})
+            ChartNode(f"a{n}", persona=f"a{n}", has_system=True, rules={f"a{n - 1}": VisibilityRule()} if n else {})
             for n in range(length)
         )
     )

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from choreo_agents import RunOptions
 from choreo_agents.graph.run_context import TaskPlace
-from choreo_agents.graph.view.run_place import RunPlace
+from choreo_agents.graph.view.call_id import CallId
 
 
-def place(agent: str = "pro", **metadata: object) -> RunPlace:
-    return RunPlace.of({"metadata": metadata, "configurable": {"thread_id": "t"}}, agent)
+def place(agent: str = "pro", **metadata: object) -> CallId:
+    return CallId.of({"metadata": metadata, "configurable": {"thread_id": "t"}}, agent)
 
 
 def test_a_place_is_read_from_langgraphs_config() -> None:
@@ -26,8 +26,8 @@ def test_a_node_of_a_subgraph_knows_the_nodes_around_it() -> None:
 
 
 def test_outside_langgraph_everything_is_default() -> None:
-    found = RunPlace.of({}, "alone")
-    assert (found.author, found.branch, found.call, found.seed, found.memo(1)) == ("alone", 0, 0, None, None)
+    found = CallId.of({}, "alone")
+    assert (found.author, found.branch, found.call, found.seed, found.idempotency_key(1)) == ("alone", 0, 0, None, None)
     assert found.message_id(1) != found.message_id(1)
 
 
@@ -57,24 +57,24 @@ def test_calls_of_a_kept_thread_are_named_by_their_places() -> None:
         replace(one, around=(TaskPlace("team 0 sent 0"),)),
         replace(one, step=4),
     ]
-    for named in ({one.memo(1), one.memo(2)}, {one.message_id(1), one.message_id(2)}):
+    for named in ({one.idempotency_key(1), one.idempotency_key(2)}, {one.message_id(1), one.message_id(2)}):
         assert len(named) == 2
-    assert len({one.memo(1), *(other.memo(1) for other in others)}) == 1 + len(others)
+    assert len({one.idempotency_key(1), *(other.idempotency_key(1) for other in others)}) == 1 + len(others)
     assert len({one.message_id(1), *(other.message_id(1) for other in others)}) == 1 + len(others)
     again = replace(one, task="pro:2")
-    assert (again.memo(1), again.message_id(1)) == (one.memo(1), one.message_id(1))
+    assert (again.idempotency_key(1), again.message_id(1)) == (one.idempotency_key(1), one.message_id(1))
 
 
 def test_calls_that_no_thread_keeps_are_named_by_their_tasks() -> None:
     one = place(langgraph_checkpoint_ns="pro:1")
     assert one.thread is None, "an id alone keeps nothing"
     others = [replace(one, task="pro:2"), replace(one, agent="x"), replace(one, call=1)]
-    assert len({one.memo(1), *(other.memo(1) for other in others)}) == 4
+    assert len({one.idempotency_key(1), *(other.idempotency_key(1) for other in others)}) == 4
     assert len({one.message_id(1), *(other.message_id(1) for other in others)}) == 4
 
 
 def test_a_runs_own_seed_replaces_the_engines() -> None:
-    with_seed = RunPlace.of({"configurable": {"choreo": RunOptions(seed=5)}}, "alone")
+    with_seed = CallId.of({"configurable": {"choreo": RunOptions(seed=5)}}, "alone")
     assert with_seed.call_seed(0, 1) == with_seed.call_seed(99, 1)
 
 
@@ -84,8 +84,8 @@ def test_calls_of_one_task_are_counted_and_start_again_with_the_next() -> None:
     def read_again() -> None: ...
 
     config = {"configurable": {"__pregel_read": read}}
-    assert [RunPlace.of(config, "alone").call for _ in range(3)] == [0, 1, 2]
-    assert RunPlace.of({"configurable": {"__pregel_read": read_again}}, "alone").call == 0
+    assert [CallId.of(config, "alone").call for _ in range(3)] == [0, 1, 2]
+    assert CallId.of({"configurable": {"__pregel_read": read_again}}, "alone").call == 0
 
 
 def test_options_may_be_of_a_programs_own_kind() -> None:
@@ -93,4 +93,4 @@ def test_options_may_be_of_a_programs_own_kind() -> None:
     class Own(RunOptions):
         user: str = "ann"
 
-    assert RunPlace.of({"configurable": {"choreo": Own(seed=5)}}, "alone").seed == 5
+    assert CallId.of({"configurable": {"choreo": Own(seed=5)}}, "alone").seed == 5

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.visibility import PRIVATE, REENCODED, SHARED, Rule, VisibilityMode, mode_of
+from choreo_agents.graph.visibility import PRIVATE, REENCODED, SHARED, VisibilityMode, VisibilityRule, mode_of
 
-BRIEF = VisibilityMode("brief", "words", reword=lambda words: words[:3])
+BRIEF = VisibilityMode("brief", "words", transform=lambda words: words[:3])
 PLAIN = VisibilityMode("plain", "encoding")
 UNSEEN = VisibilityMode("unseen", "nothing")
 
@@ -29,7 +29,7 @@ UNSEEN = VisibilityMode("unseen", "nothing")
     ids=repr,
 )
 def test_a_mode_says_what_its_reader_has(mode: VisibilityMode, says: tuple[bool, ...]) -> None:
-    assert (mode.shows, mode.hands_on_encodings, mode.encodes_again, mode.keeps_out) == says
+    assert (mode.shows, mode.shares_kv, mode.encodes_again, mode.keeps_out) == says
 
 
 @pytest.mark.parametrize("mode", [SHARED, REENCODED, PRIVATE, BRIEF, PLAIN, UNSEEN], ids=repr)
@@ -42,7 +42,7 @@ def test_a_mode_opens_no_channel_that_its_source_has_not(mode: VisibilityMode) -
             assert "encoding" not in opened
         if mode.encodes_again and presence == "encoding":
             assert opened == ("words",)
-        if mode.hands_on_encodings and presence != "words":
+        if mode.shares_kv and presence != "words":
             assert opened == ("encoding",)
 
 
@@ -87,26 +87,28 @@ def test_a_mode_that_cannot_be_is_refused(options: dict[str, Any], says: str) ->
 def test_the_names_that_there_are_mean_one_thing() -> None:
     assert mode_of("shared") is SHARED and mode_of(SHARED) is SHARED
     with pytest.raises(VisibilityError, match="another visibility 'shared': give yours a name of its own"):
-        Rule(VisibilityMode("shared", "words"))
+        VisibilityRule(VisibilityMode("shared", "words"))
 
 
 def test_what_no_text_is_made_of_is_refused() -> None:
-    nothing: Any = replace(BRIEF, reword=lambda words: None)
+    nothing: Any = replace(BRIEF, transform=lambda words: None)
     with pytest.raises(VisibilityError, match="'brief' must make words of words, not NoneType"):
-        nothing.says("Ann has 3 red kites.")
+        nothing.apply("Ann has 3 red kites.")
 
 
 def test_a_rule_of_a_mode_of_ones_own_reads_like_any_other() -> None:
-    assert Rule(BRIEF, "last", "public").words() == "brief in public, last"
-    assert Rule(PLAIN, 2).words() == "plain, last 2" and Rule(UNSEEN, 2).words() == "unseen"
-    assert str(Rule(BRIEF)) == "Rule(mode='brief', history='all', scope='reader')"
-    assert Rule(BRIEF) == Rule(BRIEF) != Rule(replace(BRIEF, reword=str.upper))
-    assert replace(Rule(BRIEF, "last"), mode=REENCODED) == Rule("reencoded", "last")
+    assert VisibilityRule(BRIEF, "last", "public").words() == "brief in public, last"
+    assert VisibilityRule(PLAIN, 2).words() == "plain, last 2" and VisibilityRule(UNSEEN, 2).words() == "unseen"
+    assert str(VisibilityRule(BRIEF)) == "VisibilityRule(mode='brief', history='all', scope='reader')"
+    assert VisibilityRule(BRIEF) == VisibilityRule(BRIEF) != VisibilityRule(replace(BRIEF, transform=str.upper))
+    assert replace(VisibilityRule(BRIEF, "last"), mode=REENCODED) == VisibilityRule("reencoded", "last")
     with pytest.raises(VisibilityError, match="says what words are encoded in: 'plain' encodes none"):
-        Rule(PLAIN, scope="public")
+        VisibilityRule(PLAIN, scope="public")
 
 
-@pytest.mark.parametrize("rule", [Rule(), Rule(PLAIN, "last"), Rule(BRIEF, 3, ("ann.system",))], ids=str)
-def test_a_channel_is_closed_by_what_opens_none_of_it(rule: Rule) -> None:
-    assert rule.without("encoding") == Rule("reencoded", rule.history)
-    assert rule.without("words") == Rule("private")
+@pytest.mark.parametrize(
+    "rule", [VisibilityRule(), VisibilityRule(PLAIN, "last"), VisibilityRule(BRIEF, 3, ("ann.system",))], ids=str
+)
+def test_a_channel_is_closed_by_what_opens_none_of_it(rule: VisibilityRule) -> None:
+    assert rule.without("encoding") == VisibilityRule("reencoded", rule.history)
+    assert rule.without("words") == VisibilityRule("private")

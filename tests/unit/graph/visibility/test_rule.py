@@ -3,9 +3,9 @@
 import pytest
 
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.visibility import START_SOURCE, Rule, VisibilityTable, rules_of
+from choreo_agents.graph.visibility import START_SOURCE, VisibilityRule, VisibilityTable, rules_of
 
-SHARED, PRIVATE, LAST = Rule(), Rule("private"), Rule("shared", "last")
+SHARED, PRIVATE, LAST = VisibilityRule(), VisibilityRule("private"), VisibilityRule("shared", "last")
 
 
 def test_a_source_is_shared_in_full_unless_said_otherwise() -> None:
@@ -15,18 +15,18 @@ def test_a_source_is_shared_in_full_unless_said_otherwise() -> None:
 @pytest.mark.parametrize("mode", ["public", "", "Shared", None, 1])
 def test_an_unknown_mode_is_refused_with_those_there_are(mode) -> None:
     with pytest.raises(VisibilityError, match="'private', 'shared', 'reencoded'"):
-        Rule(mode)
+        VisibilityRule(mode)
 
 
 @pytest.mark.parametrize("history", [0, -1, True, False, 1.0, 2.5, "first", "1", None])
 def test_an_impossible_history_is_refused(history) -> None:
     with pytest.raises(VisibilityError, match="history must be"):
-        Rule("shared", history)
+        VisibilityRule("shared", history)
 
 
 @pytest.mark.parametrize("history", ["all", "last", 1, 7])
 def test_a_possible_history_is_taken(history) -> None:
-    assert Rule("reencoded", history).history == history
+    assert VisibilityRule("reencoded", history).history == history
 
 
 def test_an_explicit_declaration_beats_an_edges_default_in_either_order() -> None:
@@ -40,7 +40,7 @@ def test_an_explicit_declaration_beats_an_edges_default_in_either_order() -> Non
 def test_saying_the_same_twice_is_no_conflict() -> None:
     table = VisibilityTable()
     table.declare("a", "b", PRIVATE)
-    table.declare("a", "b", Rule("private"))
+    table.declare("a", "b", VisibilityRule("private"))
     assert table.reads("b")["a"] == PRIVATE
 
 

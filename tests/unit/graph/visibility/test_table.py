@@ -13,8 +13,8 @@ from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.visibility import (
     EVERYONE,
     START_SOURCE,
-    Rule,
     VisibilityMode,
+    VisibilityRule,
     VisibilityTable,
     rule_between,
     rules_of,
@@ -24,70 +24,70 @@ NODES = ("b", "a", "c", "me")
 
 
 def test_what_is_declared_beats_everyone_and_everyone_an_edge() -> None:
-    table = VisibilityTable(default=Rule("reencoded"))
-    table.declare("b", "me", Rule("private"))
-    table.declare("c", "me", Rule(), explicit=False)
+    table = VisibilityTable(default=VisibilityRule("reencoded"))
+    table.declare("b", "me", VisibilityRule("private"))
+    table.declare("c", "me", VisibilityRule(), explicit=False)
     assert table.reads("me", NODES) == {
-        START_SOURCE: Rule(),
-        "a": Rule("reencoded"),
-        "b": Rule("private"),
-        "c": Rule("reencoded"),
+        START_SOURCE: VisibilityRule(),
+        "a": VisibilityRule("reencoded"),
+        "b": VisibilityRule("private"),
+        "c": VisibilityRule("reencoded"),
     }
     assert table.undeclared("me", NODES) == ("a", "c")
 
 
 def test_a_readers_own_word_on_everyone_beats_the_graphs() -> None:
-    table = VisibilityTable(default=Rule("reencoded"))
-    table.declare(EVERYONE, "me", Rule("shared", "last"))
-    assert table.reads("me", NODES)["a"] == Rule("shared", "last")
-    assert table.reads("a", NODES)["me"] == Rule("reencoded")
+    table = VisibilityTable(default=VisibilityRule("reencoded"))
+    table.declare(EVERYONE, "me", VisibilityRule("shared", "last"))
+    assert table.reads("me", NODES)["a"] == VisibilityRule("shared", "last")
+    assert table.reads("a", NODES)["me"] == VisibilityRule("reencoded")
 
 
 def test_without_a_default_only_who_is_named_is_read() -> None:
     table = VisibilityTable()
-    table.declare("b", "me", Rule(), explicit=False)
-    assert table.reads("me", NODES) == {START_SOURCE: Rule(), "b": Rule()}
+    table.declare("b", "me", VisibilityRule(), explicit=False)
+    assert table.reads("me", NODES) == {START_SOURCE: VisibilityRule(), "b": VisibilityRule()}
     assert table.undeclared("me", NODES) is None
 
 
 def test_what_a_policy_has_changed_stays_without_secrets() -> None:
-    table = VisibilityTable(default=Rule())
-    table.change("a", "me", Rule("reencoded"))
-    assert table.reads("me", NODES)["a"] == Rule("reencoded")
+    table = VisibilityTable(default=VisibilityRule())
+    table.change("a", "me", VisibilityRule("reencoded"))
+    assert table.reads("me", NODES)["a"] == VisibilityRule("reencoded")
     assert table.undeclared("me", NODES) == ("a", "b", "c")
 
 
 def test_what_somebody_has_changed_for_a_pair_is_said_of_it() -> None:
-    table = VisibilityTable(default=Rule())
-    table.change("a", "me", Rule("reencoded"), explicit=True)
-    assert table.reads("me", NODES)["a"] == Rule("reencoded")
+    table = VisibilityTable(default=VisibilityRule())
+    table.change("a", "me", VisibilityRule("reencoded"), explicit=True)
+    assert table.reads("me", NODES)["a"] == VisibilityRule("reencoded")
     assert table.undeclared("me", NODES) == ("b", "c"), "a secret of a's is declared, too"
-    table.change(EVERYONE, "me", Rule("private"))
-    assert table.reads("me", NODES)["b"] == Rule("private")
+    table.change(EVERYONE, "me", VisibilityRule("private"))
+    assert table.reads("me", NODES)["b"] == VisibilityRule("private")
 
 
 def test_everyone_is_declared_once() -> None:
     table = VisibilityTable()
-    table.declare(EVERYONE, "me", Rule("private"))
-    table.declare(EVERYONE, "me", Rule("private"))
+    table.declare(EVERYONE, "me", VisibilityRule("private"))
+    table.declare(EVERYONE, "me", VisibilityRule("private"))
     with pytest.raises(VisibilityError, match=r"sees '\*' is declared twice"):
-        table.declare(EVERYONE, "me", Rule())
-    assert table.reads("me", NODES)["a"] == Rule("private")
+        table.declare(EVERYONE, "me", VisibilityRule())
+    assert table.reads("me", NODES)["a"] == VisibilityRule("private")
 
 
 @pytest.mark.parametrize(("source", "reader"), [(EVERYONE, "mee"), ("a", EVERYONE)])
 def test_who_reads_everyone_is_a_node(source: str, reader: str) -> None:
     table = VisibilityTable()
-    table.declare("a", "me", Rule())
-    table.declare(EVERYONE, "b", Rule())
+    table.declare("a", "me", VisibilityRule())
+    table.declare(EVERYONE, "b", VisibilityRule())
     table.require_nodes(NODES)
-    table.declare(source, reader, Rule())
+    table.declare(source, reader, VisibilityRule())
     with pytest.raises(VisibilityError, match="names no node"):
         table.require_nodes(NODES)
 
 
 def test_what_is_encoded_for_everyone_is_encoded_in_contexts_that_there_are() -> None:
-    scoped = Rule("reencoded", scope=("a.system",))
+    scoped = VisibilityRule("reencoded", scope=("a.system",))
     table = VisibilityTable()
     table.declare(EVERYONE, "me", scoped)
     for declared in (table, VisibilityTable(default=scoped)):
@@ -97,18 +97,18 @@ def test_what_is_encoded_for_everyone_is_encoded_in_contexts_that_there_are() ->
 
 
 def test_a_copy_is_its_own() -> None:
-    table = VisibilityTable(default=Rule())
+    table = VisibilityTable(default=VisibilityRule())
     copied = table.copy()
-    copied.declare(EVERYONE, "me", Rule("reencoded"))
-    copied.change("a", "b", Rule("reencoded"))
-    assert table.reads("me", NODES)["a"] == table.reads("b", NODES)["a"] == Rule()
-    assert copied.reads("me", NODES)["a"] == copied.reads("b", NODES)["a"] == Rule("reencoded")
+    copied.declare(EVERYONE, "me", VisibilityRule("reencoded"))
+    copied.change("a", "b", VisibilityRule("reencoded"))
+    assert table.reads("me", NODES)["a"] == table.reads("b", NODES)["a"] == VisibilityRule()
+    assert copied.reads("me", NODES)["a"] == copied.reads("b", NODES)["a"] == VisibilityRule("reencoded")
 
 
 def test_the_table_of_declarations_says_what_holds_of_each_pair() -> None:
-    table = VisibilityTable(default=Rule("reencoded"))
-    table.declare("a", "me", Rule(), explicit=False)
-    table.declare("b", "me", Rule("private"))
+    table = VisibilityTable(default=VisibilityRule("reencoded"))
+    table.declare("a", "me", VisibilityRule(), explicit=False)
+    table.declare("b", "me", VisibilityRule("private"))
     declared = table.declared(NODES)
     for reader in NODES:
         for source, rule in table.reads(reader, NODES).items():
@@ -118,7 +118,7 @@ def test_the_table_of_declarations_says_what_holds_of_each_pair() -> None:
 
 
 def test_an_asterisk_is_short_for_everyone_shared() -> None:
-    assert rules_of("*") == {EVERYONE: Rule()} == rules_of({"*": "shared"})
+    assert rules_of("*") == {EVERYONE: VisibilityRule()} == rules_of({"*": "shared"})
 
 
 @pytest.mark.parametrize("reads", ["pro", ["pro"], 3])
@@ -130,8 +130,8 @@ def test_what_does_not_say_how_is_refused(reads: object) -> None:
 QUOTED, CITED = VisibilityMode("quoted", "words"), VisibilityMode("cited", "words")
 HISTORIES: Any = st.sampled_from(["all", 1, 2])
 SCOPES: Any = st.sampled_from(["reader", "public", ("a.system",), ("a.system", "b.system"), ("b.system", "a.system")])
-RULES = st.builds(Rule, st.sampled_from(["shared", "private"]), HISTORIES) | st.builds(
-    Rule, st.sampled_from(["reencoded", QUOTED, CITED]), HISTORIES, SCOPES
+RULES = st.builds(VisibilityRule, st.sampled_from(["shared", "private"]), HISTORIES) | st.builds(
+    VisibilityRule, st.sampled_from(["reencoded", QUOTED, CITED]), HISTORIES, SCOPES
 )
 PAIRS = st.dictionaries(
     st.tuples(st.sampled_from("abxyz"), st.sampled_from("rxyz")).filter(lambda pair: pair[0] != pair[1]), RULES
@@ -139,7 +139,7 @@ PAIRS = st.dictionaries(
 
 
 @given(PAIRS)
-def test_what_silent_nodes_pass_on_is_the_narrowest_of_all_ways(rules: dict[tuple[str, str], Rule]) -> None:
+def test_what_silent_nodes_pass_on_is_the_narrowest_of_all_ways(rules: dict[tuple[str, str], VisibilityRule]) -> None:
     table = VisibilityTable()
     table.describe(silent="xyz", confidential="b")
     for (source, reader), rule in rules.items():
@@ -172,14 +172,14 @@ def test_what_two_scopes_in_a_loop_narrow_is_encoded_in_what_is_in_both(one: Any
     table = VisibilityTable()
     table.describe(silent=["s1", "s2", "s3"])
     for source, reader in (("b", "s2"), ("s1", "s2"), ("s2", "s1"), ("s3", "s2"), ("s2", "r")):
-        table.declare(source, reader, Rule(), explicit=False)
-    table.declare("s1", "s3", Rule("reencoded", scope=one))
-    table.declare("s2", "s3", Rule("reencoded", scope=other))
-    assert table.reads("r")["b"] == Rule("reencoded", scope="public")
+        table.declare(source, reader, VisibilityRule(), explicit=False)
+    table.declare("s1", "s3", VisibilityRule("reencoded", scope=one))
+    table.declare("s2", "s3", VisibilityRule("reencoded", scope=other))
+    assert table.reads("r")["b"] == VisibilityRule("reencoded", scope="public")
 
 
 def test_of_two_modes_that_do_the_same_one_holds_in_either_order() -> None:
-    found = {Rule(one).narrowed(Rule(other)) for one, other in ((QUOTED, CITED), (CITED, QUOTED))}
+    found = {VisibilityRule(one).narrowed(VisibilityRule(other)) for one, other in ((QUOTED, CITED), (CITED, QUOTED))}
     assert len(found) == 1
 
 
@@ -195,18 +195,18 @@ def _ways(rules: Collection[tuple[str, str]], source: str, reader: str) -> Itera
 
 def test_what_two_ways_re_word_must_be_declared() -> None:
     loud, brief = (
-        VisibilityMode(name, "words", reword=word) for name, word in (("loud", str.upper), ("low", str.lower))
+        VisibilityMode(name, "words", transform=word) for name, word in (("loud", str.upper), ("low", str.lower))
     )
     table = VisibilityTable()
     table.describe(silent="x")
-    table.declare("a", "x", Rule(loud))
-    table.declare("x", "r", Rule())
-    assert table.reads("r")["a"] == Rule(loud)
-    table.declare("x", "s", Rule(brief))
+    table.declare("a", "x", VisibilityRule(loud))
+    table.declare("x", "r", VisibilityRule())
+    assert table.reads("r")["a"] == VisibilityRule(loud)
+    table.declare("x", "s", VisibilityRule(brief))
     with pytest.raises(VisibilityError, match=r"what 'x' passes on of 'a' to 's' is not clear.*Declare this pair"):
         table.reads("s")
-    table.declare("a", "s", Rule(brief))
-    assert table.reads("s")["a"] == Rule(brief)
+    table.declare("a", "s", VisibilityRule(brief))
+    assert table.reads("s")["a"] == VisibilityRule(brief)
 
 
 @pytest.mark.parametrize("mode", ["shared", "private"])
@@ -214,16 +214,16 @@ def test_what_is_said_of_input_holds_whether_an_edge_comes_before_or_behind(mode
     for turn in (1, -1):
         table = VisibilityTable()
         table.describe(told={"me": "me"})
-        edge: dict[str, Any] = {"rule": Rule(), "explicit": False, "has_mode": False}
-        for said in [edge, {"rule": Rule(mode)}][::turn]:
+        edge: dict[str, Any] = {"rule": VisibilityRule(), "explicit": False, "has_mode": False}
+        for said in [edge, {"rule": VisibilityRule(mode)}][::turn]:
             table.declare(START_SOURCE, "me", **said)
-        assert table.reads("me", NODES)[START_SOURCE] == Rule(mode)
+        assert table.reads("me", NODES)[START_SOURCE] == VisibilityRule(mode)
 
 
 def test_a_mode_that_is_said_beside_a_history_holds_of_input() -> None:
     table = VisibilityTable()
     table.describe(told={"me": "me"})
-    table.declare(START_SOURCE, "me", Rule("shared", "last"), has_mode=False)
-    assert table.reads("me", NODES)[START_SOURCE] == Rule("reencoded", "last")
-    table.declare(START_SOURCE, "me", Rule("shared", "last"))
-    assert table.reads("me", NODES)[START_SOURCE] == Rule("shared", "last")
+    table.declare(START_SOURCE, "me", VisibilityRule("shared", "last"), has_mode=False)
+    assert table.reads("me", NODES)[START_SOURCE] == VisibilityRule("reencoded", "last")
+    table.declare(START_SOURCE, "me", VisibilityRule("shared", "last"))
+    assert table.reads("me", NODES)[START_SOURCE] == VisibilityRule("shared", "last")

@@ -12,7 +12,7 @@ from choreo_bench.experiments.bench_edges import EdgeInput, measure_edges, read_
 from integration.engine.test_hostile_files import HOSTILE
 from support.graphs import agent
 
-from choreo_agents import START, ChoreoGraph, Rule, Sampling
+from choreo_agents import START, ChoreoGraph, Sampling, VisibilityRule
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.models import LoadedModel
 
@@ -22,7 +22,9 @@ def graph() -> ChoreoGraph:
     for name in ("ann", "bob", "cleo"):
         found.add_node(agent(name, system=f"{name} has 3 red kites."))
     found.add_edge(START, "ann", visibility="reencoded").add_edge("ann", "bob").add_edge("bob", "cleo")
-    found.share(START, "bob", "reencoded").share(START, "cleo", "reencoded").share("ann", "cleo", "reencoded")
+    found.set_visibility(START, "bob", "reencoded").set_visibility(START, "cleo", "reencoded").set_visibility(
+        "ann", "cleo", "reencoded"
+    )
     return found
 
 
@@ -83,10 +85,10 @@ def test_a_measurement_goes_on_where_it_ended(
 def test_a_probe_reads_a_private_label_through_a_shared_edge_only(tiny: LoadedModel) -> None:
     """All say the same words; only what ann's encoding attended to differs."""
     leaky = ChoreoGraph()
-    same = Sampling(forced=(40, 41, 42))
+    same = Sampling(forced_token_ids=(40, 41, 42))
     leaky.add_node(agent("ann", system="?", sampling=same)).add_node(agent("bob", sampling=same))
-    leaky.add_edge(START, "ann", visibility={}).add_edge("ann", "bob").share(START, "bob", "reencoded")
-    leaky.share(START, "ann", "private")
+    leaky.add_edge(START, "ann", visibility={}).add_edge("ann", "bob").set_visibility(START, "bob", "reencoded")
+    leaky.set_visibility(START, "ann", "private")
     rng = Random(0)
     inputs = []
     for _ in range(20):
@@ -125,7 +127,7 @@ def test_advice_follows_the_figures(figures: tuple, advice: str) -> None:
 def test_there_must_be_something_to_measure(tiny: LoadedModel) -> None:
     with pytest.raises(InvalidRequestError, match="at least one input"):
         measure_edges(graph(), [], model=tiny)
-    alone = graph().with_rule("ann", "bob", "reencoded").with_rule("bob", "cleo", Rule("reencoded"))
+    alone = graph().with_rule("ann", "bob", "reencoded").with_rule("bob", "cleo", VisibilityRule("reencoded"))
     with pytest.raises(InvalidRequestError, match="no edge of the graph is shared"):
         measure_edges(alone, INPUTS, model=tiny)
     with pytest.raises(InvalidRequestError, match="no model serves this graph"):

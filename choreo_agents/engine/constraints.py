@@ -1,0 +1,428 @@
+"""What leads a decode, and what its tokens say: texts to stop at, answers that are allowed, thoughts before them.
+
+Answers of models that think are encoded for their readers:
+
+decoded    header of thoughts | thoughts . . | close | answer . . | end       confidential, its speaker's
+encoded    header of an answer                       | answer . . | end       what the call returns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeGuard
+
+from choreo_agents.engine.calls import Constraint, Decode, Prefill, Thinking
+from choreo_agents.engine.messages.message import Message, thinker
+from choreo_agents.errors import ConstraintError, GrammarError, InvalidRequestError
+from choreo_agents.models import LoadedModel, MakeConstraint, PromptText
+from choreo_agents.sampling import (
+    BLANK_LINES,
+    AnswerConstraint,
+    AnswerPaths,
+    ChoiceConstraint,
+    ConstrainedAnswer,
+    FreeAnswer,
+    Grammar,
+    Phase,
+    Sampling,
+    ThinkingConstraint,
+    TokenConstraint,
+)
+from choreo_agents.sampling.constraints.answers import Path
+
+_INCOMPLETE = "\ufffd"
+_LINE_ENDS = ("\n", "\n\n", "\r\n", "\n\n\n")
+
+
+class Detokenizer:
+    """Adds up the tokens of one message and tells what each adds to its text.
+
+    A character may take several tokens: its text comes with the last of them. Special tokens add nothing, unless
+    `special` says so.
+    """
+
+    def __init__(self, model: LoadedModel, *, special: bool = False) -> None:
+        self._model = model
+        self._special = special
+        self._tokens: list[int] = []
+        """From the last one on that said something by itself: it decides the spacing of what follows."""
+        self._shown = ""
+        """What has been told of their text."""
+        self.whole = True
+        """Whether no character is incomplete."""
+
+    def add(self, token: int) -> str:
+        """The text that this token completes."""
+        self._tokens.append(token)
+        text = self._model.decode(self._tokens, special=self._special)
+        whole = text.rstrip(_INCOMPLETE)
+        self.whole = whole == text
+        added = whole[len(self._shown) :]
+        if not added:
+            return ""
+        self._shown = whole
+        last = self._model.decode(self._tokens[-1:], special=self._special)
+        if self.whole and _INCOMPLETE not in last:
+            self._tokens, self._shown = self._tokens[-1:], last
+        return added
+
+
+class TextStop:
+    """Watches the text of one answer for any of some texts to stop at."""
+
+    def __init__(self, model: LoadedModel, texts: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(model)
+        self._texts = texts
+        self._longest = max(len(text) for text in texts)
+        self._tail = ""
+
+    def ends_with(self, token: int) -> bool:
+        """Add the next token; whether one of the texts is complete with it."""
+        added = self._detokenizer.add(token)
+        seen = self._tail + added
+        self._tail = seen[-(self._longest - 1) :] if self._longest > 1 else ""
+        return any(text in seen for text in self._texts)
+
+
+class TextEnd:
+    """Watches whether the text of one answer, with special tokens or without, ends with a given one.
+
+    With `lines`, the token that completes it may go on with ends of lines: many tokenizers write `>` and those that
+    follow as one.
+    """
+
+    def __init__(self, model: LoadedModel, text: str, *, special: bool = False, lines: bool = False) -> None:
+        self.behind = ""
+        """The ends of lines that the last token has."""
+        self._detokenizer = Detokenizer(model, special=special)
+        self._text = text
+        self._lines = lines
+        self._tail = ""
+
+    def complete(self, token: int) -> bool:
+        """Add the next token; whether the text ends with it, and with no part of another character."""
+        seen = self._tail + self._detokenizer.add(token)
+        bare = seen.rstrip("\r\n") if self._lines and not seen.endswith(self._text) else seen
+        self.behind = seen[len(bare) :]
+        self._tail = seen[-len(self._text) :]
+        return self._detokenizer.whole and bare.endswith(self._text)
+
+
+def answer_paths(model: LoadedModel, sampling: Sampling, ends: frozenset[int]) -> AnswerPaths | None:
+    """What a decode may sample; None if its answers are not constrained.
+
+    Args:
+        model: Whose tokens they are.
+        sampling: Its `choices`, `lead` and `max_tokens`.
+        ends: Tokens that stop the decode or start its closing; if there are none, the model's own end tokens are.
+
+    Raises:
+        InvalidRequestError: A text cannot be written in tokens that hold no end, `max_tokens` is too small, or a choice
+            starts another and no token can end it.
+    """
+    if not sampling.choices or sampling.forced_token_ids is not None:
+        return None
+    adapter = model.adapter
+    ends = frozenset(token for token in ends or adapter.end_tokens if 0 <= token < adapter.vocabulary_size)
+    banned = ends | frozenset(adapter.end_tokens)
+    choices = frozenset(path for choice in sampling.choices for path in _paths(model, choice, "choice", banned))
+    lead = _paths(model, sampling.answer_prefix, "answer_prefix", banned) if sampling.answer_prefix else frozenset()
+    paths = AnswerPaths(choices, lead, ends, sampling.max_tokens)
+    if paths.needed > sampling.max_tokens:
+        raise InvalidRequestError(
+            f"answer_prefix and the longest choice take up to {paths.needed} tokens, max_tokens is "
+            f"{sampling.max_tokens!r}: raise it, or shorten them"
+        )
+    if not ends and paths.is_ambiguous():
+        raise InvalidRequestError(
+            f"one of the choices {sampling.choices!r} starts another, and no token can say that it ends there: "
+            "give stop_tokens"
+        )
+    return paths
+
+
+def answer_constraint(model: LoadedModel, sampling: Sampling, paths: AnswerPaths) -> ChoiceConstraint:
+    """Leads one decode along these paths."""
+    if not paths.lead:
+        return ChoiceConstraint(paths)
+    stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
+    return ChoiceConstraint(paths, TextEnd(model, sampling.answer_prefix).complete, stop)
+
+
+def _paths(model: LoadedModel, text: str, what: str, banned: frozenset[int]) -> frozenset[Path]:
+    """The tokens of a text with and without a space before it.
+
+    Headers end without a space, which most tokenizers write as part of the next word and some add by themselves.
+    """
+    written: dict[Path, str] = {}
+    for spelled in (text, f" {text}"):
+        try:
+            path = tuple(model.encode(PromptText.plain(spelled)))
+        except (TypeError, UnicodeError) as error:
+            raise InvalidRequestError(f"the {what} {text!r} cannot be tokenized: {error}") from error
+        if path:
+            written[path] = model.decode(list(path), special=False)
+    # Special tokens have no text: a path with one of them says something else, as does one that was normalised.
+    size = model.adapter.vocabulary_size
+    faithful = [path for path, said in written.items() if said.endswith(text) and max(path) < size]
+    if not faithful:
+        raise InvalidRequestError(
+            f"the {what} {text!r} cannot be written: its tokens say {sorted(written.values())!r}; "
+            "give a text without special tokens that the tokenizer leaves as it is"
+        )
+    kept = frozenset(path for path in faithful if banned.isdisjoint(path))
+    if not kept:
+        raise InvalidRequestError(
+            f"the {what} {text!r} cannot be written: it holds a token that ends the message; "
+            "leave it out, or choose other stop_tokens or another closing"
+        )
+    return kept
+
+
+@dataclass(frozen=True)
+class ConstrainedDecode:
+    """Leads the answers of a call, each by a constraint of its own."""
+
+    longest: int
+    """Tokens that are sampled at most."""
+    ends: frozenset[int]
+    """Tokens that end an answer."""
+    make: Callable[[], AnswerConstraint]
+    """The constraint of a new answer."""
+
+
+def constrained_answer(
+    model: LoadedModel, call: Decode, stops: frozenset[int], compiled: Callable[[Grammar], MakeConstraint]
+) -> ConstrainedDecode | None:
+    """What leads the answers of a call; None: nothing, or its tokens are forced.
+
+    Args:
+        model: Whose tokens they are.
+        call: Says what is allowed, at most once.
+        stops: Tokens that stop the decode or start its closing; if there are none, the model's own end tokens do.
+        compiled: Makes constraints of a grammar.
+
+    Raises:
+        GrammarError: Its sampling's constraint cannot be followed, and it is told why.
+        InvalidRequestError: It says twice what is allowed, or what cannot be; the extra `guided` is missing.
+    """
+    if call.constraint is not None:
+        _require_alone(call.constraint, call.sampling)
+    return None if call.sampling.forced_token_ids is not None else _led(model, call, stops, compiled)
+
+
+def ends_replay(
+    model: LoadedModel,
+    call: Decode,
+    stops: frozenset[int],
+    compiled: Callable[[Grammar], MakeConstraint],
+    answer: Sequence[int],
+) -> bool:
+    """Whether an answer that a call replays was ended by the call's constraint, and not by `max_tokens`.
+
+    Args:
+        model: Whose tokens they are.
+        call: Has the constraint.
+        stops: As for `constrained_answer`.
+        compiled: As for `constrained_answer`.
+        answer: The tokens, without thoughts.
+    """
+    sampling = call.sampling
+    if len(answer) < sampling.max_tokens or (call.constraint is None and sampling.constraint is None):
+        return False
+    try:
+        led = _led(model, call, stops, compiled)
+        assert led is not None
+        constraint = led.make()
+        for number, token in enumerate(answer, start=1):
+            constraint.take(token)
+            if constraint.done:
+                return number == len(answer) and not constraint.cut
+    except (GrammarError, ConstraintError):
+        pass  # Whatever is forced is taken as it is.
+    return False
+
+
+def _led(
+    model: LoadedModel, call: Decode, stops: frozenset[int], compiled: Callable[[Grammar], MakeConstraint]
+) -> ConstrainedDecode | None:
+    """See `constrained_answer`; of an answer that is really sampled."""
+    sampling = call.sampling
+    paths = answer_paths(model, sampling, stops)
+    if paths is not None:
+        return ConstrainedDecode(paths.longest, paths.ends, partial(answer_constraint, model, sampling, paths))
+    own = call.constraint
+    ends = frozenset(t for t in stops or model.adapter.end_tokens if 0 <= t < model.adapter.vocabulary_size)
+    make: Callable[[], TokenConstraint]
+    if own is not None:
+        make = partial(own.make, model, ends)
+    elif sampling.constraint is not None:
+        make = partial(compiled(sampling.constraint), ends)
+    else:
+        return None
+
+    def constraint() -> AnswerConstraint:
+        stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
+        size, text = model.adapter.vocabulary_size, partial(model.decode, special=False)
+        may_be_cut = own is not None and own.may_be_cut
+        return ConstrainedAnswer(make(), sampling.max_tokens, ends, size, text, stop, may_be_cut=may_be_cut)
+
+    return ConstrainedDecode(sampling.max_tokens, ends, constraint)
+
+
+def _require_alone(constraint: Constraint, sampling: Sampling) -> None:
+    if not (
+        isinstance(constraint, Constraint)
+        and isinstance(constraint.key, str)
+        and constraint.key
+        and callable(constraint.make)
+    ):
+        raise InvalidRequestError(f"constraint must be a Constraint with a key and a function, not {constraint!r}")
+    if sampling.choices or sampling.constraint is not None:
+        raise InvalidRequestError(
+            f"the constraint {constraint.key!r} and the sampling both say what the answer is: leave choices "
+            "and constraint out of it"
+        )
+
+
+class ThoughtsReader:
+    """Tells of one message's sampled tokens which are thoughts, which the answer, and which stand in between."""
+
+    def __init__(self, model: LoadedModel, thinking: Thinking) -> None:
+        self._model = model
+        self._end = TextEnd(model, thinking.end, special=True, lines=True)
+        self._after = thinking.after
+        self._phase: Phase = "thoughts"
+        self._left: tuple[int, ...] = ()
+        self._blank_lines = 0
+
+    def add(self, token: int) -> Phase:
+        """The phase of the next token."""
+        if self._phase == "thoughts":
+            if self._end.complete(token):
+                said = self._end.behind
+                while not self._after.text.startswith(said):
+                    said = said[:-1]
+                self._phase, self._left = "close", tuple(self._model.encode(self._after.removeprefix(said)))
+                return "close"
+            return "thoughts"
+        if self._left and token == self._left[0]:
+            self._left = self._left[1:]
+            return "close"
+        if self._phase == "close" and self._blank_lines < BLANK_LINES and self._is_blank(token):
+            self._blank_lines += 1
+            return "close"
+        self._phase, self._left = "answer", ()
+        return "answer"
+
+    def _is_blank(self, token: int) -> bool:
+        return self._model.decode([token]).strip(" \t") in _LINE_ENDS
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """What is still to come before the answer, once the thoughts are over; empty before."""
+        return self._left
+
+    def answer_in(self, sampled: Sequence[int]) -> int | None:
+        """Where among all sampled tokens the answer starts; None if the thoughts never end."""
+        phases = [self.add(token) for token in sampled]
+        if self._phase == "thoughts":
+            return None
+        return phases.index("answer") if "answer" in phases else len(phases)
+
+
+def thoughts_in(model: LoadedModel, thinking: Thinking | None, sampled: Sequence[int]) -> int:
+    """How many of these tokens come before an answer; none, if the thoughts never end."""
+    return 0 if thinking is None else ThoughtsReader(model, thinking).answer_in(sampled) or 0
+
+
+def close_of(model: LoadedModel, thinking: Thinking) -> tuple[int, ...]:
+    """All that a model that has thought for long enough is made to say before it answers."""
+    # In two parts, as a model that ends its thoughts by itself is made to say the second of them.
+    return (*model.encode(PromptText.special(thinking.before + thinking.end)), *model.encode(thinking.after))
+
+
+def longest_thoughts(model: LoadedModel, thinking: Thinking) -> int:
+    """Tokens that thoughts and all that stands between them and the answer can take."""
+    return (0 if thinking.counts else thinking.budget) + len(close_of(model, thinking)) + BLANK_LINES
+
+
+def thinking_constraint(
+    model: LoadedModel, sampling: Sampling, thinking: Thinking, stops: frozenset[int], led: ConstrainedDecode | None
+) -> ThinkingConstraint:
+    """Leads one decode through its thoughts to an answer.
+
+    Args:
+        model: Whose tokens they are.
+        sampling: Of the answer.
+        thinking: How it thinks.
+        stops: Tokens that end a message.
+        led: What leads the answer; None: nothing.
+    """
+    if led is None:
+        stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
+        answer: AnswerConstraint = FreeAnswer(sampling.max_tokens, stops, stop)
+    else:
+        answer = led.make()
+    total = sampling.max_tokens if thinking.counts else None
+    budget = thinking.budget if total is None else min(thinking.budget, total)
+    return ThinkingConstraint(budget, close_of(model, thinking), stops, ThoughtsReader(model, thinking), answer, total)
+
+
+class PhaseTexts:
+    """The text of one message's tokens as they come, with the phase that each of them belongs to."""
+
+    def __init__(self, model: LoadedModel, thinking: Thinking | None) -> None:
+        self._model = model
+        self._reader = None if thinking is None else ThoughtsReader(model, thinking)
+        self._phase: Phase = "answer" if thinking is None else "thoughts"
+        self._detokenizer = Detokenizer(model)
+
+    def add(self, token: int) -> tuple[Phase, str]:
+        """The next token's; what stands between thoughts and answer has no text."""
+        phase = self._phase if self._reader is None else self._reader.add(token)
+        if phase != self._phase:
+            self._phase, self._detokenizer = phase, Detokenizer(self._model)
+        return phase, "" if phase == "close" else self._detokenizer.add(token)
+
+
+def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
+    """Whether a call thinks before it answers."""
+    return isinstance(call, Decode) and call.thinking is not None
+
+
+def with_thinking(call: Decode) -> Decode:
+    """The call that decodes thoughts and answer: nobody is given what it makes."""
+    return replace(call, author=None if call.author is None else thinker(call.author))
+
+
+def answer_of(model: LoadedModel, call: Decode, thought: Message) -> Prefill:
+    """The answer alone, encoded for its readers in the place that it was thought out in.
+
+    Args:
+        model: Has decoded it.
+        call: Which has thinking.
+        thought: What was decoded for the call.
+    """
+    assert call.thinking is not None
+    start = thought.native_offset
+    spoken = thought.tokens[thought.header + answer_at(model, call.thinking, thought) :]
+    return Prefill(
+        [*model.encode(call.thinking.answer), *spoken],
+        [parent.handle for parent in thought.parents],
+        [start + offset for offset in thought.relative_offsets],
+        start,
+        author=call.author,
+        role="assistant",
+        confidential=call.confidential,
+        adapter=call.adapter,
+        priority=call.priority,
+        timeout_s=call.timeout_s,
+    )
+
+
+def answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:
+    """Where among the sampled tokens of thoughts and answer the answer starts."""
+    return thoughts_in(model, thinking, [each.token for each in message.chosen or ()])

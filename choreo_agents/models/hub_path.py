@@ -1,0 +1,98 @@
+"""Finds a model by path or hub name, and says at once when it is nowhere within reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from choreo_agents.errors import ModelNotFoundError, UnsupportedModelError
+from choreo_agents.models.lines import first_line
+
+ANSWER_S = 5.0
+"""Seconds after which a hub that does not answer counts as out of reach."""
+_LIKE_A_PATH = ("/", "./", "../", "~")
+_UNKNOWN, _BROKEN = (401, 404), 500
+"""What a hub answers about a model that it does not have, or not for everybody; from where on it is out of order."""
+
+
+def hub_path(name: str | Path, *, weights: bool = True) -> str | Path:
+    """What `from_pretrained` finds a model by: a folder, or the name of one that the hub has.
+
+    Without a connection, a name in the local hub cache becomes its folder there: nothing waits for retries.
+
+    Args:
+        name: A folder in Hugging Face's layout, or a hub name.
+        weights: Whether its small files are not enough.
+
+    Raises:
+        UnsupportedModelError: It is in GGUF.
+        ModelNotFoundError: There is no such folder, no such model in the local hub cache, and none on the hub, or the
+            hub cannot be reached.
+    """
+    _require_no_gguf(Path(name))
+    if Path(name).is_dir():
+        return name
+    if isinstance(name, Path) or name.startswith(_LIKE_A_PATH):
+        raise ModelNotFoundError(f"there is no folder {str(name)!r}: give one in Hugging Face's layout, or a hub name")
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"there is no folder {name!r}, and no model on a hub has such a name") from error
+    failure = _failure(name)
+    if failure is None:
+        return name
+    if isinstance(config, str):
+        folder = Path(config).parent
+        if weights and not any(folder.glob("*.safetensors")):
+            raise ModelNotFoundError(
+                f"the local hub cache has only a part of {name!r}, and {constants.ENDPOINT} cannot be reached "
+                f"({first_line(failure)}): run hf download {name} where there is a network"
+            ) from failure
+        return folder
+    nowhere = f"there is no folder {name!r}, no model of that name in the local hub cache ({constants.HF_HUB_CACHE})"
+    if isinstance(failure, HfHubHTTPError) and failure.response.status_code in _UNKNOWN:
+        raise ModelNotFoundError(
+            f"{nowhere}, and none on {constants.ENDPOINT} that is yours to see: check the name, or log in with "
+            "hf auth login"
+        ) from failure
+    raise ModelNotFoundError(
+        f"{nowhere}, and {constants.ENDPOINT} cannot be reached ({first_line(failure)}): give a folder, or run "
+        f"hf download {name} where there is a network"
+    ) from failure
+
+
+def _require_no_gguf(path: Path) -> None:
+    """Raise `UnsupportedModelError` for a GGUF file, and for a folder that has nothing else."""
+    if path.suffix.lower() == ".gguf" or (not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))):
+        raise UnsupportedModelError(
+            f"{str(path)!r} is in GGUF, from which no weights are read: give the folder or hub name of the same model "
+            "in safetensors; of quantised ones pip install 'choreo-agents[quantized]' serves compressed-tensors and "
+            "torchao"
+        )
+
+
+def _failure(name: str) -> Exception | None:
+    """Why the hub does not give a model; None if it does, or is there and will say itself what is wrong."""
+    answer: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=ANSWER_S)
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            answer.put(error if status in _UNKNOWN or status >= _BROKEN else None)
+        except Exception as error:  # whatever the HTTP library of the day raises
+            answer.put(error)
+        else:
+            answer.put(None)
+
+    # A thread, since the request's own limit does not count the time that a dead name server takes.
+    Thread(target=ask, name="choreo-hub", daemon=True).start()
+    try:
+        return answer.get(timeout=ANSWER_S)
+    except Empty:
+        return TimeoutError(f"no answer within {ANSWER_S:g} s")

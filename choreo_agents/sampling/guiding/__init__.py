@@ -1,1 +1,0 @@
-"""What leads a decode, token by token: a list of answers, a grammar, a guide of your own; and thoughts before them."""

@@ -1,0 +1,234 @@
+"""An engine that computes for routers elsewhere: it is given calls with the lineage of what it does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from choreo_agents import Decode, MessageHandle, Usage
+from choreo_agents.engine.delegation import EngineAdmin, Message, ServedModel, Tenant, served_model
+from choreo_agents.errors import ChoreoError, EngineClosedError, EngineMismatchError
+from choreo_agents.sampling import SampledToken
+from choreo_ray.remote.kv_packets import export_kv, import_kv
+from choreo_ray.remote.protocol import (
+    Copying,
+    Hello,
+    HelloReply,
+    Releasing,
+    SentAdapter,
+    SentAnswer,
+    SentCall,
+    own_version,
+)
+from choreo_ray.remote.worker_tenant import Latest, Serving
+
+_COUNTED_BY_THE_FRONT = frozenset({"finished", "cancelled", "failed"})
+
+
+class EngineWorker:
+    """Has one engine compute for routers, and nobody else. Used from one event loop.
+
+    It is itself a `EngineClient`, of the same process.
+
+    Args:
+        owner: The engine's: `Engine.admin`.
+        name: The engine's own.
+    """
+
+    def __init__(self, owner: EngineAdmin, name: str) -> None:
+        self.name = name
+        self._owner, self._core = owner, owner.core
+        self._serving: dict[tuple[str, str], Serving] = {}
+        """By router and salt."""
+        self._served: ServedModel | None = None
+        self._told: WeakKeyDictionary[Tenant, dict[str, int]] = WeakKeyDictionary()
+        """What was counted of each tenant and told to a router."""
+        self._costs: WeakKeyDictionary[Message, Usage] = WeakKeyDictionary()
+        """Of messages whose makers were told what they had cost."""
+        self._closing: dict[str, asyncio.Future[None]] = {}
+        """Done when a tenant is closed, by salt."""
+        self._left = Latest[tuple[str, int], None]()
+        """Calls that their routers left before they began or ended here, by router and sequence number."""
+
+    async def greet(self, greeting: Hello) -> HelloReply:
+        """See `EngineClient`."""
+        model = self._core.model.adapter.fingerprint
+        if greeting.version != (own := own_version()):
+            raise EngineMismatchError(
+                f"engine {self.name!r} runs {own}, and its router {greeting.version}: install "
+                "one version on all machines"
+            )
+        if greeting.model not in ("", model):
+            raise EngineMismatchError(
+                f"engine {self.name!r} serves {model!r}, and the others {greeting.model!r}: engines of one router have "
+                "one model, in one dtype"
+            )
+        if greeting.default not in (None, own := self._core.adapters.default_key):
+            raise EngineMismatchError(
+                f"engine {self.name!r} runs calls that name no adapter with {own or 'none'!r}, and its router takes it "
+                f"to be {greeting.default or 'none'!r}: load all with the same adapter"
+            )
+        if not self._core.method.keeps_kv:
+            raise EngineMismatchError(
+                f"engine {self.name!r} keeps text only, and is of no use to others: load it with method='choreo'"
+            )
+        with self._core.lock:
+            mine = {salt: each for (router, salt), each in self._serving.items() if router == greeting.router}
+            held = {salt: each.held() for salt, each in mine.items()}
+        if self._served is None:
+            self._served = await asyncio.to_thread(served_model, self._core.model)
+        return HelloReply(self._served, self._core.pool.total_tokens, self._core.kv_budget_bytes, held)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its engine computes no more, though nobody has closed it."""
+        try:
+            self._core.loop.require_open()
+        except ChoreoError as error:
+            return not isinstance(error, EngineClosedError)
+        return False
+
+    async def load_adapter(self, adapter: SentAdapter) -> None:
+        """See `EngineClient`."""
+        tenant = (await self._serving_of(adapter.router, adapter.salt)).tenant
+        await asyncio.to_thread(_load, tenant, adapter)
+
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[SampledToken] | SentAnswer]:
+        """See `EngineClient`."""
+        serving = await self._serving_of(sent.router, sent.salt)
+        if self._was_left(sent):
+            return
+        call = sent.call
+        serving.take_in([parent.id for parent in call.parents], sent.rows, sent.promised, sent.sequence_no)
+        arrived = asyncio.Queue[SampledToken | None]()
+        loop = asyncio.get_running_loop()
+
+        def put(chosen: SampledToken | None) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, chosen)
+
+        on_token = put if isinstance(call, Decode) else None
+        calls: Any = [call]
+        [answer] = serving.tenant.submit(calls, serving.scope, on_token=on_token)
+        serving.answers[sent.number] = answer
+        answer.add_done_callback(lambda _: put(None))
+        try:
+            with serving.tenant.given_up_if_left([answer], serving.scope):
+                yield ()
+                ended = False
+                while not ended:
+                    found = [await arrived.get()]
+                    while not arrived.empty():
+                        found.append(arrived.get_nowait())
+                    ended = found[-1] is None
+                    if told := tuple(chosen for chosen in found if chosen is not None):
+                        yield told
+                handle = answer.result()
+            serving.made(handle, sent.sequence_no)
+            if self._was_left(sent):
+                serving.leave(sent.sequence_no)
+                return
+            yield self._answer(serving, handle, sent)
+        finally:
+            serving.answers.pop(sent.number, None)
+
+    async def raise_priority(self, router: str, number: int, priority: int) -> None:
+        """See `EngineClient`."""
+        for (whose, _), serving in self._serving.items():
+            if whose == router and (answer := serving.answers.get(number)) is not None:
+                with self._core.lock:
+                    for request in self._core.loop.requests_of(serving.tenant.name):
+                        if answer in request.futures:
+                            self._core.loop.raise_priority(request, priority)
+
+    async def export_kv(self, copying: Copying) -> Any:
+        """See `EngineClient`."""
+        serving = await self._serving_of(copying.router, copying.salt)
+        return await asyncio.to_thread(export_kv, serving.tenant, copying.ids)
+
+    async def import_kv(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+        """See `EngineClient`."""
+        serving = await self._serving_of(copying.router, copying.salt)
+        taken: dict[str, int] = {}
+        try:
+            serving.take_in(copying.ids, copying.rows, {}, copying.sequence_no)
+            refused = await asyncio.to_thread(import_kv, serving.tenant, given)
+            taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
+        finally:
+            serving.release([each for each in copying.ids if each not in taken], copying.sequence_no)
+        return list(taken), sum(taken.values())
+
+    async def release(self, releasing: Releasing) -> None:
+        """See `EngineClient`."""
+        serving = self._serving.get((releasing.router, releasing.salt))
+        for sequence_no in releasing.left:
+            if serving is None or not serving.leave(sequence_no):
+                self._left[releasing.router, sequence_no] = None
+        if serving is not None:
+            serving.release(releasing.ids, releasing.sequence_no)
+
+    async def close_tenant(self, router: str, salt: str, sequence_no: int) -> None:
+        """See `EngineClient`."""
+        serving = self._serving.get((router, salt))
+        if serving is None:
+            return
+        if serving.latest > sequence_no:  # it was begun again, and that came before this
+            serving.release(serving.needed(), sequence_no)
+            return
+        del self._serving[router, salt]
+        self._core.close_scope(serving.scope)
+        if all(other.tenant is not serving.tenant for other in self._serving.values()):
+            closed = self._closing[salt] = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.shield(asyncio.to_thread(self._owner.close_tenant, serving.tenant))
+            finally:
+                del self._closing[salt]
+                closed.set_result(None)
+
+    def serves(self, router: str, salt: str) -> bool:
+        """Whether it has something of a router's tenant."""
+        return (router, salt) in self._serving
+
+    async def _serving_of(self, router: str, salt: str) -> Serving:
+        while (closing := self._closing.get(salt)) is not None:
+            await asyncio.shield(closing)
+        known = self._serving.get((router, salt))
+        if known is None or known.tenant.closed:
+            known = self._serving[router, salt] = Serving(self._owner.open(salt))
+        return known
+
+    def _was_left(self, sent: SentCall) -> bool:
+        """Whether the router has left a call already; asked once when it begins, and once when it has ended."""
+        return (sent.router, sent.sequence_no) in self._left
+
+    def _answer(self, serving: Serving, handle: MessageHandle, sent: SentCall) -> SentAnswer:
+        """What was made, and what it has cost: what another call was told of is there already."""
+        message = serving.tenant.find(handle)
+        with self._core.lock:
+            counted = asdict(self._core.counters.so_far(serving.tenant.name))
+        told = self._told.setdefault(serving.tenant, {})
+        if any(counted[name] < amount for name, amount in told.items()):
+            told.clear()  # the engine has begun to count anew
+        delta = {name: counted[name] - told.get(name, 0) for name in counted if name not in _COUNTED_BY_THE_FRONT}
+        told.update(counted)
+        answer = SentAnswer(
+            handle.id,
+            message.tokens,
+            message.chosen,
+            message.finish_reason,
+            Usage.of_existing(len(message.tokens)) if self._costs.get(message) is message.usage else message.usage,
+            {name: amount for name, amount in delta.items() if amount},
+        )
+        self._costs[message] = message.usage
+        return answer
+
+
+def _load(tenant: Tenant, adapter: SentAdapter) -> None:
+    with TemporaryDirectory() as folder:
+        for name, data in adapter.files.items():
+            (Path(folder) / name).write_bytes(data)
+        tenant.load_adapter(folder, adapter.name)
