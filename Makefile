@@ -41,7 +41,7 @@ demo: $(PRODUCT_SET)  ## Watch three agents debate over one record, and what sha
 test: $(TEST_SET)  ## Run the tests that gate a change
 	@$(BIN)/python tests/gate/run.py test
 
-check: $(TEST_SET)  ## Run the static checks: types, layers, format, lint, weight; all of them, whatever fails
+check: $(TEST_SET)  ## Run the static checks: types, layers, format, lint, weight, words; all of them, whatever fails
 	@$(BIN)/python tests/gate/run.py check
 
 weight: $(TEST_SET)  ## Count code lines by package, and lower the numbers of tests/weight.toml, which only fall

@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # each under its own name: so a type checker takes it for pub
 
 __version__ = "0.1.0"
 
-_ROOMS = {
+_MODULES = {
     "engine": (
         "Decode",
         "Engine",
@@ -95,21 +95,21 @@ _ROOMS = {
     "sampling": ("Grammar", "Sampling", "TokenConstraint"),
 }
 _SUBPACKAGES = ("engine", "errors", "graph", "kv", "models", "pml", "sampling", "synthesis", "tracing", "workflows")
-"""What can be had as an attribute without an import of its own."""
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+"""Subpackages that can be read as attributes without an import of their own."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would take any name to be here
-    __all__ = ["__version__"] + list(_ROOM_OF)  # noqa: RUF005 - no other sum is read as names
+    __all__ = ["__version__"] + list(_MODULE_OF)  # noqa: RUF005 - no other sum is read as names
 
     def __getattr__(name: str) -> object:
-        """Import a public name's room when the name is first asked for: torch and LangGraph take seconds."""
+        """Import a public name's module when the name is first read: torch and LangGraph take seconds."""
         if name in _SUBPACKAGES:
             return import_module(f"{__name__}.{name}")
-        if name not in _ROOM_OF:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

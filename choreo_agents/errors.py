@@ -5,37 +5,38 @@
     │   ├── ContextLengthError                its view is longer than the model's context
     │   ├── KVBudgetError                     it needs more KV memory than the engine's whole budget
     │   ├── EngineMismatchError               an engine that cannot work with the others: other model, version, ...
-    │   ├── GrammarError                      a schema, regular expression or grammar that nothing can be led by
-    │   └── UnknownArgumentError (TypeError)  an argument that there is not; names the nearest that there is
+    │   ├── GrammarError                      a schema, regular expression or grammar that cannot be compiled
+    │   └── UnknownArgumentError (TypeError)  an argument that does not exist; names the nearest that does
     ├── ConstraintError (ValueError)          the text does not satisfy the constraint; carries the text
     ├── HandleError (LookupError)
-    │   ├── UnknownHandleError                never made by this engine, or under another salt
+    │   ├── UnknownHandleError                never created by this engine, or under another salt
     │   ├── ReleasedHandleError               its last lease was dropped
-    │   └── ForeignHandleError                made by another model
+    │   └── ForeignHandleError                created by another model
     ├── ForeignThreadError (LookupError)      a thread of a graph that belongs to another tenant
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
-    ├── ReplayError (ValueError)              a recording over which its graph cannot be run again here
+    ├── ReplayError (ValueError)              a recording that its graph cannot be replayed over here
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
-    ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
-    ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
+    ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or the hub is unreachable
+    ├── PMLError (ValueError)                 an invalid schema or prompt; lists every problem and its position
     ├── CapacityError                         KV memory is full for now; may be retried after a release
-    ├── ThreadBusyError                       a thread is under way, and cannot be forgotten now; may be tried again
-    ├── StoreError (OSError)                  the store of a run's lineage has failed: full, locked, out of reach, ...
-    ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
+    ├── ThreadBusyError                       a thread is running, and cannot be deleted now; may be retried
+    ├── StoreError (OSError)                  the store of a run's lineage failed: full, locked, unreachable, ...
+    ├── RequestTimeoutError (TimeoutError)    a call did not finish within its timeout
     ├── EngineClosedError (RuntimeError)      the engine was closed
-    │   └── EngineForkedError                 it is the parent process's, which goes on with it
-    ├── EngineLostError (RuntimeError)        an engine elsewhere is gone, or cannot be reached, with what it had
-    ├── ScriptError (LookupError)             a test's script has nothing to say, or nothing that is allowed
+    │   └── EngineForkedError                 it belongs to the parent process, which goes on using it
+    ├── EngineLostError (RuntimeError)        a remote engine is lost or unreachable, with the KV that it had
+    ├── ScriptError (LookupError)             a test's script has no line for a call, or none that is allowed
     ├── EngineFailedError                     a call failed in the engine; the cause is chained
-    │   └── DeviceLostError (RuntimeError)    the device computes no more, and the engine has ended
-    ├── KVMemoryError (RuntimeError)          KV memory that was given back would have been used: a fault of ours
+    │   └── DeviceLostError (RuntimeError)    the device stopped computing, and the engine has ended
+    ├── KVMemoryError (RuntimeError)          KV memory would have been used after it was freed: a bug of ours
     └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
-What LangChain has an error for is that, too, so that its fallbacks, middleware and retries know it: an
-`InvalidRequestError` a `ModelInvalidRequestError`, `ContextLengthError` and `KVBudgetError` a `ContextOverflowError`,
-`ModelNotFoundError` its own, `CapacityError` a `ModelRateLimitError`, `RequestTimeoutError` a `ModelTimeoutError`,
-`EngineClosedError` and `EngineLostError` a `ModelConnectionError`, `EngineFailedError` a `ModelAPIError`.
+Errors that LangChain has a class for derive from that class, too, so that its fallbacks, middleware and retries
+recognize them: `InvalidRequestError` is a `ModelInvalidRequestError`, `ContextLengthError` and `KVBudgetError` a
+`ContextOverflowError`, `ModelNotFoundError` its namesake, `CapacityError` a `ModelRateLimitError`,
+`RequestTimeoutError` a `ModelTimeoutError`, `EngineClosedError` and `EngineLostError` a `ModelConnectionError`,
+`EngineFailedError` a `ModelAPIError`.
 
 Permanent errors are also `ValueError`, `LookupError`, `RuntimeError` or `OSError`, as are timeouts, which LangGraph
 does not retry by default.
@@ -50,7 +51,7 @@ from langchain_core import exceptions as langchain
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says of itself; of one that cannot say it, what it is."""
+    """Return `repr(error)`, or its type's name if `repr` itself fails."""
     try:
         return repr(error)
     except Exception:
@@ -74,29 +75,29 @@ class KVBudgetError(InvalidRequestError, langchain.ContextOverflowError):
 
 
 class GrammarError(InvalidRequestError):
-    """A schema, regular expression or grammar that no answer can be led by; the message names what it cannot be."""
+    """A schema, regular expression or grammar that cannot constrain an answer; the message names the culprit."""
 
 
 class UnknownArgumentError(InvalidRequestError, TypeError):
-    """A call with an argument that there is not; the message names the nearest that there is."""
+    """A call with an argument that does not exist; the message names the nearest that does."""
 
 
 class EngineMismatchError(InvalidRequestError):
-    """Engines that are to work together and cannot: they have other models, dtypes or versions of this package."""
+    """Engines that cannot work together: they have other models, dtypes or versions of this package."""
 
 
 class ConstraintError(ChoreoError, ValueError):
-    """What was said is not what its constraint, or the type of an agent's output, asks for; `said` has all its words.
+    """A text that does not satisfy its constraint or an agent's output type; `said` is the whole text.
 
-    The same call says the same again: it takes more tokens, another constraint or another seed.
+    The same call gives the same text again: give it more tokens, another constraint or another seed.
     """
 
-    def __init__(self, message: str, said: str = "") -> None:
-        self.said = said
+    def __init__(self, message: str, text: str = "") -> None:
+        self.text = text
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[ConstraintError], tuple[str, str]]:
-        return type(self), (str(self), self.said)
+        return type(self), (str(self), self.text)
 
 
 class HandleError(ChoreoError, LookupError):
@@ -116,7 +117,7 @@ class ForeignHandleError(HandleError):
 
 
 class ForeignThreadError(ChoreoError, LookupError):
-    """A thread of a graph that serves several tenants, and that another of them began, or none."""
+    """A thread of a multi-tenant graph that was begun by another tenant, or by none."""
 
 
 class VisibilityError(ChoreoError, ValueError):
@@ -128,19 +129,19 @@ class CutAnswerWarning(UserWarning):
 
 
 class VisibilityWarning(UserWarning):
-    """A promise about a private context is not kept, and the policy says to go on."""
+    """A promise about a private context that is not kept, where the policy is to go on."""
 
 
 class ProvenanceWarning(UserWarning):
-    """Who said a message is not proven, so that it counts as input."""
+    """A message whose author is not proven, so that it counts as input."""
 
 
 class AdapterError(ChoreoError, ValueError):
-    """An adapter or cache mapper that does not fit the model, that its files do not hold, or that is not loaded."""
+    """An adapter or cache mapper that does not fit the model, is damaged, or is not loaded."""
 
 
 class ReplayError(ChoreoError, ValueError):
-    """A recording over which its graph cannot be run again here; the message says what is missing or does not fit."""
+    """A recording that its graph cannot be replayed over; the message says what is missing or does not fit."""
 
 
 class UnsupportedModelError(ChoreoError, ValueError):
@@ -148,34 +149,34 @@ class UnsupportedModelError(ChoreoError, ValueError):
 
 
 class ChatTemplateError(UnsupportedModelError):
-    """A chat template that fails on the simplest conversation; the message has its reason."""
+    """A chat template that fails on the simplest conversation; the message has the template's own error."""
 
 
 class ModelNotFoundError(ChoreoError, langchain.ModelNotFoundError, FileNotFoundError):
-    """A model that is neither a folder, nor in the local hub cache, nor on a hub that can be reached."""
+    """A model that is neither a folder, nor in the local hub cache, nor on a reachable hub."""
 
 
 @dataclass(frozen=True)
 class PMLProblem:
-    """One thing that is wrong in a schema or prompt; lines and columns count from 1."""
+    """A single problem in a schema or prompt; lines and columns count from 1."""
 
     file: str
     line: int
     column: int
     message: str
     expected: str = ""
-    """What should stand there."""
+    """What should stand there instead."""
 
     def __str__(self) -> str:
-        said = f"{self.file}:{self.line}:{self.column}: {self.message}"
-        return f"{said}; expected {self.expected}" if self.expected else said
+        text = f"{self.file}:{self.line}:{self.column}: {self.message}"
+        return f"{text}; expected {self.expected}" if self.expected else text
 
 
 class PMLError(ChoreoError, ValueError):
-    """A schema or prompt that is not right; `problems` has all that were found, in the order of their places."""
+    """An invalid schema or prompt; `problems` lists all that were found, in order of position."""
 
     def __init__(self, problems: Iterable[PMLProblem]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda each: (each.file, each.line, each.column)))
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[type[PMLError], tuple[tuple[PMLProblem, ...]]]:
@@ -187,19 +188,19 @@ class CapacityError(ChoreoError, langchain.ModelRateLimitError):
 
 
 class ThreadBusyError(ChoreoError):
-    """A thread that is to be forgotten is under way, or one that is to run is being forgotten: try again later."""
+    """A thread that cannot be deleted while it runs, or cannot run while it is being deleted: retry later."""
 
 
 class StoreError(ChoreoError, OSError):
-    """What keeps the lineage of runs has failed; `__cause__` is how. What was reported before stands there."""
+    """A failure of the store of runs' lineage; `__cause__` is the store's error. What was written before is kept."""
 
 
 class LineageWarning(UserWarning):
-    """Messages are encoded again from their words, where an encoding was to be read: the warning says why."""
+    """Messages are encoded again from their text although their KV was to be read; the warning says why."""
 
 
 class RequestTimeoutError(ChoreoError, langchain.ModelTimeoutError, TimeoutError):
-    """A call was not done in the time that it was given."""
+    """A call that did not finish within its timeout."""
 
 
 class EngineClosedError(ChoreoError, langchain.ModelConnectionError, RuntimeError):
@@ -211,11 +212,11 @@ class EngineForkedError(EngineClosedError):
 
 
 class EngineLostError(ChoreoError, langchain.ModelConnectionError, RuntimeError):
-    """An engine elsewhere is gone, or cannot be reached: what it had is computed again where it is read."""
+    """A remote engine that is lost or unreachable; the KV that it had is computed again where it is read."""
 
 
 class ScriptError(ChoreoError, LookupError):
-    """A scripted engine was asked for what its script does not say, or may not say there."""
+    """A call to a scripted engine for which the script has no line, or none that is allowed."""
 
 
 class EngineFailedError(ChoreoError, langchain.ModelAPIError):
@@ -223,15 +224,15 @@ class EngineFailedError(ChoreoError, langchain.ModelAPIError):
 
 
 class DeviceLostError(EngineFailedError, RuntimeError):
-    """The device that the engine computes on answers no more; `__cause__` is how that was seen."""
+    """The device that the engine computes on no longer responds; `__cause__` is how that was noticed."""
 
 
 class KVMemoryError(ChoreoError, RuntimeError):
-    """KV memory that was given back would have been read, written or given back again, which is refused.
+    """KV memory would have been read, written or freed again after it was freed; the access is refused.
 
-    A fault of this package's, not of the call that fails with it: please report it.
+    This is a bug of this package, not of the call that fails with it: please report it.
     """
 
 
 class TrainingError(ChoreoError):
-    """A training run cannot start or go on: its checkpoint is damaged or another run's, or it learnt nothing."""
+    """A training run that cannot start or go on: its checkpoint is damaged or another run's, or it learnt nothing."""

@@ -1,5 +1,4 @@
-"""Events, which everyone may emit and only inspection and the lab read; counts, tenant by tenant; and tables, as
-notebooks show them."""
+"""Engine events and their sinks, per-tenant counters, and HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from typing import Any, Generic, TypeVar
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """Base of all events."""
 
     time_s: float
-    """When, in seconds of `time.perf_counter()`."""
+    """When it happened, in seconds of `time.perf_counter()`."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class FirstToken(Event):
 class RequestFinished(Event):
     """A request that ended; `outcome` is `done`, `cancelled`, `timed out` or `failed`.
 
-    Counts are what it was charged for: every token that the engine encodes is charged to one request. What is encoded
-    for its readers is charged to them.
+    Counts are the tokens charged to it: every encoded token is charged to one request. What is encoded on behalf of its
+    readers is charged to them.
     """
 
     request_id: int
@@ -51,15 +50,15 @@ class RequestFinished(Event):
     tokens_reused: int
     tokens_recomputed: int = 0
     tokens_outside_view: int = 0
-    """Of those encoded and recomputed, in messages that its view does not hold."""
+    """Of the tokens encoded and recomputed, those in messages outside its view."""
     tokens_mapped: int = 0
     tokens_of_other_models: int = 0
-    """Of those encoded, in words that another model had said."""
+    """Of the tokens encoded, those in text that another model generated."""
 
 
 @dataclass(frozen=True)
 class StepRan(Event):
-    """One forward pass: its rows (requests served), its tokens, and how many requests were unfinished at its start."""
+    """A forward pass that ran: its rows (requests served), tokens, and requests unfinished when it began."""
 
     duration_s: float
     rows: int
@@ -70,7 +69,7 @@ class StepRan(Event):
 
 @dataclass(frozen=True)
 class StepFailed(Event):
-    """A forward pass that failed: it, or parts of it, are run again, and only calls that fail alone are given up."""
+    """A forward pass that failed; it is retried, whole or in parts, and only requests that fail alone are given up."""
 
     rows: int
     tokens: int
@@ -79,9 +78,9 @@ class StepFailed(Event):
 
 @dataclass(frozen=True)
 class FileSkipped(Event):
-    """A file of KV that was passed over, and why: it is missing, damaged, forged, a link, no file, another user's.
+    """A file of KV that was skipped because it is missing, damaged, forged, a link, not a file, or another user's.
 
-    What should have been in it is computed again.
+    Its KV is computed again.
     """
 
     path: str
@@ -90,69 +89,69 @@ class FileSkipped(Event):
 
 @dataclass(frozen=True)
 class CacheWriteFailed(Event):
-    """Files of KV cannot be written to a folder, and why; told once until one can be."""
+    """A folder that files of KV cannot be written to; emitted once until a write succeeds again."""
 
     path: str
-    """The folder's."""
+    """Path of the folder."""
     reason: str
 
 
 @dataclass(frozen=True)
 class RequestRouted(Event):
-    """A call was given to one of several engines, and how that comes to what the call reads and it lacks.
+    """A call that was routed to one of several engines, with the cost estimated then.
 
-    What it has takes nothing. Bytes and tokens are what was expected when it was placed.
+    KV that the engine already has costs nothing.
     """
 
     request_id: int
     engine: str
     bytes_copied: int
-    """Of KV that is copied there from other engines."""
+    """Bytes of KV copied to it from other engines."""
     tokens_again: int
-    """That it encodes again, with what these come from."""
+    """Tokens that it encodes again, their ancestors included."""
     expected_s: float
-    """Until the call is done."""
+    """Seconds until the call is done."""
 
 
 @dataclass(frozen=True)
 class KVCopied(Event):
-    """KV has come from one engine to another, or was not taken there: then it is encoded again."""
+    """KV that was copied between engines; what the target refused is encoded again there."""
 
     source: str
     engine: str
     messages: int
     refused: int
-    """How many of these were not taken."""
+    """Number of those messages that the target did not accept."""
     bytes: int
     took_s: float
 
 
 @dataclass(frozen=True)
 class EngineUp(Event):
-    """An engine elsewhere can be sent calls: at first, or again."""
+    """A remote engine that became available, at first or again."""
 
     engine: str
 
 
 @dataclass(frozen=True)
 class EngineDown(Event):
-    """An engine elsewhere is gone, and with it the KV that it had; calls under way there are run by others."""
+    """A remote engine that was lost with its KV; its running calls are taken over by others."""
 
     engine: str
     why: str
 
 
 EventSink = Callable[[Event], None]
-"""Called for every event, by the engine's thread or a caller's, under the engine's lock: it must be quick, and
+"""Callback for every event, on the engine's or a caller's thread and under the engine's lock: it must be quick, and
 must not call the engine."""
 
 
 def discard(event: Event) -> None:
-    """The default sink."""
+    """Ignore an event: the default sink."""
 
 
 def guarded(sink: EventSink) -> EventSink:
-    """A sink whose failures are logged, once, and go no further: watching must not stop what is watched."""
+    """Wrap a sink so that its errors are logged once and never propagate: tracing must not stop the engine."""
     failed = False
 
     def emit(event: Event) -> None:
@@ -183,43 +182,43 @@ _Counts = TypeVar("_Counts")
 
 
 class PerTenantCounters(Generic[_Counts]):
-    """Counts of what all tenants did, for whom the engine belongs to, and of what each did itself, for that.
+    """Counters per tenant, and their total over all tenants for the engine's admin.
 
     Args:
-        make: Makes counts that have counted nothing. Their fields are numbers.
+        make: Returns counters at zero. Their fields are numbers.
     """
 
     def __init__(self, make: Callable[[], _Counts]) -> None:
         self._make = make
         self.total = make()
-        """Of all."""
+        """Counters summed over all tenants."""
         self._own: defaultdict[str, _Counts] = defaultdict(make)
 
     def so_far(self, tenant: str | None) -> _Counts:
-        """Return the counts of one tenant, or of all, to read: nothing is kept of a tenant that has left."""
+        """Return the counters of one tenant, or the total, to read: no entry is created for a tenant that has left."""
         return self.total if tenant is None else self._own.get(tenant) or self._make()
 
     def of(self, tenant: str) -> tuple[_Counts, _Counts]:
-        """Return where to count what a tenant does: for all, and its own."""
+        """Return the counters that a tenant's work goes into: the total, and its own."""
         return self.total, self._own[tenant]
 
     def add(self, tenant: str, count: str, amount: int = 1) -> None:
-        """Add to a count of a tenant's."""
+        """Add to one counter of a tenant and of the total."""
         for counts in self.of(tenant):
             setattr(counts, count, getattr(counts, count) + amount)
 
     def drop_tenant(self, tenant: str) -> None:
-        """Forget a tenant that has left: what it did stays in the total."""
+        """Forget a tenant that has left; the total keeps its counts."""
         self._own.pop(tenant, None)
 
 
 def table_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table; numbers stand to the right, and all that is told is text.
+    """Return a table in HTML, escaped; numbers are aligned right.
 
     Args:
-        title: Above it.
-        columns: Their names.
-        rows: A value for each column; None: there is none.
+        title: Caption.
+        columns: Column names.
+        rows: A value for each column; None is shown as a dash.
     """
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
@@ -228,6 +227,6 @@ def table_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 
 def _cell(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        told = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-        return f'<td style="text-align:right">{told}</td>'
+        number = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+        return f'<td style="text-align:right">{number}</td>'
     return f'<td style="text-align:left">{"–" if value is None else escape(str(value))}</td>'

@@ -92,7 +92,7 @@ class DrawnDebate(DebateCase):
 
 
 class DrawnDirect(DirectCase):
-    """One call, on the questions of the other workflows."""
+    """A single call, on the questions of the other workflows."""
 
     options: ClassVar[type[Options]] = DirectOptions
 
@@ -139,12 +139,12 @@ class DrawnMultiQA(MultiQACase):
     def draw(self, options: DrawnQuestionsOptions, split: Split, number: int) -> Questions:
         task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))
         problem = draw_problem(task, split, number // 2 if options.both_orders else number)
-        asked = tuple(m.text for m in problem.messages if m.name.startswith("question"))
+        questions = tuple(m.text for m in problem.messages if m.name.startswith("question"))
         answers = tuple(sentences(problem.gold)) if problem.gold else ()
         notes = problem.by_name["notes"].text
         if options.both_orders and number % 2:
-            asked, answers = asked[::-1], answers[::-1]
-        return Questions(id=f"{split} {number}", questions=asked, answers=answers, notes=notes)
+            questions, answers = questions[::-1], answers[::-1]
+        return Questions(id=f"{split} {number}", questions=questions, answers=answers, notes=notes)
 
 
 class DrawnDilemma(DilemmaCase):

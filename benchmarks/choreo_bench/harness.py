@@ -1,4 +1,4 @@
-"""What all commands do alike: options, files that are tried first, progress, and a report as tables, Markdown and JSON.
+"""Shared parts of all commands: options, checks of output files, progress, and reports as tables, Markdown and JSON.
 
 It imports neither torch nor LangGraph: `choreo --help` imports the commands, and those import what they need when they
 are called.
@@ -67,12 +67,12 @@ def require_writable(path: Path | None) -> None:
 def numbers(text: str) -> list[int]:
     """Read lengths with commas between; raises `ValueError`."""
     try:
-        found = [int(each) for each in text.split(",")]
+        lengths = [int(number) for number in text.split(",")]
     except ValueError:
-        found = [0]
-    if min(found) < 1:
+        lengths = [0]
+    if min(lengths) < 1:
         raise ValueError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
-    return found
+    return lengths
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a command shows what it does and has found."""
+    """Output of a command: progress and results."""
 
     console: Console
     """Is stderr where stdout gets JSON."""
@@ -137,21 +137,21 @@ class Output:
     report: Path | None
     plot: Path | None
 
-    def write(self, found: Report) -> None:
+    def write(self, report: Report) -> None:
         """Write the Markdown file, if one is wanted."""
         if self.report is not None:
-            self.report.write_text(found.as_markdown(typed_command()))
+            self.report.write_text(report.as_markdown(typed_command()))
 
-    def finish(self, found: Report, draw: Callable[[], Figure] | None = None) -> None:
+    def finish(self, report: Report, draw: Callable[[], Figure] | None = None) -> None:
         """Show what was found, and write it to the files that are wanted."""
         if self.as_json:
-            typer.echo(json.dumps(found.object, indent=2))
+            typer.echo(json.dumps(report.object, indent=2))
         else:
-            for table in found.tables:
+            for table in report.tables:
                 self.console.print(table.for_terminal())
-            for line in found.lines:
+            for line in report.lines:
                 self.console.print(line, markup=False, soft_wrap=True)
-        self.write(found)
+        self.write(report)
         if self.plot is not None and draw is not None:
             figure = draw()
             for axes in figure.axes:
@@ -180,7 +180,7 @@ def output(as_json: bool = False, report: Path | None = None, plot: Path | None 
 
 def require_embedded(model: LoadedModel) -> None:
     """Raise `ValueError` if a model does not speak the language that problems are drawn in."""
-    if not model.speaks_embedded:
+    if not model.has_embedded_vocabulary:
         raise ValueError(
             f"{model.name!r} does not speak the embedded language, which problems are drawn in: score it with choreo "
             "eval WORKFLOW --inputs, train it with choreo train distill"
@@ -215,9 +215,9 @@ class Display:
         self._bars.clear()
         return self
 
-    def playing(self, name: str, done: float, wanted: float, said: str = "") -> None:
+    def playing(self, name: str, done: float, wanted: float, text: str = "") -> None:
         """Move a bar to what is done."""
-        self._progress.update(self._bar(name, wanted), completed=done, said=said or f"{done:.0f}/{wanted:.0f}")
+        self._progress.update(self._bar(name, wanted), completed=done, said=text or f"{done:.0f}/{wanted:.0f}")
 
     def played(self, name: str, more: int, wanted: int) -> None:
         """Move a bar by what was done."""
@@ -243,8 +243,8 @@ class Display:
         share = passage.batch / passage.batches if passage.batches else 0.0
         rate = passage.tokens / passage.seconds / 1e3 if passage.seconds else 0.0
         score = "" if passage.score is None else f", held out {passage.score:.3f}"
-        said = f"loss {passage.loss:.3f}, {rate:.1f} k tokens/s{score}"
-        self.playing("training", passage.epoch + share, passage.epochs, said)
+        text = f"loss {passage.loss:.3f}, {rate:.1f} k tokens/s{score}"
+        self.playing("training", passage.epoch + share, passage.epochs, text)
 
     def judged(self, epoch: int, held: EvalScore) -> None:
         """Print a held-out score."""

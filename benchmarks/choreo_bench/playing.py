@@ -97,13 +97,13 @@ def _identity_of(adapter: Path | None) -> str:
     if adapter is None:
         return ""
     files = [adapter / name for name in (CONFIG_FILE, WEIGHTS_FILE, MAPPER_FILE)]
-    said = [hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "" for path in files]
-    return f" {hashlib.sha256(' '.join(said).encode()).hexdigest()[:16]}"
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "" for path in files]
+    return f" {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
 class VariantOutcome:
-    """How one variant did."""
+    """Result of one variant."""
 
     name: str
     items: int
@@ -140,7 +140,7 @@ class PlayReport:
         return [self._outcome(name) for name in self._records]
 
     def difference(self, first: str, second: str) -> tuple[float, Interval | None] | None:
-        """How much better one variant did than another, on the items that both have."""
+        """Return how much better one variant did than another, on the items that both have."""
         one, other = _scores(self._records.get(first, [])), _scores(self._records.get(second, []))
         both = [item for item in one if item in other]
         if not both:
@@ -158,11 +158,11 @@ class PlayReport:
         parts = list(dict.fromkeys(part for outcome in outcomes for part in outcome.parts))
         against = ["to the baseline"] * any(outcome.difference is not None for outcome in outcomes)
         rows = []
-        for each in outcomes:
-            share = "unknown" if each.share is None else points(each.share, each.interval)
-            difference = [points(each.difference, each.difference_interval, signed=True)] * len(against)
-            shares = (points(each.parts.get(part), None) for part in parts)
-            rows.append([each.name, str(each.items), share, *difference, *shares])
+        for outcome in outcomes:
+            share = "unknown" if outcome.share is None else points(outcome.share, outcome.interval)
+            difference = [points(outcome.difference, outcome.difference_interval, signed=True)] * len(against)
+            shares = (points(outcome.parts.get(part), None) for part in parts)
+            rows.append([outcome.name, str(outcome.items), share, *difference, *shares])
         return Table(["method", "items", scored, *against, *parts], rows, title)
 
     def _outcome(self, name: str) -> VariantOutcome:
@@ -206,6 +206,6 @@ def _binary(scores: Sequence[float]) -> bool:
 
 
 def _scores(records: Sequence[Record]) -> dict[str, float]:
-    """By item; what could not be played is wrong, if anybody knows what is right."""
-    found = {record["item"]: record.get("score") for record in records}
-    return {item: score for item, score in found.items() if score is not None}
+    """Return the scores by item. An item that could not be played scores 0 if its answer is known."""
+    scores = {record["item"]: record.get("score") for record in records}
+    return {item: score for item, score in scores.items() if score is not None}

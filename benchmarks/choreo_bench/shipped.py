@@ -44,19 +44,19 @@ def shipped() -> Mapping[str, Sequence[Item]]:
 
 def _different(draw: Callable[[int], Item], first: Sequence[int]) -> list[Item]:
     numbers = chain(first, (number for number in count(len(first)) if number not in first))
-    found: dict[str, Item] = {}
-    while len(found) < COUNT:
+    items: dict[str, Item] = {}
+    while len(items) < COUNT:
         item = draw(next(numbers))
-        found.setdefault(item.model_dump_json(exclude={"id"}), item)
-    return list(found.values())
+        items.setdefault(item.model_dump_json(exclude={"id"}), item)
+    return list(items.values())
 
 
 def _debate(number: int) -> DebateItem:
     """A debate of three over a record, and five more agents who noted nothing of what is asked."""
     problem = record_debate_problem(number, agents=3, noted=NOTED)
     rng = random.Random(f"more agents {number}")
-    told = [each for report in problem.record for each in sentences(report.partition(": ")[2])]
-    others = [each for each in told if each.split()[0] != problem.answer.split()[0]]
+    reported = [sentence for report in problem.record for sentence in sentences(report.partition(": ")[2])]
+    others = [sentence for sentence in reported if sentence.split()[0] != problem.answer.split()[0]]
     start = problem.notes[0].partition(" ")[0]
     more = [" ".join([start, *rng.sample(others, NOTED)]) for _ in range(MOST_AGENTS - len(problem.notes))]
     return DebateItem(

@@ -1,4 +1,4 @@
-"""What benchmarks time alike: a model by name, what decides its times, medians, and bars that they are held to."""
+"""Shared parts of timed benchmarks: models by name, settings that decide times, medians, and bars to meet."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rest() -> None:
 def timed_model(
     console: Console, name: str, loading: Loading, longest: int, shorter: str
 ) -> Iterator[tuple[LoadedModel, Path]]:
-    """Load a model, random weights drawn anew with a context that is long enough, and say where a rival finds it.
+    """Load a model, random weights drawn anew with a context that is long enough, and say where a competitor finds it.
 
     Args:
         console: Says that it is being loaded.
@@ -87,18 +87,18 @@ def made_by(*others: str) -> str:
     Args:
         others: Distributions whose versions matter, too, if they are installed.
     """
-    told = [_commit()]
+    texts = [_commit()]
     for name in ("torch", "transformers", "langgraph", *others):
         with suppress(PackageNotFoundError):
-            told.append(f"{name} {version(name)}")
-    return ", ".join([*told, f"{_processor()} with {torch.backends.cpu.get_cpu_capability()}"])
+            texts.append(f"{name} {version(name)}")
+    return ", ".join([*texts, f"{_processor()} with {torch.backends.cpu.get_cpu_capability()}"])
 
 
 def _commit() -> str:
     """Name the commit, with a star if files differ from it; the version of an installed distribution has none."""
-    told = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=*", "--exclude=*"]
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=*", "--exclude=*"]
     try:
-        return f"commit {subprocess.run(told, capture_output=True, check=True, text=True).stdout.strip()}"
+        return f"commit {subprocess.run(git, capture_output=True, check=True, text=True).stdout.strip()}"
     except (OSError, subprocess.CalledProcessError):
         return f"choreo-bench {version('choreo-bench')}"
 
@@ -131,7 +131,7 @@ class Spread:
 
     def words(self, style: str) -> str:
         """Write the median, with the others in brackets where they differ."""
-        middle, least, most = (style.format(each) for each in (self.middle, self.least, self.most))
+        middle, least, most = (style.format(seconds) for seconds in (self.middle, self.least, self.most))
         return f"{middle} ({least} to {most})" if self.least < self.most else middle
 
 
@@ -141,19 +141,19 @@ class Bar:
 
     what: str
     wanted: float
-    found: Spread | None
+    measured: Spread | None
     """None: it was not measured."""
     at_least: bool = False
     style: str = "{:,.2f}x"
 
     @property
     def met(self) -> bool | None:
-        if self.found is None:
+        if self.measured is None:
             return None
-        return self.found.middle >= self.wanted if self.at_least else self.found.middle <= self.wanted
+        return self.measured.middle >= self.wanted if self.at_least else self.measured.middle <= self.wanted
 
     def __str__(self) -> str:
         wanted = f"{self.what}, at {'least' if self.at_least else 'most'} {self.style.format(self.wanted)}"
-        if self.found is None:
+        if self.measured is None:
             return f"not measured: {wanted}"
-        return f"{'met' if self.met else 'missed'}: {wanted}: {self.found.words(self.style)}"
+        return f"{'met' if self.met else 'missed'}: {wanted}: {self.measured.words(self.style)}"

@@ -1,1 +1,1 @@
-"""Attention over segments: who reads which slots from where, and how the parts are merged."""
+"""Attention over KV segments: which tokens read which slots at which positions, and how partial results merge."""

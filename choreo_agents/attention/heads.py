@@ -1,4 +1,4 @@
-"""The shape of a model's heads, as kernels are chosen by it."""
+"""The shape of a model's attention heads, by which kernels are chosen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class HeadShape(NamedTuple):
-    """Of all layers."""
+    """Number and size of the heads, the same in all layers."""
 
     heads: int
     kv_heads: int
@@ -14,7 +14,7 @@ class HeadShape(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Heads that share a key head."""
+        """Number of query heads that share a key head."""
         return self.heads // self.kv_heads
 
 

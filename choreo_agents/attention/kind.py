@@ -1,4 +1,4 @@
-"""What tells the attention of one layer from that of another."""
+"""Attention parameters by which the layers of a model differ."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from choreo_agents.attention.rope import PureRotation
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """How a layer attends. Layers of one kind share what is prepared for a step."""
+    """Attention parameters of a layer. Layers of one kind share what is prepared for a step."""
 
     rotation: PureRotation | None = None
-    """How its queries and keys carry positions; None for a layer without positions."""
+    """Rotation that gives queries and keys their positions; None for a layer without positions."""
     window: int | None = None
-    """Positions that a token sees, its own among them: a key at view position v is seen from p if p - v < window."""
+    """Positions that a token sees, including its own: a key at view position v is seen from p if p - v < window."""
     softcap: float | None = None
-    """Scores s become softcap * tanh(s / softcap)."""
+    """Bound on scores: s becomes softcap * tanh(s / softcap)."""

@@ -1,4 +1,4 @@
-"""What one step attends to, as plain data."""
+"""Plain data that describes the attention of one step: runs of slots, and the tokens that read them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class QuerySpan:
-    """`count` consecutive tokens of a step that read a run of slots shifted by `shift` positions."""
+    """Consecutive tokens of a step that read a run of slots shifted by `shift` positions."""
 
     first: int
     count: int
     shift: int
     place: int = field(default=0, compare=False)
-    """Which part of the tokens' view it is: what is found in parts is added up in their order, whoever else reads them
-    and wherever they lie."""
+    """Index of the run in the tokens' view. Partial results are summed in this order, so that sums do not depend on
+    other readers or on where runs lie in the pool."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """A run of slots and all that read it in this step: they read it together, once.
+    """A run of slots and all tokens that read it in this step: it is read once for all of them.
 
     `position` is where the first slot's token was encoded, the next ones follow; a span sees them `shift` further.
     `causal` marks the tokens' own run: one span without shift, as many slots as tokens, each seeing up to itself.
-    `window` hides, for each token by itself, what lies so many positions or more before it; every token of the spans
-    is left at least one slot.
+    `window` hides from each token the slots that lie `window` or more positions before it; every token of the spans
+    still sees at least one slot.
     """
 
     start: int
@@ -48,24 +48,24 @@ class Read:
 
 @dataclass(frozen=True)
 class Layout:
-    """One step's attention.
+    """Attention of one step: positions and slots of its tokens, and the runs that they read.
 
         token       0    1    2    3          positions, write_slots: one entry a token
         reads       [slots 0-31: tokens 0, 1-2 (shifted by 7)]  [slots 64-66: token 3]  ...
 
-    Every token's view is the union of the reads whose spans hold it; each token reads at least its own slot. The
-    tokens of a span stand at consecutive positions.
+    A token's view is the union of the reads whose spans hold it; each token reads at least its own slot. The tokens
+    of a span have consecutive positions.
     """
 
     positions: tuple[int, ...]
     write_slots: tuple[int, ...]
     reads: tuple[Read, ...]
     own: tuple[int, ...] = field(default=(), compare=False)
-    """Where each token is of a row that decodes, and nobody else reads the run that ends in its slot: which read that
-    is. Else empty."""
+    """For each token, the index in `reads` of the run that ends in its slot. Empty unless every token is of a row that
+    decodes and no other token reads that run."""
 
     def grown(self, steps: int) -> Layout:
-        """The layout so many decode steps later: each row one token further with each, in the slots behind its own."""
+        """Return the layout `steps` decode steps later: each row has moved on by one position and slot per step."""
         if not steps:
             return self
         assert self.own
@@ -76,14 +76,14 @@ class Layout:
         return Layout(positions, tuple(slot + steps for slot in self.write_slots), tuple(reads), self.own)
 
     def slots_read_by(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Slots that are read, each run once; and how many they were if every row read all that it sees by itself.
+        """Return by reader the slots that are read, each run once, and those read if no two spans shared a run.
 
         Args:
-            readers: Who each token is of. No run is read by two of them.
+            readers: The reader to whom each token is counted. No run is read by two of them.
         """
-        found: dict[str, tuple[int, int]] = {}
+        slots: dict[str, tuple[int, int]] = {}
         for read in self.reads:
             reader = readers[read.spans[0].first]
-            shared, alone = found.get(reader, (0, 0))
-            found[reader] = (shared + read.length, alone + read.length * len(read.spans))
-        return found
+            shared, alone = slots.get(reader, (0, 0))
+            slots[reader] = (shared + read.length, alone + read.length * len(read.spans))
+        return slots

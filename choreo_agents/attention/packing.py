@@ -1,4 +1,4 @@
-"""What the host tells a device about a step: one buffer, copied once, without waiting."""
+"""Index tables of a step, sent from the host to a device as one buffer, in one copy, without waiting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 16
-"""Bytes; of each array's first number."""
+"""Alignment of each array, in bytes."""
 
 
 class SentTables:
@@ -19,12 +19,12 @@ class SentTables:
 
         buffer    | slots . . | tiles . . . . | pairs . . . . . . | angles . . . |     each at a multiple of 16 bytes
 
-    `host[name]` may be written to; `send` copies all of it again, in the order of the device's work. Copies go by
-    pinned memory of their own: one that is still under way does not see what is written for the next.
+    `host[name]` may be written to; `send` copies the buffer again, in the order of the device's work. Each copy has
+    pinned memory of its own: one that is still under way does not see what is written for the next.
 
     Args:
-        arrays: By name; their numbers have 4 bytes, or 8.
-        device: Where the copy is.
+        arrays: By name; of a type of 4 or 8 bytes.
+        device: Holds the copy.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
@@ -46,12 +46,12 @@ class SentTables:
         self.send()
 
     def __getitem__(self, name: str) -> Tensor:
-        """An array as it is on the device."""
+        """Return an array on the device."""
         return self._views[name]
 
-    @torch.inference_mode()  # made in it, as in an engine's step, the copy may be written to in it alone
+    @torch.inference_mode()  # a copy that an engine's step made in inference mode may be written to in that mode only
     def send(self) -> None:
-        """Let the device have what the host has."""
+        """Copy all arrays from the host to the device."""
         if self._copy.device.type != "cuda":
             self._copy.copy_(self._buffer)
             return

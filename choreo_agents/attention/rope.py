@@ -11,37 +11,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Pairing = Literal["halves", "neighbours"]
-"""Dimension i turns together with i + half (Llama, GPT-NeoX), or 2i with 2i + 1 (Cohere, GPT-J)."""
+"""Which dimensions rotate together: i with i + half (Llama, GPT-NeoX), or 2i with 2i + 1 (Cohere, GPT-J)."""
 
 
 @dataclass(frozen=True, eq=False)
 class PureRotation:
     """The rotation part of a model's RoPE, without any scaling of its cos and sin.
 
-    A key encoded at position a and shown at b meets a query that is rotated by -(b - a): scores depend on position
-    differences only, so this equals moving the key, and copies nothing. Passing twice through a model's own cos and
-    sin would apply an attention scaling (YaRN) twice; this never does.
+    A key encoded at position a and shown at b is read by a query rotated by -(b - a): scores depend on position
+    differences only, so this equals moving the key, and copies nothing. Rotating twice by a model's own cos and sin
+    would apply an attention scaling (YaRN) twice; this rotation has none.
     """
 
     inverse_frequencies: Tensor
     """[rotated dimensions / 2], radians per position; on the host."""
     pairing: Pairing = "halves"
     first: int = 0
-    """The first dimension that turns: those before it, and those after the last pair, stay as they are."""
+    """The first dimension that rotates; those before it, and those after the last pair, do not."""
 
     @property
     def dimensions(self) -> int:
-        """How many dimensions of a head turn."""
+        """Number of dimensions of a head that rotate."""
         return 2 * len(self.inverse_frequencies)
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [len(positions), dimensions / 2] fp32, of integer position differences."""
+        """Return cosines and sines, [len(positions), dimensions / 2] fp32, for integer position differences."""
         # fp64: a product of a large difference and a frequency loses radians in fp32.
         angles = positions.double()[:, None] * self.inverse_frequencies.double()[None, :].to(positions.device)
         return angles.cos().float(), angles.sin().float()
 
     def on_host(self, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The same of positions that the host has, for tables that it makes."""
+        """Return the same as numpy arrays, for tables that are made on the host."""
         angles = positions.astype(numpy.float64)[:, None] * self.inverse_frequencies.double().numpy()[None, :]
         return numpy.cos(angles).astype(numpy.float32), numpy.sin(angles).astype(numpy.float32)
 
@@ -51,12 +51,12 @@ class PureRotation:
         Computed in fp32 or wider, returned in the input's dtype.
         """
         if self.dimensions == vectors.shape[-1]:
-            return self._turned(vectors, cos, sin)
+            return self._rotate(vectors, cos, sin)
         end = self.first + self.dimensions
-        turned = self._turned(vectors[..., self.first : end], cos, sin)
+        turned = self._rotate(vectors[..., self.first : end], cos, sin)
         return torch.cat((vectors[..., : self.first], turned, vectors[..., end:]), dim=-1)
 
-    def _turned(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         wide = vectors.to(torch.promote_types(vectors.dtype, cos.dtype))
         cos, sin = cos[:, None, :], sin[:, None, :]
         if self.pairing == "halves":

@@ -1,4 +1,4 @@
-"""One step's attention over a pool: write the new keys and values, then attend; and the contract of who attends."""
+"""Attention of one step: write the new keys and values into the pool, then attend; and the contract of backends."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from choreo_agents.kv.pool import KVPool
 
 
 class Attention(Protocol):
-    """How the attention layers of one forward pass attend."""
+    """Attention as the layers of a model call it in one forward pass."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend with the pass's tokens.
+        """Attend from the tokens of the pass.
 
         Args:
-            layer: Which of the model's.
-            query: [tokens, heads, head_dim]; `key` and `value` [kv_heads, tokens, head_dim], all as the model rotated
-                them.
+            layer: Index of the layer.
+            query: [tokens, heads, head_dim]; `key` and `value` [kv_heads, tokens, head_dim], all rotated by the model.
             scale: Factor on the scores.
-            sinks: [heads], attention sinks: scores of nothing.
+            sinks: [heads], attention sinks: scores that belong to no key.
 
         Returns:
             [tokens, heads, head_dim].
@@ -37,15 +36,15 @@ class Attention(Protocol):
 
 
 class StepAttention:
-    """Handed through the model's forward to its attention layers; lives for one step.
+    """Attention of one step, passed through the model's forward to its attention layers.
 
     Args:
-        layout: Who attends to what.
-        pool: Where keys and values live.
-        backend: Attends.
-        kinds: How each of the model's layers attends.
-        wait: Returns when all that the step reads is there in a layer.
-        prepared: By a backend for all kinds of layers; None: it is asked to.
+        layout: Which tokens read which slots.
+        pool: Keys and values.
+        backend: Computes the attention.
+        kinds: The kind of each layer of the model.
+        wait: Returns when all KV that the step reads has been copied into a layer of the pool.
+        prepared: The layout prepared for each kind of layer; None: `backend` prepares it.
     """
 
     def __init__(
@@ -61,9 +60,9 @@ class StepAttention:
         self.wait = wait
         self.kinds = kinds
         self._further = 0
-        """Decode steps since it was prepared."""
+        """Decode steps since the layout was prepared."""
         self._read: dict[str, tuple[int, int]] = {}
-        """What the first of them read."""
+        """By reader, bytes that the first of these steps read: shared, and unshared."""
         if prepared is None:
             once, together = tuple(dict.fromkeys(kinds)), getattr(backend, "prepare_step", None)
             prepared = together(layout, once) if together else {kind: backend.prepare(layout, kind) for kind in once}
@@ -72,14 +71,14 @@ class StepAttention:
         if not self._stores:
             slots = numpy.array(layout.write_slots, dtype=numpy.int64)
             self.slots = SentTables({"slots": slots}, pool.keys[0].device)["slots"]
-            """Where each token's key and value go, if not the backend stores them."""
+            """[tokens], the slot of each new key and value; only for a backend that does not store them itself."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """Store a layer's new keys and values ([kv_heads, tokens, head_dim]), return [tokens, heads, head_dim].
+        """Store a layer's new keys and values [kv_heads, tokens, head_dim] and return [tokens, heads, head_dim].
 
-        `query` is [tokens, heads, head_dim]; keys and queries come rotated to their own positions.
+        `query` is [tokens, heads, head_dim]; keys and queries are rotated to their own positions.
         """
         self.wait(layer)
         keys, values = self.pool.keys[layer], self.pool.values[layer]
@@ -93,9 +92,9 @@ class StepAttention:
         return attended
 
     def follow(self) -> bool:
-        """Be the attention of the next decode step, of the same rows; False if it has to be prepared anew.
+        """Advance to the next decode step of the same rows; return False if the layout must be prepared anew.
 
-        Whoever is told so prepares it anew: some of it may have gone on.
+        After False the object is unusable: some kinds may have advanced already.
         """
         for prepared in self.prepared.values():
             further = getattr(prepared, "follow", None)
@@ -107,53 +106,53 @@ class StepAttention:
         return True
 
     def kv_bytes_read(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """KV memory that the step reads, and what it would read if no two of its rows shared a segment's.
+        """Return the KV bytes that the step reads, by reader, and the bytes if its rows shared no segment.
 
         Args:
-            readers: Who each of its tokens is of: what is read is told reader by reader.
+            readers: The reader to whom each token of the step is counted.
         """
         if self._further:
-            return self._read_further(readers)
+            return self._add_further(readers)
         geometry = self.pool.geometry
-        each = geometry.bytes_per_token // geometry.layers
+        nbytes = geometry.bytes_per_token // geometry.layers
         layers = Counter(self.kinds)
-        found: dict[str, tuple[int, int]] = {}
+        totals: dict[str, tuple[int, int]] = {}
         for kind, prepared in self.prepared.items():
             for reader, (shared, alone) in prepared.layout.slots_read_by(readers).items():
-                before = found.get(reader, (0, 0))
-                found[reader] = (before[0] + each * layers[kind] * shared, before[1] + each * layers[kind] * alone)
-        self._read = found
-        return found
+                before = totals.get(reader, (0, 0))
+                totals[reader] = (before[0] + nbytes * layers[kind] * shared, before[1] + nbytes * layers[kind] * alone)
+        self._read = totals
+        return totals
 
-    def _read_further(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """The same some steps later: each token reads as many slots more, all its own."""
-        each = self.pool.geometry.bytes_per_token * self._further
+    def _add_further(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return `kv_bytes_read` some steps later: each token reads one more slot of its own per step."""
+        nbytes = self.pool.geometry.bytes_per_token * self._further
         rows = Counter(readers)
         return {
-            reader: (shared + each * rows[reader], alone + each * rows[reader])
+            reader: (shared + nbytes * rows[reader], alone + nbytes * rows[reader])
             for reader, (shared, alone) in self._read.items()
         }
 
 
 class PreparedAttention(Protocol):
-    """One step's attention in the layers of one kind, its indices and rotations already on the device.
+    """A step's attention for layers of one kind, its indices and rotations already on the device.
 
-    It may have `follow() -> bool`: to be that of the next step, in which each token's own run (`Layout.own`) is a slot
-    longer; False if it cannot. What has none is prepared anew for each step.
+    Optional `follow() -> bool` advances it to the next step, in which each token's own run (`Layout.own`) is a slot
+    longer; it returns False if that is impossible. Without `follow`, every step is prepared anew.
 
-    It may have `store(heads, key, value, keys, values)`: to write a layer's new keys and values into the pool, for a
-    model with so many heads; if all of a step's have it, nobody else does.
+    Optional `store(heads, key, value, keys, values)` writes a layer's new keys and values into the pool, for a model
+    with that many heads. It is used only if all kinds of a step have it; otherwise `StepAttention` writes them.
     """
 
     layout: Layout
-    """What it reads: the step's layout, less what a window lets nobody see."""
+    """The step's layout, without the slots that a window hides from every token."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
-        """Attention of one layer.
+        """Compute the attention of one layer.
 
         Args:
             query: [tokens, heads, head_dim], rotated to each token's own position.
-            keys: [kv_heads, slots, head_dim], the layer's pool, this step's keys already written.
+            keys: [kv_heads, slots, head_dim], the layer's pool, with this step's keys already written.
             values: Like `keys`.
             scale: Factor on the scores.
             sinks: [heads], attention sinks: a score that takes its share of each softmax and adds nothing (gpt-oss).
@@ -165,15 +164,15 @@ class PreparedAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Makes a layout ready for the layers of one kind.
+    """A way to compute attention: prepares a step's layout for layers of one kind.
 
-    It may have `prepare_step(layout, kinds)`: to make it ready for all kinds of a step, as a mapping, where they share.
+    Optional `prepare_step(layout, kinds)` prepares all kinds of a step at once, as a mapping, so that they share work.
 
-    It may have steps whose sizes recur, so that they take the same launches over the same memory:
-    `plan_step(layout, kinds, shape)` plans one, whose `sizes` can be `rounded()`; `tables(planned, sizes)` is memory
-    for all steps of these sizes, which may `be(planned)` another one; `prepare_planned(planned, tables)` is what
-    `prepare_step` gives, for a pass of `sizes.tokens` tokens, of which those behind the step's own see nothing and are
-    written nowhere.
+    A backend may also pad steps to recurring sizes, so that CUDA graphs can replay the same launches over the same
+    memory: `plan_step(layout, kinds, shape)` plans a step, whose `sizes` can be `rounded()`; `tables(planned, sizes)`
+    is memory for all steps of these sizes, into which `be(planned)` loads another one; `prepare_planned(planned,
+    tables)` returns what `prepare_step` does, for a pass of `sizes.tokens` tokens. Tokens of padding see nothing and
+    are written nowhere.
     """
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> PreparedAttention: ...

@@ -1,4 +1,4 @@
-"""Sliding windows: what each token of a step no longer sees is cut off its reads."""
+"""Sliding windows: cuts from a step's reads the slots that their tokens no longer see."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from choreo_agents.attention.layout import Layout, QuerySpan, Read
 
 
 def windowed(layout: Layout, window: int) -> Layout:
-    """The layout as layers see it whose tokens see `window` positions, their own among them.
+    """Return the layout for layers whose tokens see `window` positions, including their own.
 
-    Runs are cut where the windows of their readers begin, so that what several readers see is still read once. Where
-    the tokens of one span begin at different slots, the slanted part becomes a read with a mask: the first token sees
-    from slot `low` on, each later token from one slot further.
+    Runs are cut where the windows of their readers begin, so that slots of several readers are still read once. The
+    tokens of one span begin at different slots: this slanted part becomes a read with a mask. The first token sees
+    slots from `low` on, each later token from one slot further.
 
         slots     0 . . low . . whole . . . length
         token 0   hidden   | sees ...
@@ -27,24 +27,24 @@ def windowed(layout: Layout, window: int) -> Layout:
             continue
         sights: list[tuple[QuerySpan, int, int]] = []
         for span in read.spans:
-            low = layout.positions[span.first] - window + 1 - (read.position + span.shift)  # perhaps outside of the run
+            low = layout.positions[span.first] - window + 1 - (read.position + span.shift)  # may lie outside the run
             sights.append((span, low, min(max(low + span.count - 1, 0), read.length)))
         cuts = sorted({whole for _, _, whole in sights} | {read.length})
         for low, high in pairwise(cuts):
             spans = tuple(span for span, _, whole in sights if whole <= low)
             reads.append(Read(read.start + low, high - low, read.position + low, spans))
-        reads.extend(_slanted(read, *sight, window) for sight in sights if max(sight[1], 0) < sight[2])
+        reads.extend(_masked_read(read, *sight, window) for sight in sights if max(sight[1], 0) < sight[2])
     return Layout(layout.positions, layout.write_slots, tuple(reads))
 
 
 def farthest_seen(layout: Layout) -> int:
-    """At least as many positions as lie between any token and what it reads."""
+    """Return an upper bound on the positions between any token and a slot that it reads."""
     return max(layout.positions) - min(read.position + span.shift for read in layout.reads for span in read.spans)
 
 
-def _slanted(read: Read, span: QuerySpan, low: int, whole: int, window: int) -> Read:
-    """The slots before `whole` that only the first tokens of a span still see."""
-    # Token i sees from slot low + i on: those that begin at `whole` or later see nothing of it.
+def _masked_read(read: Read, span: QuerySpan, low: int, whole: int, window: int) -> Read:
+    """Return the read of the slots before `whole`, which only the first tokens of a span still see."""
+    # Token i sees slots from low + i on: tokens that begin at `whole` or later see none of these.
     seeing = QuerySpan(span.first, min(span.count, whole - low), span.shift, span.place)
     begin = max(low, 0)
     return Read(read.start + begin, whole - begin, read.position + begin, (seeing,), window=window)

@@ -1,7 +1,7 @@
-"""Chat messages in, chat messages out: what stands between LangChain's messages and the turns of a model.
+"""Conversion between LangChain's chat messages and the turns of a model.
 
-Read `tools` (what an agent may call), `speech` (what its tokens say), `speaking` (the same as it comes), `turns`
-(what was said and called, as it is told again).
+Read `turns` (messages to prompt text), `tools` (descriptions of tools), `output_parser` (sampled tokens to text and
+calls), `output_stream` (the same as message chunks), `call` (one call of a chat model).
 """
 
 from choreo_agents.chat.asking import (
@@ -9,7 +9,7 @@ from choreo_agents.chat.asking import (
     Reuse,
     answer_format,
     answer_header,
-    closed,
+    close_schema,
     schema_of_type,
     thinking_before,
 )
@@ -20,9 +20,9 @@ from choreo_agents.chat.recording import RecordedChats, remove_recording
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
 from choreo_agents.chat.turns import (
     THOUGHT_BLOCKS,
-    calls_made,
     message_turn,
     thoughts_of,
+    tool_calls_of,
     tools_called,
 )
 from choreo_agents.models import context_of
@@ -41,8 +41,7 @@ __all__ = [
     "answer_format",
     "answer_header",
     "astreamed",
-    "calls_made",
-    "closed",
+    "close_schema",
     "context_of",
     "count_tokens",
     "described_tools",
@@ -55,5 +54,6 @@ __all__ = [
     "streamed",
     "thinking_before",
     "thoughts_of",
+    "tool_calls_of",
     "tools_called",
 ]

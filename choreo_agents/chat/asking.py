@@ -1,5 +1,4 @@
-"""What a caller asks of a chat model, beside its messages: what its answer must be, how it starts, and what is thought
-before it."""
+"""Options of a chat-model call beside its messages: response format, answer header and thinking."""
 
 from __future__ import annotations
 
@@ -17,70 +16,72 @@ from choreo_agents.models import ChatFormat, PromptText, tools_format
 from choreo_agents.sampling import Grammar, Sampling
 
 _DATA = ("const", "default", "enum", "example", "examples")
-"""Keywords whose values are no schemas."""
+"""JSON-schema keywords whose values are data, not schemas."""
 
 _BESIDE = {"name", "description", "strict"}
-"""Keys that may stand beside a schema."""
+"""Keys that OpenAI's `response_format` allows beside `schema`."""
 
 
-def closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those that it names, unless it says itself what others may be."""
+def close_schema(schema: Any) -> Any:
+    """Return a schema whose objects allow no other properties, unless it sets `additionalProperties` itself."""
     if isinstance(schema, list):
-        return [closed(each) for each in schema]
+        return [close_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {keyword: value if keyword in _DATA else closed(value) for keyword, value in schema.items()}
-    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
-        found.setdefault("additionalProperties", False)
-    return found
+    result = {keyword: value if keyword in _DATA else close_schema(value) for keyword, value in schema.items()}
+    if isinstance(result.get("properties"), dict) and result.get("type") == "object":
+        result.setdefault("additionalProperties", False)
+    return result
 
 
 def schema_of_type(schema: Any) -> dict[str, Any]:
-    """A type's schema as it leads answers, which the type checks: closed, without what tokens cannot be held to."""
-    return {**closed(schema), "x-guidance": {"lenient": True}}
+    """Return the schema that constrains answers of a type: closed, and lenient where tokens cannot be constrained.
+
+    The type validates the answer afterwards.
+    """
+    return {**close_schema(schema), "x-guidance": {"lenient": True}}
 
 
-def answer_format(asked: Any) -> Grammar | None:
-    """What leads an answer of a format; None: it may be anything.
+def answer_format(spec: Any) -> Grammar | None:
+    """Return the grammar of a response format; None: any text is allowed.
 
     Args:
-        asked: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": ...}`, where
-            the schema stands by itself or, as OpenAI has it, as `schema` beside a name; or a description of a
-            constraint.
+        spec: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": ...}` with the
+            schema itself or, as OpenAI has it, `schema` beside a name; or a constraint such as `{"regex": ...}`.
 
     Raises:
-        InvalidRequestError: It is none of these.
+        InvalidRequestError: `spec` is none of these.
     """
-    kind = asked.get("type") if isinstance(asked, Mapping) else None
-    if asked is None or asked == {"type": "text"}:
+    kind = spec.get("type") if isinstance(spec, Mapping) else None
+    if spec is None or spec == {"type": "text"}:
         return None
-    if asked == {"type": "json_object"}:
+    if spec == {"type": "json_object"}:
         return Grammar.model_validate({"json_schema": {"type": "object"}})
     if kind == "json_schema":
-        said = asked.get("json_schema")
-        schema = said.get("schema", said if said.keys() - _BESIDE else None) if isinstance(said, Mapping) else None
-        if not isinstance(schema, Mapping) or len(asked) > 2:
+        body = spec.get("json_schema")
+        schema = body.get("schema", body if body.keys() - _BESIDE else None) if isinstance(body, Mapping) else None
+        if not isinstance(schema, Mapping) or len(spec) > 2:
             raise InvalidRequestError(
                 'response_format has no schema: {"type": "json_schema", "json_schema": {"name": "...", "schema": '
-                f"{{...}}}}}}, not {asked!r}"
+                f"{{...}}}}}}, not {spec!r}"
             )
         return Grammar.model_validate({"json_schema": schema})
-    if isinstance(asked, Mapping) and kind is None and len(asked) == 1:
-        return Grammar.model_validate(asked)
+    if isinstance(spec, Mapping) and kind is None and len(spec) == 1:
+        return Grammar.model_validate(spec)
     raise InvalidRequestError(
         'response_format must be {"type": "json_object"}, {"type": "json_schema", "json_schema": {...}} or a '
-        f'constraint, such as {{"regex": "yes|no"}}, not {asked!r}'
+        f'constraint, such as {{"regex": "yes|no"}}, not {spec!r}'
     )
 
 
 def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bool) -> PromptText:
-    """What the decode of an answer starts with.
+    """Return the header that the decode of an answer starts with.
 
     Args:
-        chat: The model's.
-        name: Who speaks. Not written before thoughts, nor by who may call: calls stand right behind the header.
+        chat: Chat format of the model.
+        name: Speaker. Left out before thoughts and where tools may be called: calls follow the header directly.
         thinks: Whether thoughts come first.
-        calls: Whether it may call tools.
+        calls: Whether tools may be called.
     """
     if thinks:
         return chat.header(None, thinking=True)
@@ -90,60 +91,60 @@ def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bo
 
 
 def thinking_before(chat: ChatFormat, name: str | None, budget: int, *, calls: bool) -> Thinking:
-    """How a model thinks before such an answer; see `answer_header`.
+    """Return how a model thinks before an answer. Other arguments are those of `answer_header`.
 
     Args:
-        budget: Tokens of thoughts at most.
+        budget: Maximum number of thought tokens.
     """
     if not calls:
         return Thinking.of(chat, name, budget)
-    # Where a header says whether a call follows, or an answer, it is the model's to write.
-    usual, opening = Thinking.of(chat, None, budget), PromptText.special(_calling(chat))
+    # Where the header itself says whether a call or an answer follows, the model has to sample it.
+    default, opening = Thinking.of(chat, None, budget), PromptText.special(_calling(chat))
     if not opening or chat.thoughts is None:
-        return usual
+        return default
     end = chat.thoughts.close.partition(opening.text)[0].strip()
-    return replace(usual, end=end, before="", after=opening, answer=opening)
+    return replace(default, end=end, before="", after=opening, answer=opening)
 
 
 def _calling(chat: ChatFormat) -> str:
-    """What a turn starts with where its header says whether it calls; empty where headers say nothing of it."""
+    """Return the opening of a turn whose header announces calls; empty if headers do not distinguish them."""
     how = tools_format(chat)
     return how.opening if how.is_headed else ""
 
 
 Reuse = Literal["prefix", "anywhere"]
-"""Of encodings: those of the longest prefix that is known, as exact as if all was encoded anew; or also those of
-messages that stand elsewhere, as graphs have them."""
+"""Reuse of cached KV: `"prefix"` takes the longest cached prefix and is exact; `"anywhere"` also repositions messages
+that stood elsewhere, as graphs do."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """Of one call."""
+    """Options of one chat-model call."""
 
     tools: Described = ()
-    """What may be called."""
+    """Tools that the model may call."""
     required: tuple[str, ...] = ()
-    """Tools one of which must be called; none: it is the model's to say."""
+    """Names of tools of which one must be called; empty: the model decides."""
     sampling: Sampling = Sampling()
-    """Its `stop` is no part of the answer here."""
+    """Sampling of the answer. Its `stop` texts are cut off the answer."""
     thinking: bool | int | None = None
-    """Whether it thinks before it answers, or for how many tokens at most; None: as its template has it."""
+    """Whether the model thinks before it answers, or its maximum number of thought tokens; None: template's default."""
     effort: str | None = None
-    """The `reasoning_effort` that the model's chat template is told; None: none."""
+    """`reasoning_effort` for the model's chat template; None: not passed."""
     counts_thoughts: bool = False
     """If true, the sampling's `max_tokens` bounds thoughts and answer together."""
     may_be_cut: bool = False
-    """If true, an answer that its sampling's `constraint` or a required tool leads, and that `max_tokens` cuts, is told
-    with the finish reason `"length"`; else it is a `ConstraintError`."""
+    """If true, a constrained answer or required call that `max_tokens` cuts has the finish reason `"length"`; else it
+    raises `ConstraintError`."""
     reuse: Reuse = "prefix"
     inherits: tuple[str, ...] = ()
-    """Names of messages of the same thread that are not in this call, and that what is reused may have attended to:
-    `"parent.system"`."""
+    """Names of messages of the same thread, such as `"parent.system"`, that are not in this call but that reused KV may
+    have attended to."""
     parents: tuple[MessageHandle | BaseMessage, ...] = ()
-    """Messages of the same tenant that are read as they were encoded, and others in their words: behind the call's
-    instructions, before all else. No template knows of them, so that turns are put together by our format of it."""
+    """Messages of the same tenant that follow the call's system prompt: handles as they were encoded, others as text.
+    No chat template can render handles, so with parents our own format renders the turns."""
     agent: str = "agent"
-    """Who speaks: its messages are named by it."""
+    """Speaker: messages of the call are named after it."""
     adapter: str | None = None
     """See `Decode`."""
     priority: int = 0
@@ -151,7 +152,7 @@ class ChatRequest:
     timeout_s: float | None = None
     """See `Decode`."""
     message_id: str | None = field(default=None, compare=False)
-    """Of the answer."""
+    """Id of the answer."""
 
     def __post_init__(self) -> None:
         if self.reuse not in ("prefix", "anywhere"):
@@ -172,10 +173,10 @@ class ChatRequest:
             )
 
     def thinks(self, chat: ChatFormat) -> bool:
-        """Whether a model thinks before it answers.
+        """Return whether a model thinks before it answers.
 
         Raises:
-            InvalidRequestError: It is to, and its template knows of no thoughts.
+            InvalidRequestError: Thinking is requested, and the model's template has no thoughts.
         """
         if chat.thoughts is None and self.thinking:
             raise InvalidRequestError("the chat template of the model knows of no thoughts: leave thinking out")
@@ -183,7 +184,7 @@ class ChatRequest:
             return chat.thoughts is not None and chat.thoughts.usual
         return bool(self.thinking)
 
-    def budget(self, room: int) -> int:
-        """Tokens of thoughts at most: the usual number is lowered to the room that there is."""
-        asked = self.thinking if isinstance(self.thinking, int) and not isinstance(self.thinking, bool) else None
-        return max(1, min(Thinking.budget, room)) if asked is None else asked
+    def budget(self, free_positions: int) -> int:
+        """Return the maximum number of thought tokens: as requested, else the default cut to the free positions."""
+        limit = self.thinking if isinstance(self.thinking, int) and not isinstance(self.thinking, bool) else None
+        return max(1, min(Thinking.budget, free_positions)) if limit is None else limit

@@ -1,6 +1,6 @@
-"""What leads answers and calls of tools, and tells them apart.
+"""Constraints of answers and tool calls, and a classifier that distinguishes the two.
 
-Grammars are compiled before the engine is asked: it would keep the event loop that asks meanwhile.
+Grammars are compiled before the request reaches the engine, where compiling would block its event loop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from choreo_agents.sampling import Grammar, Sampling, TokenConstraint
 
 
 class CallsOrAnswer:
-    """Reads one message token by token, and tells whether it calls or answers; what may be both is taken for calls.
+    """Classifier of one message, token by token: tool calls or an answer. What could be both counts as calls.
 
     Args:
-        calls: Makes constraints to calls alone.
-        answer: Makes constraints to the answer alone.
+        calls: Makes constraints that allow calls only.
+        answer: Makes constraints that allow an answer only.
         ends: Tokens that end either.
     """
 
@@ -28,10 +28,10 @@ class CallsOrAnswer:
         self._calls, self._answer, self._ends = calls, answer, ends
         self._constraints = calls(ends), answer(ends)
         self.tokens: list[int] = []
-        """All that were taken."""
+        """All tokens so far."""
 
     def take(self, token: int) -> bool | None:
-        """Go on with this token, and tell whether it is an answer; None: nobody can know yet."""
+        """Add a token, and return whether the message is an answer; None: undecided."""
         self.tokens.append(token)
         calls, answers = (_goes_on(constraint, token) for constraint in self._constraints)
         if calls and answers:
@@ -39,7 +39,7 @@ class CallsOrAnswer:
         return answers if calls or answers else self._is_answer(self.tokens[:-1])
 
     def ended(self) -> bool:
-        """Tell whether it is an answer, when nothing follows; one that was cut as both might have been calls."""
+        """Return whether the complete message is an answer; one that was cut while undecided counts as calls."""
         return self._is_answer(self.tokens)
 
     def _is_answer(self, tokens: Sequence[int]) -> bool:
@@ -60,128 +60,130 @@ def _goes_on(constraint: TokenConstraint, token: int) -> bool:
     return True
 
 
-_KEPT = 64
+_MAX_COMPILED = 64
 
 
 class CompiledConstraints:
-    """Of one tenant: the time that one takes would tell others what it asks for. May be used from any thread.
+    """Cache of compiled constraints of one tenant; thread-safe.
+
+    It is not shared: the time that a request takes would tell other tenants which grammars are cached.
 
     Args:
-        model: Whose answers are led.
+        model: Model that answers.
     """
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._compiled = lru_cache(_KEPT)(partial(compiled, model))
-        self._told_apart = lru_cache(_KEPT)(self._ways)
+        self._compiled = lru_cache(_MAX_COMPILED)(partial(compile_constraint, model))
+        self._classifiers = lru_cache(_MAX_COMPILED)(self._make_classifier)
 
     def of(self, grammar: Grammar, tools: Described = ()) -> Constraint:
-        """Return the constraint of an answer by a grammar, or of calls if it begins so.
+        """Return the constraint of an answer by a grammar, or of calls in its place.
 
-        Raises `GrammarError` if there is none.
+        Raises `GrammarError` if it cannot be compiled.
 
         Args:
-            grammar: Of the answer.
-            tools: What may be called in its place.
+            grammar: Grammar of the answer.
+            tools: Tools that may be called instead.
         """
-        told = json.dumps(tools)
-        calls = f", or calls of {told}" if tools else ""
+        text = json.dumps(tools)
+        calls = f", or calls of {text}" if tools else ""
         return Constraint(
-            f"an answer of {grammar.plain()!r}{calls}", ConstrainedCall(grammar, told, self._compiled(grammar, told))
+            f"an answer of {grammar.plain()!r}{calls}", ConstrainedCall(grammar, text, self._compiled(grammar, text))
         )
 
-    def ways(self, grammar: Grammar, tools: Described) -> Callable[[], CallsOrAnswer] | None:
-        """Return what tells whether a message that is led so calls; None: each reader does, by its header."""
-        return self._told_apart(grammar, json.dumps(tools))
+    def classifier(self, grammar: Grammar, tools: Described) -> Callable[[], CallsOrAnswer] | None:
+        """Return a factory of classifiers for constrained messages; None: their headers distinguish calls."""
+        return self._classifiers(grammar, json.dumps(tools))
 
-    def _ways(self, grammar: Grammar, told: str) -> Callable[[], CallsOrAnswer] | None:
+    def _make_classifier(self, grammar: Grammar, tools_json: str) -> Callable[[], CallsOrAnswer] | None:
         model, how = self._model, tools_format(self._model.chat)
         if how.is_headed:
             return None
-        calls = model.grammars.compile_call(how, json.loads(told), model.controls, several=True)
+        calls = model.grammars.compile_call(how, json.loads(tools_json), model.controls, several=True)
         return partial(CallsOrAnswer, calls, model.grammars.compile(grammar), frozenset(model.adapter.end_tokens))
 
 
 class ConstrainedCall:
-    """Makes constraints of what was compiled: here, or where it is sent to, for which what it is made of is enough.
+    """Factory of token constraints. Pickles as its source and compiles again in the process that it is sent to.
 
     Args:
-        grammar: As of `compiled`; `told`: likewise.
-        made: Makes them, if that was compiled.
+        grammar: See `compile_constraint`, also for `tools_json`.
+        factory: The compiled constraint, if there is one in this process.
     """
 
-    def __init__(self, grammar: Grammar | None, told: str, made: MakeConstraint | None = None) -> None:
-        self._source, self._made = (grammar, told), made
+    def __init__(self, grammar: Grammar | None, tools_json: str, factory: MakeConstraint | None = None) -> None:
+        self._source, self._factory = (grammar, tools_json), factory
 
     def __call__(self, model: LoadedModel, ends: frozenset[int]) -> TokenConstraint:
-        if self._made is None:
-            self._made = compiled(model, *self._source)
-        return self._made(ends)
+        if self._factory is None:
+            self._factory = compile_constraint(model, *self._source)
+        return self._factory(ends)
 
     def __reduce__(self) -> tuple[type[ConstrainedCall], tuple[Grammar | None, str]]:
         return ConstrainedCall, self._source
 
 
-def compiled(model: LoadedModel, grammar: Grammar | None, told: str) -> MakeConstraint:
-    """Compile what leads an answer by a grammar, or calls of tools, or either.
+def compile_constraint(model: LoadedModel, grammar: Grammar | None, tools_json: str) -> MakeConstraint:
+    """Compile the constraint of an answer by a grammar, of tool calls, or of either.
 
-    Raises `GrammarError` if nothing can be.
+    Raises `GrammarError` if it cannot be compiled.
 
     Args:
-        model: Whose answer it is.
-        grammar: Of the answer; None: it is a call.
-        told: The tools, as JSON.
+        model: Model that answers.
+        grammar: Grammar of the answer; None: calls only.
+        tools_json: Descriptions of the tools, as JSON.
     """
-    if grammar is not None and told == "[]":
+    if grammar is not None and tools_json == "[]":
         return model.grammars.compile(grammar)
-    return model.grammars.compile_call(tools_format(model.chat), json.loads(told), model.controls, grammar)
+    return model.grammars.compile_call(tools_format(model.chat), json.loads(tools_json), model.controls, grammar)
 
 
 def required_call(model: LoadedModel, tools: Described, names: Collection[str]) -> Constraint | None:
-    """What leads an answer to one call of one of some tools; None: nothing has to be called.
+    """Return the constraint to one call of a required tool; None: no call is required.
 
     Args:
-        model: Whose answer it is.
-        tools: All that may be called.
-        names: Of those of which one must be.
+        model: Model that answers.
+        tools: All tools.
+        names: Names of those of which one must be called.
 
     Raises:
-        GrammarError: The arguments of one cannot be led by their schema.
-        InvalidRequestError: The extra `guided` is not installed, or the model's tokens cannot be guided.
+        GrammarError: The schema of a tool's arguments cannot be compiled.
+        InvalidRequestError: The extra `guided` is not installed, or the model's tokens cannot be constrained.
     """
-    wanted = [tool for tool in tools if tool["function"]["name"] in names]
-    if not wanted:
+    required = [tool for tool in tools if tool["function"]["name"] in names]
+    if not required:
         return None
-    told = json.dumps(wanted)
-    # Made before the engine asks for it, which waits for it.
-    led_by = ConstrainedCall(None, told, compiled(model, None, told))
-    return Constraint(f"one call of {json.dumps(wanted, sort_keys=True)}", led_by)
+    tools_json = json.dumps(required)
+    # Compiled here: the engine's step would wait for it.
+    led_by = ConstrainedCall(None, tools_json, compile_constraint(model, None, tools_json))
+    return Constraint(f"one call of {json.dumps(required, sort_keys=True)}", led_by)
 
 
-def led(
+def constrained_sampling(
     engine: Engine, tools: Described, names: Collection[str], sampling: Sampling
 ) -> tuple[Sampling, Constraint | None, Callable[[], CallsOrAnswer] | None]:
-    """How an answer is sampled, and what leads it: to one call, or, where none must be made, to calls or an answer.
+    """Return sampling, constraint and classifier of an answer, constrained to a required call or to calls or an answer.
 
-    The third makes what tells these apart; None: the reader of calls does.
+    The classifier comes as a factory; None: the parser of calls needs none.
 
     Args:
-        engine: Whose model answers.
-        tools: All that may be called.
-        names: Of those of which one must be; nothing else is said then.
-        sampling: Its constraint is that of an answer that calls nothing.
+        engine: Engine of the model.
+        tools: All tools.
+        names: Names of those of which one must be called; the answer is nothing else then.
+        sampling: Its constraint is that of an answer without calls.
 
     Raises:
-        GrammarError: Nothing can be led by its constraint, or by what the arguments of a tool must be.
+        GrammarError: The constraint, or the schema of a tool's arguments, cannot be compiled.
         InvalidRequestError: See `required_call`.
     """
-    constraint, ways = required_call(engine.model, tools, names), None
+    constraint, classifier = required_call(engine.model, tools, names), None
     if sampling.constraint is None:
-        return sampling, constraint, ways
+        return sampling, constraint, classifier
     if constraint is None:
-        compiled = engine.kv.get_or_create(CompiledConstraints, engine.model)
-        constraint, ways = (
-            compiled.of(sampling.constraint, tools),
-            compiled.ways(sampling.constraint, tools) if tools else None,
+        cache = engine.kv.get_or_create(CompiledConstraints, engine.model)
+        constraint, classifier = (
+            cache.of(sampling.constraint, tools),
+            cache.classifier(sampling.constraint, tools) if tools else None,
         )
-    return sampling.model_copy(update={"constraint": None}), constraint, ways
+    return sampling.model_copy(update={"constraint": None}), constraint, classifier

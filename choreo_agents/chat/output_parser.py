@@ -1,4 +1,4 @@
-"""What the tokens of one message say: words, and calls of tools."""
+"""Parser of sampled tokens into text and tool calls."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import BrokenCall, CallPart, LoadedModel, PromptText, TextPart, ToolCall, tools_format
 
 Called = CallMessage | InvalidToolCall
-"""A call that can be made, or one that cannot, and why."""
+"""A valid call, or an invalid one with its error."""
 _EVERYWHERE = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
-"""Names that calls of every form can be written with."""
+"""Names that every call format can write."""
 
 
 def require_names(model: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `InvalidRequestError` if calls of a tool, with all that it requires, are not read as they are written."""
+    """Raise `InvalidRequestError` if a written call of a tool, with its required arguments, is not parsed back."""
     for tool in tools:
         name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
-        required = [each for each in schema.get("required") or () if isinstance(each, str)]
+        required = [field for field in schema.get("required") or () if isinstance(field, str)]
         if all(map(_EVERYWHERE.fullmatch, (name, *required))):
             continue
         call = ToolCall(name, dict.fromkeys(required, "."), short_id(name))
-        read = OutputParser(model, tools, "").whole(model.encode(tools_format(model.chat).grammar.write([call]))).calls
-        if [(each["name"], each["args"]) for each in read] != [(name, call.arguments)]:
+        read = OutputParser(model, tools, "").parse(model.encode(tools_format(model.chat).grammar.write([call]))).calls
+        if [(parsed["name"], parsed["args"]) for parsed in read] != [(name, call.arguments)]:
             raise InvalidRequestError(
                 f"this model cannot write a call of {name!r} with {', '.join(map(repr, required)) or 'nothing'} that "
                 "is read as one: rename the tool, or what it requires, to letters, digits and underscores"
@@ -40,94 +40,94 @@ def require_names(model: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> Non
 
 
 class OutputParser:
-    """Of one message.
+    """Parser of one message.
 
     Args:
-        model: Whose tokens they are.
-        tools: What its speaker may call.
-        place: Names the call of the agent: ids of its calls are made of it, the same whenever it is run again.
-        way: Tells whether it calls or answers in a form; None: it may do both, in any words.
+        model: Model that sampled the tokens.
+        tools: Tools that it may call.
+        place: Name of the agent's call. Ids of tool calls are derived from it, so that a re-run gives the same ids.
+        decider: Decides between calls and a constrained answer; None: both may occur, in free text.
     """
 
     def __init__(
-        self, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str, way: CallsOrAnswer | None = None
+        self, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str, decider: CallsOrAnswer | None = None
     ) -> None:
         self._model = model
-        self._reader = tools_format(model.chat).reader(tools, [*model.controls.values()], model.shown)
-        self._place, self._way = place, way
+        self._reader = tools_format(model.chat).reader(tools, [*model.controls.values()], model.visible_controls)
+        self._place, self._decider = place, decider
         ending = [] if tools_format(model.chat).is_headed else model.encode(PromptText.special(model.chat.turn_end))[:1]
         self._ends = {*model.adapter.end_tokens, *ending}
         self._texts = Detokenizer(model)
         self._run: list[int] = []
-        """Since the last control token, ..."""
-        self._told = ""
-        """... and what was told of its text."""
+        """Tokens since the last control token, ..."""
+        self._shown = ""
+        """... and the part of their text that was returned."""
         self.calls: list[Called] = []
-        """All calls of the message: those that can be made, and those that cannot."""
+        """All calls of the message, valid and invalid."""
 
-    def whole(self, tokens: Iterable[int]) -> OutputParser:
-        """Itself, when it has read all of a message's tokens."""
-        for known in (*map(self._known, tokens), self._known()):
-            for token in known:
+    def parse(self, tokens: Iterable[int]) -> OutputParser:
+        """Parse a whole message, and return self."""
+        for ready in (*map(self._ready_tokens, tokens), self._ready_tokens()):
+            for token in ready:
                 self._add(token, "")  # whole texts are decoded at once
         self.end()
         return self
 
     def add(self, token: int) -> list[str | Called]:
-        """Return the words and calls that the next token completes."""
-        return self._read(self._known(token))
+        """Return the text and calls that the next token completes."""
+        return self._read(self._ready_tokens(token))
 
     def _read(self, tokens: Sequence[int]) -> list[str | Called]:
         controls, texts = self._model.controls, self._texts
-        return [each for token in tokens for each in self._add(token, "" if token in controls else texts.add(token))]
+        return [part for token in tokens for part in self._add(token, "" if token in controls else texts.add(token))]
 
-    def _known(self, *token: int) -> list[int]:
-        """The tokens that can be read with this one, or when nothing follows: none, until it is known what they are."""
-        if (way := self._way) is None:
+    def _ready_tokens(self, *token: int) -> list[int]:
+        """Return the tokens that can be parsed now, with the next one or at the end: none while it is undecided."""
+        if (decider := self._decider) is None:
             return [*token]
-        is_answer = way.take(*token) if token else way.ended()
+        is_answer = decider.take(*token) if token else decider.ended()
         if is_answer is None:
             return []
         if is_answer:
-            self._reader.only_words()
-        self._way = None
-        return way.tokens
+            self._reader.disable_calls()
+        self._decider = None
+        return decider.tokens
 
     def _add(self, token: int, text: str) -> list[str | Called]:
-        """The same, given what it adds to the text: what nobody has told comes when the text ends."""
+        """Parse a token that adds this text; text that is still missing comes with `_flush`."""
         control = self._model.controls.get(token)
         if control is None:
             self._run.append(token)
-            self._told += text
-            return self._heard(self._reader.add(text)) if text else []
-        rest = self._rest()
-        return rest if token in self._ends else [*rest, *self._heard(self._reader.add(control, is_control=True))]
+            self._shown += text
+            return self._convert(self._reader.add(text)) if text else []
+        parts = self._flush()
+        return parts if token in self._ends else [*parts, *self._convert(self._reader.add(control, is_control=True))]
 
     def end(self) -> list[str | Called]:
-        """What is left when nothing follows."""
-        return [*self._read(self._known()), *self._rest(), *self._heard(self._reader.end())]
+        """Return what is left at the end of the message."""
+        return [*self._read(self._ready_tokens()), *self._flush(), *self._convert(self._reader.end())]
 
-    def _rest(self) -> list[str | Called]:
-        """Return what the text since the last control token says beyond what was told of it."""
-        text, told = self._model.decode(self._run, special=False) if self._run else "", self._told
-        self._run, self._told, self._texts = [], "", Detokenizer(self._model)
-        return self._heard(self._reader.add(text[len(told) :])) if text != told and text.startswith(told) else []
+    def _flush(self) -> list[str | Called]:
+        """Return the rest of the text since the last control token, decoded as a whole."""
+        text, shown = self._model.decode(self._run, special=False) if self._run else "", self._shown
+        self._run, self._shown, self._texts = [], "", Detokenizer(self._model)
+        return self._convert(self._reader.add(text[len(shown) :])) if text != shown and text.startswith(shown) else []
 
-    def _heard(self, heard: Sequence[TextPart | CallPart]) -> list[str | Called]:
-        return [each.text if isinstance(each, TextPart) else self._called(each.number) for each in heard]
+    def _convert(self, parts: Sequence[TextPart | CallPart]) -> list[str | Called]:
+        return [part.text if isinstance(part, TextPart) else self._add_call(part.number) for part in parts]
 
-    def _called(self, number: int) -> Called:
+    def _add_call(self, number: int) -> Called:
         call = self._reader.calls[number]
         if isinstance(call, BrokenCall):
-            made: Called = invalid_tool_call(name=call.name, args=call.text, id=self._id(number), error=call.why)
+            result: Called = invalid_tool_call(name=call.name, args=call.text, id=self._id(number), error=call.why)
         else:
-            made = tool_call(name=call.name, args=dict(call.arguments), id=self._id(number))
-        self.calls.append(made)
-        return made
+            result = tool_call(name=call.name, args=dict(call.arguments), id=self._id(number))
+        self.calls.append(result)
+        return result
 
     @property
     def words(self) -> str:
-        """All that is said beside calls."""
+        """The text beside calls."""
         return self._reader.words.strip()
 
     def _id(self, number: int) -> str:

@@ -1,8 +1,8 @@
-"""A call's messages as the tokens of one prompt, or as spans: a conversation put together turn by turn.
+"""Prompt of a chat-model call: one token sequence that is cut into pieces, or spans of text turn by turn.
 
     first turn | user's turn . . | . . 256 tokens each | the model's turn . . . . | user's turn | header of the answer
 
-Where a prompt is cut is told by its tokens alone: two that begin with the same tokens are cut alike so far.
+Cuts depend on tokens only: prompts with a common prefix are cut alike in it, so that their pieces are shared.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from choreo_agents.models import ChatFormat, LoadedModel, PromptText, TurnText, 
 
 
 class ChatSpan(NamedTuple):
-    """A part of a conversation."""
+    """A part of a prompt."""
 
     text: PromptText
     role: str
-    """Of who says it; empty: it is what stands around turns, and nobody's."""
+    """Role of its speaker; empty: template text between turns."""
     handle: MessageHandle | None = None
-    """Of a message that is read as it was encoded, in the place of a text."""
+    """Encoded message that stands here in place of text."""
 
 
 def spans_of(
@@ -36,40 +36,39 @@ def spans_of(
     chat: ChatFormat,
     parents: Sequence[MessageHandle | BaseMessage] = (),
 ) -> list[ChatSpan]:
-    """All that a model reads before the header of its answer.
+    """Return the prompt of a call, without the header of its answer, as spans.
 
     Args:
-        messages: Of the conversation. Instructions that come first, and tools, are told first.
-        tools: Descriptions of those that the model may call.
-        chat: The model's.
-        parents: Messages that are read behind those instructions, each a turn of its own: as they were encoded, or in
-            their words.
+        messages: The conversation. A leading system prompt and the tools come first.
+        tools: Descriptions of the tools.
+        chat: Chat format of the model.
+        parents: Messages after the system prompt, each a turn of its own: handles as encoded, others as text.
 
     Raises:
         InvalidRequestError: A message holds more than text.
     """
-    laid, rest = _Laying(chat), list(messages)
-    first = rest.pop(0) if rest and isinstance(rest[0], SystemMessage) else None
-    laid.add(PromptText.special(chat.bos), "")
+    builder, remaining = _SpanBuilder(chat), list(messages)
+    first = remaining.pop(0) if remaining and isinstance(remaining[0], SystemMessage) else None
+    builder.add(PromptText.special(chat.bos), "")
     if first is None and not tools:
-        laid.add(PromptText.special(chat.default_system), "")
-    for said in own_turns(None if first is None else words_in(first), tuple(tools), chat, later=False):
-        laid.say(said, "system")
+        builder.add(PromptText.special(chat.default_system), "")
+    for turn in own_turns(None if first is None else words_in(first), tuple(tools), chat, later=False):
+        builder.add_turn(turn, "system")
     for parent in parents:
         if isinstance(parent, BaseMessage):
-            laid.say(message_turn(parent, chat), role_of(parent))
+            builder.add_turn(message_turn(parent, chat), role_of(parent))
         else:
-            laid.close()
-            laid.spans.append(ChatSpan(PromptText(), "assistant", parent))
+            builder.close()
+            builder.spans.append(ChatSpan(PromptText(), "assistant", parent))
     called = tools_called(messages)
-    for message in rest:
-        laid.say(message_turn(message, chat, called=called), role_of(message))
-    laid.close()
-    return laid.spans
+    for message in remaining:
+        builder.add_turn(message_turn(message, chat, called=called), role_of(message))
+    builder.close()
+    return builder.spans
 
 
-class _Laying:
-    """Puts parts of a user's turn into one, where users and model must take turns."""
+class _SpanBuilder:
+    """Builder of spans: joins consecutive user parts into one turn, for templates whose roles must alternate."""
 
     def __init__(self, chat: ChatFormat) -> None:
         self.spans: list[ChatSpan] = []
@@ -77,36 +76,36 @@ class _Laying:
         self._is_open = self._has_part = False
 
     def add(self, text: PromptText, role: str) -> None:
-        """Append a span, if it says anything."""
+        """Append a span, unless it is empty."""
         self.spans += [ChatSpan(text, role)] if text else []
 
-    def say(self, said: TurnText, role: str) -> None:
+    def add_turn(self, turn: TurnText, role: str) -> None:
         """Append a turn, or a part of one."""
-        if said.kind == "turn":
+        if turn.kind == "turn":
             self.close()
         elif not self._is_open:
-            self._around(self._chat.user.plain)
+            self._add_frame(self._chat.user.plain)
         elif self._has_part:
-            self._around(self._chat.merges or "")
-        self._is_open = said.kind != "turn"
-        self._has_part = said.kind == "part"
-        self.add(said.text, role)
+            self._add_frame(self._chat.merges or "")
+        self._is_open = turn.kind != "turn"
+        self._has_part = turn.kind == "part"
+        self.add(turn.text, role)
 
     def close(self) -> None:
         """Close a user's turn, if one is open."""
         if self._is_open:
-            self._around(self._chat.user.after)
+            self._add_frame(self._chat.user.after)
         self._is_open = self._has_part = False
 
-    def _around(self, text: str) -> None:
+    def _add_frame(self, text: str) -> None:
         self.add(PromptText.special(text), "")
 
 
 _MARK = "\u241f"
-"""In a frame, where a name or an id stands in it."""
+"""Placeholder for a name or an id in a template."""
 Piece = tuple[int, ...]
 PIECE = 256
-"""Tokens of a long turn that are encoded as one message, unless the model has said it."""
+"""Maximum number of tokens in a piece of a turn. Turns of the model stay whole, as they were decoded."""
 
 
 def whole_prompt(
@@ -118,18 +117,18 @@ def whole_prompt(
     thinks: bool,
     effort: str | None = None,
 ) -> list[int]:
-    """All that a model reads before it answers, encoded as one text.
+    """Return the tokens of a whole prompt, by the model's chat template if it can render it, else by our format.
 
     Args:
-        model: Which reads it.
-        messages: Of the conversation.
-        tools: Descriptions of those that it may call.
-        header: What its answer starts with, at the end.
-        thinks: Whether it is to think before it answers.
-        effort: How hard, in the words of its template; None: nothing is said of it.
+        model: Model that reads it.
+        messages: The conversation.
+        tools: Descriptions of the tools.
+        header: Header of the answer, at the end.
+        thinks: Whether the model is to think before it answers.
+        effort: `reasoning_effort` for the template; None: not passed.
 
     Raises:
-        InvalidRequestError: A message holds more than text, or an effort changes nothing.
+        InvalidRequestError: A message holds more than text, or `effort` changes nothing.
     """
     whole, text = model.chat.whole, None
     if whole is not None and (tools_format(model.chat).tell is not None or not tools):
@@ -146,10 +145,10 @@ def whole_prompt(
 
 
 class PromptCutter:
-    """Cuts prompts of one model.
+    """Cutter of one model's prompts into pieces that are encoded one by one.
 
     Args:
-        model: Whose format says where turns begin.
+        model: Model whose chat format tells where turns begin.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -167,23 +166,23 @@ class PromptCutter:
         self._starts = _by_first(model, [*own, chat.start("user"), chat.start("system"), result])
 
     def cut(self, tokens: Sequence[int], header: Sequence[int]) -> list[Piece]:
-        """The pieces of a prompt, of which the last is the header of its answer.
+        """Return the pieces of a prompt, of which the last is the header of its answer.
 
         Args:
-            tokens: Of the prompt.
-            header: With which it ends, unless tokens are joined across its start: then its last token takes its place.
+            tokens: Tokens of the prompt.
+            header: Tokens of the header. If a token spans its start, the last token of the prompt takes its place.
         """
         tokens = tuple(tokens)
-        ended = bool(header) and tokens[-len(header) :] == tuple(header)
-        end = len(tokens) - (len(header) if ended else 1)
+        has_header = bool(header) and tokens[-len(header) :] == tuple(header)
+        end = len(tokens) - (len(header) if has_header else 1)
         return [*self.pieces(tokens[:end]), tokens[end:]]
 
     def pieces(self, tokens: Sequence[int]) -> Iterator[Piece]:
-        """Those of a text without a header, which may be empty."""
+        """Yield the pieces of a prompt without a header, which may be empty."""
         tokens = tuple(tokens)
-        starts = [at for at in range(1, len(tokens)) if _begins(self._starts, tokens, at)]
+        starts = [index for index in range(1, len(tokens)) if _begins(self._starts, tokens, index)]
         if starts and tokens[: starts[0]] == self._bos and _begins(self._system, tokens, starts[0]):
-            del starts[0]  # instructions stand with it in a graph's root, too, and one finds what the other has encoded
+            del starts[0]  # graphs encode BOS and system prompt as one root, too: both share its KV
         for start, end in pairwise([0, *starts, len(tokens)] if tokens else []):
             size = end - start if _begins(self._own, tokens, start) else PIECE
             yield from (tokens[at : min(at + size, end)] for at in range(start, end, size))
@@ -194,9 +193,9 @@ def _begins(starts: Mapping[int, Sequence[Piece]], tokens: Piece, at: int) -> bo
 
 
 def _by_first(model: LoadedModel, frames: Sequence[str | PromptText]) -> Mapping[int, Sequence[Piece]]:
-    """Frames as tokens, by the first of them."""
+    """Return the token sequences of turn openings, grouped by first token."""
     texts = (PromptText.special(frame) if isinstance(frame, str) else frame for frame in frames)
-    found: dict[int, list[Piece]] = {}
+    by_token: dict[int, list[Piece]] = {}
     for start in dict.fromkeys(tuple(model.encode(text)) for text in texts if text.text.strip()):
-        found.setdefault(start[0], []).append(start)
-    return found
+        by_token.setdefault(start[0], []).append(start)
+    return by_token

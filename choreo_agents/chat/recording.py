@@ -1,4 +1,4 @@
-"""Calls of chat models in a recording: no run of a graph has made them, so a thread's calls are one."""
+"""Recording of chat-model calls outside of graphs: the calls of one thread form one run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from choreo_agents.engine.recording.recorder import Recorder, key_path
 
 
 class RecordedChats:
-    """The calls of one engine that are written down, from now on until `close`.
+    """Recording of one engine's chat-model calls, until `close`.
 
-    They are there to be looked at, and cannot be replayed: what a client makes of an answer is not known here. Thoughts
-    are masked as in recordings of graphs.
+    It can be inspected, not replayed: what a client does with an answer is unknown. Thoughts are masked as in
+    recordings of graphs.
 
     Args:
-        engine: Whose.
-        path: A file that is not there yet.
+        engine: Engine to record.
+        path: A new file.
 
     Raises:
-        InvalidRequestError: The file is there, or something is being recorded.
+        InvalidRequestError: The file exists, or the engine already records.
     """
 
     def __init__(self, engine: Engine, path: Path) -> None:
@@ -36,7 +36,7 @@ class RecordedChats:
         self._calls: dict[int, int] = {}
 
     def close(self) -> None:
-        """All runs are over, and the file ends. Raises an `OSError` if it could not be written to its end."""
+        """End all runs and the file. Raises an `OSError` if the file could not be written completely."""
         for run in self._runs.values():
             self._recorder.write(RunEnded(run=run, at_s=self._recorder.at_s(), outcome="done"))
         self._runs.clear()
@@ -44,16 +44,16 @@ class RecordedChats:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The file that is written."""
         return self._recorder.path
 
     def note(self, call: ChatCall, asked_s: float, first_s: float | None) -> None:
-        """Write down a call that is said, while what it has read is held.
+        """Record a finished call, while its view is still leased.
 
         Args:
-            call: Which.
-            asked_s: When it was asked, as `time.perf_counter` counts.
-            first_s: When the first of its answer came; None: it has none.
+            call: The call.
+            asked_s: `time.perf_counter` at its start.
+            first_s: `time.perf_counter` at its first token; None: it has none.
         """
         decode, handle, message, recorder = call.decode, call.handle, call.message, self._recorder
         assert decode is not None and handle is not None and message is not None, "it is said"
@@ -97,12 +97,12 @@ class RecordedChats:
 
 
 def remove_recording(path: Path) -> None:
-    """Remove a recording and the key beside it, if they are there."""
-    for each in (path, key_path(path)):
-        each.unlink(missing_ok=True)
+    """Remove a recording and its key file, if they exist."""
+    for file in (path, key_path(path)):
+        file.unlink(missing_ok=True)
 
 
 def _words(message: AIMessage) -> str:
-    """An answer, and the calls of tools in it."""
+    """Return the text of an answer, and its tool calls, one a line."""
     calls = (f"{call['name']}({json.dumps(call['args'], ensure_ascii=False)})" for call in message.tool_calls)
     return "\n".join(filter(None, (message.text, *calls)))

@@ -1,4 +1,4 @@
-"""What an agent may call, in all forms that LangChain takes."""
+"""Tools of an agent: descriptions in OpenAI's format, made of all forms that LangChain takes."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import ChatFormat, TurnText, instructions, tools_prompt
 
 Tool = BaseTool | Callable[..., Any] | type | Mapping[str, Any]
-"""As `bind_tools` takes it: a tool, a function with a docstring, a pydantic model or TypedDict, or a description as
-OpenAI, Anthropic or JSON schema have it."""
+"""A tool as `bind_tools` takes it: a LangChain tool, a function with a docstring, a pydantic model or TypedDict, or a
+description in the format of OpenAI, Anthropic or JSON schema."""
 Described = tuple[Mapping[str, Any], ...]
-"""Descriptions of tools as OpenAI has them."""
+"""Descriptions of tools in OpenAI's format."""
 ToolChoice = str
-"""`"auto"`: it calls if it wants to; `"none"`: it cannot; `"required"`, or a tool's name: it makes one such call."""
+"""`"auto"`: may call; `"none"`: cannot call; `"required"`, or a tool's name: must make one such call."""
 
 
 def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any) -> Described:
-    """What an agent is told of its tools.
+    """Return the descriptions of an agent's tools; none if it cannot call them.
 
     Args:
-        agent: Whose they are.
-        tools: What it may call; None: nothing.
-        choice: Whether it must.
+        agent: Name of the agent.
+        tools: Its tools.
+        choice: See `ToolChoice`.
 
     Raises:
-        InvalidRequestError: One cannot be described, two have one name, or a choice cannot be kept.
+        InvalidRequestError: A tool cannot be described, two have the same name, or the choice cannot be met.
     """
     if tools is None:
         tools = ()
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise InvalidRequestError(f"the tools of {agent!r} must be in a list, as in [search], not {tools!r:.80}")
-    described = [_described(agent, tool) for tool in tools]
-    names = [each["function"]["name"] for each in described]
+    described = [_describe(agent, tool) for tool in tools]
+    names = [tool["function"]["name"] for tool in described]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise InvalidRequestError(f"{agent!r} has several tools named {twice[0]!r}: nobody could tell which is called")
     if choice not in ("auto", "none", *(["required", *names] if names else [])):
-        there = f"its tools are {', '.join(names)}: name one" if names else "it has no tools: give it some"
+        hint = f"its tools are {', '.join(names)}: name one" if names else "it has no tools: give it some"
         raise InvalidRequestError(
-            f"tool_choice={choice!r} of {agent!r} cannot be kept, for {there}, or leave tool_choice out"
+            f"tool_choice={choice!r} of {agent!r} cannot be kept, for {hint}, or leave tool_choice out"
         )
     return () if choice == "none" else tuple(described)
 
 
 def required_tools(tools: Described, choice: Any) -> tuple[Described, tuple[str, ...]]:
-    """The tools that a call is told of, and the names of those of which it must call one, if it must.
+    """Return the tools that a call may use, and the names of those of which it must call one.
 
     Args:
-        tools: All that may be called.
-        choice: `"auto"` or None: it calls if it wants to; `"none"` or False: it cannot; `"any"`, `"required"` or True:
-            it calls one; a tool's name, or a description as OpenAI has it: this one.
+        tools: All tools.
+        choice: `"auto"` or None: may call; `"none"` or False: cannot; `"any"`, `"required"` or True: must call one; a
+            tool's name, or OpenAI's object with one: must call this one.
 
     Raises:
         InvalidRequestError: There is no such tool.
     """
-    names = tuple(str(each["function"]["name"]) for each in tools)
+    names = tuple(str(tool["function"]["name"]) for tool in tools)
     if isinstance(choice, Mapping):
         function = choice.get("function")
         named = function.get("name") if isinstance(function, Mapping) else None
@@ -70,37 +70,37 @@ def required_tools(tools: Described, choice: Any) -> tuple[Described, tuple[str,
     if choice in ("any", "required", True) and names:
         return tools, names
     if choice not in names:
-        there = ", ".join(map(repr, names)) or "it has no tools: give it some"
-        raise InvalidRequestError(f"tool_choice={choice!r} is none of the tools that are there: {there}")
+        available = ", ".join(map(repr, names)) or "it has no tools: give it some"
+        raise InvalidRequestError(f"tool_choice={choice!r} is none of the tools that are there: {available}")
     return tools, (choice,)
 
 
-def _described(agent: str, tool: Tool) -> Mapping[str, Any]:
+def _describe(agent: str, tool: Tool) -> Mapping[str, Any]:
     try:
-        found = convert_to_openai_tool(tool)
+        description = convert_to_openai_tool(tool)
     except Exception as error:  # whatever a tool's own code, or pydantic, raises
         raise InvalidRequestError(
             f"{tool!r}, a tool of {agent!r}, cannot be described: give a function with a docstring, a pydantic model, "
             f"a LangChain tool or its description ({' '.join(str(error).split()):.200})"
         ) from error
-    function = found.get("function")
+    function = description.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(
             f"{tool!r}, a tool of {agent!r}, is no function: tools that a provider runs itself cannot be called here"
         )
     if not isinstance(function.get("parameters", {}), Mapping | None):
         raise InvalidRequestError(f"the parameters of {function['name']!r}, a tool of {agent!r}, must be a JSON schema")
-    return found
+    return description
 
 
 def own_turns(system: str | None, tools: Described, chat: ChatFormat, *, later: bool) -> list[TurnText]:
-    """The turns that tell an agent what it is told alone.
+    """Return the turns of an agent's system prompt and tools.
 
     Args:
-        system: Its system prompt, if it has one.
-        tools: What it may call.
-        chat: Its model's.
-        later: Whether anything stands before.
+        system: System prompt; None: it has none.
+        tools: Descriptions of its tools.
+        chat: Chat format of its model.
+        later: Whether other turns come before.
     """
     if tools:
         return tools_prompt(tools, system, chat, later=later)

@@ -1,5 +1,4 @@
-"""Chat messages as what is to be encoded: turns as a template reads them, or turns of our format, with the calls and
-results of a conversation as they are told to a model again."""
+"""Chat messages as turns to encode, with tool calls and results: by the chat template of a model, or in our format."""
 
 from __future__ import annotations
 
@@ -30,107 +29,107 @@ CALL_BLOCKS: Mapping[str, tuple[str, str, str]] = {
     "tool_call": ("name", "args", "id"),
     "function_call": ("name", "arguments", "call_id"),
 }
-"""Kinds of blocks that hold a call, and where: the tool's name, its arguments, the call's id."""
+"""Types of content blocks that hold a call, and their keys of tool name, arguments and call id."""
 THOUGHT_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "reasoning_content"})
-"""Kinds of blocks that hold what was thought before an answer."""
+"""Types of content blocks that hold thoughts."""
 _SIGNS = string.ascii_letters + string.digits
 _LENGTH = 9
-"""Letters and digits of a call's id: some chat templates take no other number of them."""
+"""Length of a call id: Mistral's chat templates accept no other."""
 
 
 def short_id(name: str) -> str:
-    """An id that every template takes, for one that anybody has given; the same for the same."""
+    """Return an id that every template accepts for any call id; deterministic."""
     if re.fullmatch(rf"[A-Za-z0-9]{{{_LENGTH}}}", name):
         return name
     number = int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest())
     return "".join(_SIGNS[number // len(_SIGNS) ** place % len(_SIGNS)] for place in range(_LENGTH))
 
 
-def calls_made(message: BaseMessage) -> list[ToolCall]:
-    """The calls that a message makes, with their ids as they were given: also those in blocks that a provider wrote."""
+def tool_calls_of(message: BaseMessage) -> list[ToolCall]:
+    """Return the calls of a message with their original ids, those in a provider's content blocks included."""
     if not isinstance(message, AIMessage):
         return []
     if isinstance(message.content, str) and not message.tool_calls and not message.invalid_tool_calls:
         return []
-    told = {call["id"] or "" for call in (*message.tool_calls, *message.invalid_tool_calls)}
+    ids = {call["id"] or "" for call in (*message.tool_calls, *message.invalid_tool_calls)}
     calls = [ToolCall(call["name"], call["args"], call["id"] or "") for call in message.tool_calls]
-    return calls + [call for call in _in_blocks(message) if call.id not in told]
+    return calls + [call for call in _calls_in_blocks(message) if call.id not in ids]
 
 
 def calls_in(message: BaseMessage) -> list[ToolCall]:
-    """The calls that a message makes, with ids that every template takes."""
-    return [replace(call, id=short_id(call.id)) for call in calls_made(message)]
+    """Return the calls of a message, with ids that every template accepts."""
+    return [replace(call, id=short_id(call.id)) for call in tool_calls_of(message)]
 
 
-def _in_blocks(message: AIMessage) -> Iterator[ToolCall]:
+def _calls_in_blocks(message: AIMessage) -> Iterator[ToolCall]:
     for block in message.content if isinstance(message.content, list) else []:
         if isinstance(block, dict) and (names := CALL_BLOCKS.get(str(block.get("type")))) is not None:
-            name, given, number = (block.get(each) for each in names)
+            name, arguments, number = (block.get(key) for key in names)
             try:
-                given = json.loads(given or "{}") if isinstance(given, str) else given
+                arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
             except (ValueError, RecursionError):
-                given = {"": given}  # cut off, and said all the same
-            yield ToolCall(str(name), given if isinstance(given, Mapping) else {}, str(number or ""))
+                arguments = {"": arguments}  # cut off: the call is kept
+            yield ToolCall(str(name), arguments if isinstance(arguments, Mapping) else {}, str(number or ""))
 
 
 def tools_called(messages: Iterable[BaseMessage]) -> dict[str, str]:
-    """Which tool each call names, by its id."""
-    return {call.id: call.name for message in messages for call in calls_made(message)}
+    """Return the name of the called tool by call id."""
+    return {call.id: call.name for message in messages for call in tool_calls_of(message)}
 
 
 def result_turn(message: ToolMessage, words: str, called: Mapping[str, str], chat: ChatFormat) -> TurnText:
-    """What a tool has returned.
+    """Return the turn of a tool result.
 
     Args:
-        message: Has it.
-        words: What it says.
-        called: Which tool each call names, by its id.
-        chat: The model's.
+        message: The result.
+        words: Its text.
+        called: Names of the called tools by call id.
+        chat: Chat format of the model.
     """
     tool = message.name or called.get(message.tool_call_id) or "tool"
     return tool_result_turn(words, tool, short_id(message.tool_call_id), chat)
 
 
 _WORDS = {"reasoning": "reasoning", "thinking": "thinking", "reasoning_content": "reasoning_content"}
-"""Where blocks that hold thoughts have their words, by their kinds; others are sealed by who wrote them."""
+"""Keys of the text in thought blocks, by type. Redacted thoughts are encrypted by their provider and have none."""
 _PIECES = ("tool_call_chunk", "invalid_tool_call", "input_json_delta")
-"""Kinds of blocks that say again what stands in a message's calls."""
+"""Types of content blocks that repeat the message's calls."""
 
 
 def words_in(message: BaseMessage) -> str:
-    """Return a message's text; in a tool's result a note stands for what is no text.
+    """Return the text of a message; in a tool result a note replaces each block that is no text.
 
     Raises:
-        InvalidRequestError: Any other message holds anything but text, thoughts and calls: says what.
+        InvalidRequestError: Another message holds blocks that are neither text, thoughts nor calls.
     """
-    known = {"text", *THOUGHT_BLOCKS, *((*CALL_BLOCKS, *_PIECES) if isinstance(message, AIMessage) else ())}
+    allowed = {"text", *THOUGHT_BLOCKS, *((*CALL_BLOCKS, *_PIECES) if isinstance(message, AIMessage) else ())}
     blocks = message.content if isinstance(message.content, list) else ()
-    others = [kind for each in blocks if isinstance(each, dict) and (kind := str(each.get("type"))) not in known]
+    foreign = [kind for block in blocks if isinstance(block, dict) and (kind := str(block.get("type"))) not in allowed]
     if isinstance(message, ToolMessage):
-        return "\n".join([*filter(None, [str(message.text)]), *(f"[{kind} left out: no text]" for kind in others)])
-    empty = any(isinstance(each, dict) and each.get("type") == "text" and each.get("text") is None for each in blocks)
-    if others or empty:
-        wrong = f"holds more than text, {others[0]!r}" if others else 'has a block of text without "text"'
-        whose = f"{message.name!r}" if message.name else {"human": "the user", "ai": "the model"}.get(message.type)
+        return "\n".join([*filter(None, [str(message.text)]), *(f"[{kind} left out: no text]" for kind in foreign)])
+    empty = any(isinstance(part, dict) and part.get("type") == "text" and part.get("text") is None for part in blocks)
+    if foreign or empty:
+        wrong = f"holds more than text, {foreign[0]!r}" if foreign else 'has a block of text without "text"'
+        author = f"{message.name!r}" if message.name else {"human": "the user", "ai": "the model"}.get(message.type)
         again = f", or remove it from its thread by RemoveMessage({message.id!r})" if message.id else ""
-        raise InvalidRequestError(f"a message of {whose or message.type} {wrong}: leave that out{again}")
+        raise InvalidRequestError(f"a message of {author or message.type} {wrong}: leave that out{again}")
     return str(message.text)
 
 
 def thoughts_of(message: BaseMessage) -> str:
-    """What a message says that its model has thought."""
+    """Return the text of the thoughts in a message."""
     blocks = message.content if isinstance(message.content, list) else ()
     thought = (block for block in blocks if isinstance(block, dict) and block.get("type") in _WORDS)
-    said = (block.get(_WORDS[str(block["type"])]) for block in thought)
-    # Bedrock has the words beside its signature of them.
-    return "".join(str((each.get("text") if isinstance(each, Mapping) else each) or "") for each in said)
+    texts = (block.get(_WORDS[str(block["type"])]) for block in thought)
+    # Bedrock has an object of text and signature here.
+    return "".join(str((text.get("text") if isinstance(text, Mapping) else text) or "") for text in texts)
 
 
 def template_turns(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates read them.
+    """Return messages as the dicts that Hugging Face chat templates take.
 
     Raises:
-        InvalidRequestError: One holds more than text.
+        InvalidRequestError: A message holds more than text.
     """
     called = tools_called(messages)
     return [_template_turn(message, called) for message in messages]
@@ -141,7 +140,7 @@ def _template_turn(message: BaseMessage, called: Mapping[str, str]) -> dict[str,
     if message.name:
         turn["name"] = message.name
     if isinstance(message, AIMessage):
-        turn["content"] = _said_by_model(message, turn["content"])
+        turn["content"] = _model_text(message, turn["content"])
         if thoughts := thoughts_of(message):
             turn["reasoning_content"] = thoughts
         if calls := calls_in(message):
@@ -156,7 +155,7 @@ def _template_turn(message: BaseMessage, called: Mapping[str, str]) -> dict[str,
 
 
 def role_of(message: BaseMessage) -> str:
-    """As templates call it."""
+    """Return the role of a message in chat templates."""
     if isinstance(message, ChatMessage):
         return message.role
     if isinstance(message, FunctionMessage):
@@ -166,8 +165,8 @@ def role_of(message: BaseMessage) -> str:
     )
 
 
-def _said_by_model(message: AIMessage, words: str) -> str:
-    """Its words, with what could not be read as a call: it was said all the same."""
+def _model_text(message: AIMessage, words: str) -> str:
+    """Return the text of an AI message, with its invalid calls as text."""
     for broken in message.invalid_tool_calls:
         words = f"{words}\n{broken['args']}".strip()
     return words
@@ -178,20 +177,18 @@ def message_turn(
     chat: ChatFormat,
     *,
     later: bool = True,
-    told: bool = False,
+    quoted: bool = False,
     called: Mapping[str, str] | None = None,
     opening: Mapping[str, Any] | None = None,
 ) -> TurnText:
-    """A chat message as a turn of its own: whatever it says, only its frame has control tokens.
-
-    What was thought before it is left out.
+    """Return a chat message as a turn, without its thoughts. Control tokens in its text are encoded as plain text.
 
     Args:
-        message: What is said.
-        chat: The model's.
-        later: Whether it comes after anything else, if it gives instructions.
-        told: Whether somebody else's answer is told to the reader, and is none of the model's own turns.
-        called: Which tool each call of the conversation names, by its id.
+        message: The message.
+        chat: Chat format of the model.
+        later: Of a system prompt: whether other turns come before.
+        quoted: Whether it is another agent's answer, and no assistant turn of the reader's.
+        called: Names of the called tools by call id.
         opening: How the turn of an answer starts: a `header`, or its `speaker`.
 
     Raises:
@@ -204,13 +201,13 @@ def message_turn(
         return result_turn(message, words, called or {}, chat)
     if not isinstance(message, AIMessage):
         return question(words, chat, message.name)
-    return _answer(message, words, chat, opening or {}, is_part=told and chat.merges is not None)
+    return _answer(message, words, chat, opening or {}, is_part=quoted and chat.merges is not None)
 
 
 def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[str, Any], *, is_part: bool) -> TurnText:
-    """What a model has said: its turn, or a part of a user's."""
+    """Return an AI message as an assistant turn, or as a part of a user turn."""
     header, name = opening.get("header"), opening.get("speaker") or message.name
-    words = _said_by_model(message, words)
+    words = _model_text(message, words)
     if calls := calls_in(message):
         words = f"{header} {words}".strip() if header else words
         if is_part:
@@ -222,5 +219,5 @@ def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[s
     start = PromptText.special(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")
     if is_part:
         return TurnText(start + chat.part(words), "part")
-    said = start + PromptText.plain(words)
-    return TurnText(chat.assistant.opening(None) + said + PromptText.special(chat.turn_end))
+    content = start + PromptText.plain(words)
+    return TurnText(chat.assistant.opening(None) + content + PromptText.special(chat.turn_end))

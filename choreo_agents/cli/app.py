@@ -1,4 +1,4 @@
-"""All that `choreo` does by itself; distributions add more (see `choreo_agents.terminal.commands`)."""
+"""The `choreo` command and its built-in commands; other distributions add more: `choreo_agents.terminal.commands`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ app = group(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         from importlib.metadata import version
 
         typer.echo(f"choreo-agents {version('choreo-agents')}")

@@ -1,4 +1,4 @@
-"""`choreo audit`: who can be influenced by whom in a graph."""
+"""`choreo audit`: lists which private contexts can influence which agents of a graph, before it runs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def audit(
         bool, typer.Option("--mermaid", help="Print the graph with the paths drawn in, for a Mermaid renderer.")
     ] = False,
 ) -> None:
-    """Who can be influenced by which private context, and how: proved from the graph alone.
+    """List which agents can be influenced by which private context, and how: proved from the graph alone.
 
-    A private context is what a speaker alone is told, or messages marked confidential. [red]encoding[/]: the reader
+    A private context is an agent's own system prompt, or messages marked confidential. [red]encoding[/]: the reader
     attends to KV that attended to it. [yellow]words[/]: only words decoded from it get there. For each the shortest
-    path is shown, and the edges whose change would cut it. The exit code is 1 if a promise is broken.
+    path is shown, and the edges whose change would cut it. The exit code is 1 if the graph's policy is violated.
 
-    The graph is had by importing its module, whose code runs: audit none that you would not run. Modules are looked for
-    in the current folder first, and only while that one is imported.
+    The graph's module is imported, so its code runs: audit only graphs that you would run. While it is imported, the
+    current folder is searched for modules first.
 
     [b]Examples[/b]
 
@@ -54,7 +54,7 @@ def audit(
         from choreo_agents.graph.drawing import draw_audit
 
     with errors_as_lines(console):
-        graph = _changed(load_graph(target), rules or [], keep or [])
+        graph = _with_changes(load_graph(target), rules or [], keep or [])
         report = graph.audit()
         if as_json:
             typer.echo(report.model_dump_json(indent=2))
@@ -65,17 +65,17 @@ def audit(
     raise typer.Exit(1 if report.violations else 0)
 
 
-def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGraph:
-    """The graph with rules and a policy to try."""
+def _with_changes(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGraph:
+    """Return the graph with the rules and the policy of `--set` and `--keep`."""
     for spelled in rules:
         pair, _, mode = spelled.partition("=")
         source, colon, reader = pair.partition(":")
         if not colon or not mode:
             raise ValueError(f"spell a rule as SOURCE:READER=MODE, not {spelled!r}")
-        graph = graph.with_rule(source, reader, cast("Mode", mode))  # what is no mode is refused there
+        graph = graph.with_rule(source, reader, cast("Mode", mode))  # `with_rule` rejects an unknown mode
     if keep:
-        kept = {name: frozenset(filter(None, who.split(","))) for name, _, who in (k.partition("=") for k in keep)}
-        confidential = {**graph.policy.confidential, **kept}
+        new = {name: frozenset(filter(None, names.split(","))) for name, _, names in (k.partition("=") for k in keep)}
+        confidential = {**graph.policy.confidential, **new}
         graph = graph.with_policy(graph.policy.model_copy(update={"confidential": confidential}))
     return graph
 

@@ -1,4 +1,4 @@
-"""`choreo compare`: a graph of the user's under several methods; a comparison's figures as a table, words and JSON."""
+"""`choreo compare`: runs the user's graph under several methods and prints the costs as a table, sentences or JSON."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from choreo_agents.terminal.options import JsonOption, ModelOption, bar, errors_
 if TYPE_CHECKING:
     from choreo_agents.graph.comparing import Comparison, Figure
 
-_TOLD: tuple[Figure, ...] = ("tokens_encoded", "first_token_s", "end_to_end_s")
+_FIGURES: tuple[Figure, ...] = ("tokens_encoded", "first_token_s", "end_to_end_s")
 
 
-def table_of(found: Comparison, title: str) -> RenderableType:
-    """Return counts and times of each method, how many times as much as choreo the others took, and what that means."""
-    table = titled(title, found.columns, found.columns[1:])
+def table_of(comparison: Comparison, title: str) -> RenderableType:
+    """Return a table of each method's counts and times and their ratios to choreo's, with a note that explains it."""
+    table = titled(title, comparison.columns, comparison.columns[1:])
     for column in table.columns:
         column.style = "bold" if column.header == "baseline/choreo" else ""
-    for row in found.rows():
+    for row in comparison.rows():
         table.add_row(*row)
     note = (
         "choreo: from the cache. baseline: text with a prefix cache. naive: text without one. All are forced to the "
-        f"same tokens; times are medians ({found.repeats} of each, in turn, on fresh engines), without functions and "
-        "tools. First token: mean, from a node's start, encoding of what it reads included."
+        f"same tokens; times are medians ({comparison.repeats} of each, in turn, on fresh engines), without functions "
+        "and tools. First token: mean, from a node's start, encoding of what it reads included."
     )
     return Group(table, Text(note, style="dim"))
 
 
-def summary(found: Comparison, what: str) -> Text:
-    """Return three sentences on what was seen of a `debate`, whichever way it went."""
+def summary(comparison: Comparison, name: str) -> Text:
+    """Return three sentences that compare choreo with both baselines; `name` is the workflow, as in `debate`."""
     words = {"tokens_encoded": ("fewer", "more", "as many")}
     (encoded, spoke, ended), (_, _, ended_plain) = (
-        [_times(found.ratio(twin, figure), *words.get(figure, ("sooner", "later", "as soon"))) for figure in _TOLD]
+        [_times(comparison.ratio(twin, key), *words.get(key, ("sooner", "later", "as soon"))) for key in _FIGURES]
         for twin in ("baseline", "naive")
     )
     return Text(
         f"Against text with a prefix cache, choreo encoded {encoded} tokens. Its agents' first words came {spoke}, and "
-        f"the whole {what} was over {ended}. Against text without one it was over {ended_plain}."
+        f"the whole {name} was over {ended}. Against text without one it was over {ended_plain}."
     )
 
 
-def as_object(found: Comparison) -> dict[str, Any]:
-    """Return costs by method, and the others' over choreo's, as JSON."""
+def as_object(comparison: Comparison) -> dict[str, Any]:
+    """Return the cost of each method and its ratio to choreo's, as plain JSON."""
     return {
-        "methods": {way: asdict(found.cost(way)) for way in found.ways},
-        "ratios": {way: {figure: found.ratio(way, figure) for figure in _TOLD} for way in found.ways[1:]},
+        "methods": {method: asdict(comparison.cost(method)) for method in comparison.ways},
+        "ratios": {method: {key: comparison.ratio(method, key) for key in _FIGURES} for method in comparison.ways[1:]},
     }
 
 
 def _times(ratio: float, more: str, less: str, same: str) -> str:
-    """How many times as much something else took, as a person says it."""
+    """Return a ratio in words, as in `1.50x fewer`."""
     if f"{max(ratio, 1 / ratio):.2f}" == "1.00":
         return same
     return f"{ratio:.2f}x {more}" if ratio >= 1 else f"{1 / ratio:.2f}x {less}"
@@ -83,11 +83,11 @@ def compare(
 ) -> None:
     """Run a graph from its cache and as text: tokens encoded, first token, end to end, and where answers differ.
 
-    An input is a line: a state, such as [b]{"messages": [["user", "What is new?"]]}[/b], or the words of a question in
-    quotes. The first method says what it says, and runs functions and tools; the same words are forced on all methods,
-    which are given what functions returned. Then the others decode freely, too, and answers are compared.
+    A line of INPUTS is a state, such as [b]{"messages": [["user", "What is new?"]]}[/b], or a question in quotes. The
+    first method decodes freely and runs functions and tools; its tokens and their results are then forced on all
+    methods, which are timed. At last the other methods decode freely, too, and answers are compared.
 
-    The graph is had by importing its module, whose code runs. Modules are looked for in the current folder first.
+    The graph's module is imported, so its code runs. The current folder is searched for modules first.
 
     [b]Examples[/b]
 
@@ -107,20 +107,20 @@ def compare(
         if not isinstance(app, CompiledChoreoGraph):
             app = app.compile(engine=stack.enter_context(Engine.load(load(console, model, loading))))
         with bar(console, "runs") as update:
-            found = compared(
+            comparison = compared(
                 app,
                 inputs,
                 methods=_names(methods),
                 strategies=_names(strategies),
                 repeats=repeats,
                 seed=seed,
-                progress=lambda done, of: update(completed=done, total=of),
+                progress=lambda completed, total: update(completed=completed, total=total),
             )
         if as_json:
-            answers = [{"answers": each.answers, "differs": each.differs} for each in found.inputs]
-            typer.echo(json.dumps({"repeats": repeats, **as_object(found), "inputs": answers}, indent=2))
+            answers = [{"answers": item.answers, "differs": item.differs} for item in comparison.inputs]
+            typer.echo(json.dumps({"repeats": repeats, **as_object(comparison), "inputs": answers}, indent=2))
         else:
-            _show(console, found)
+            _show(console, comparison)
 
 
 def _names(text: str) -> Any:
@@ -128,33 +128,33 @@ def _names(text: str) -> Any:
 
 
 def _read(path: Path) -> list[Any]:
-    """The inputs of a file.
+    """Return the inputs in a JSONL file.
 
     Raises:
-        ValueError: A line is no state and no question; says which.
+        ValueError: A line is neither a state nor a question; the message names it.
     """
-    found = []
+    inputs = []
     for number, line in enumerate(path.read_text().split("\n"), start=1):
         if line.strip():
             try:
-                found.append(json.loads(line))
+                inputs.append(json.loads(line))
             except ValueError as error:
                 raise ValueError(f"line {number} of {str(path)!r} is no JSON: {error}") from None
-            if not isinstance(found[-1], str | dict):
+            if not isinstance(inputs[-1], str | dict):
                 raise ValueError(f"line {number} of {str(path)!r} is no state and no question in quotes")
-    if not found:
+    if not inputs:
         raise ValueError(f"{str(path)!r} holds no inputs")
-    return found
+    return inputs
 
 
-def _show(console: Console, found: Comparison) -> None:
-    console.print(table_of(found, f"the same words under each method, {len(found.inputs)} inputs in all"))
-    for number, each in enumerate(found.inputs, start=1):
-        if each.differs is not None:
+def _show(console: Console, comparison: Comparison) -> None:
+    console.print(table_of(comparison, f"the same words under each method, {len(comparison.inputs)} inputs in all"))
+    for number, item in enumerate(comparison.inputs, start=1):
+        if item.differs is not None:
             console.print(
-                f"[yellow]input {number}: {escape(each.differs)} is the first to say something else; final answers:[/]"
+                f"[yellow]input {number}: {escape(item.differs)} is the first to say something else; final answers:[/]"
             )
-            for way, answer in each.answers.items():
-                console.print(f"  {way}: {escape(answer)}")
-    same = sum(each.differs is None for each in found.inputs)
-    console.print(f"{same} of {len(found.inputs)} inputs were answered word for word alike, decoding freely.")
+            for method, answer in item.answers.items():
+                console.print(f"  {method}: {escape(answer)}")
+    same = sum(item.differs is None for item in comparison.inputs)
+    console.print(f"{same} of {len(comparison.inputs)} inputs were answered word for word alike, decoding freely.")

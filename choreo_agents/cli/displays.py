@@ -1,4 +1,4 @@
-"""Live displays of a workflow that runs: messages in rows, a debate in columns, a tree as a tree."""
+"""Live terminal displays of a running workflow: messages in rows, a debate in columns, a tree of thoughts as a tree."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _TOKENS = ("tokens_reused", "tokens_encoded")
 
 @dataclass
 class TranscriptRow:
-    """A message, as far as it has come."""
+    """A message as far as it has been decoded."""
 
     node: str
     place: Place
     words: str = ""
     tokens: Mapping[str, int] = field(default_factory=dict)
-    """How many its call has read and encoded, by `_TOKENS`; empty until it is over."""
+    """Tokens that its call reused and encoded, by `_TOKENS`; empty until the call is over."""
 
     @property
     def cost(self) -> str:
@@ -44,57 +44,60 @@ class TranscriptRow:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of a tree."""
+    """A level of a tree of thoughts."""
 
     candidates: list[tuple[str, TranscriptRow]]
-    """Each with its name."""
+    """Names and messages."""
     voters: list[TranscriptRow]
     votes: Counter[str]
-    """How many voted for what, once they have."""
+    """Number of votes by ballot, so far."""
     elected: list[int]
-    """The candidates that go on, the best first."""
+    """Indices of the candidates that the next level continues, the best first; empty until all have voted."""
 
 
 class PlayDisplay:
-    """A row for each message, in the order in which they are asked for; rows fill side by side."""
+    """A display with a row for each message, in the order of supersteps; rows of one superstep fill side by side."""
 
     more: ClassVar[str] = ""
-    """Options that show another side of it."""
+    """Options that are worth a try next."""
 
     def __init__(self, console: Console, setting: Setting) -> None:
         self.setting, self.setup, self.item = setting, setting.setup, setting.item
         self.options: Any = self.setup.options
         self._spoken: dict[str, TranscriptRow] = {}
-        self._live = Live(self.shown(), console=console, refresh_per_second=20)
+        self._live = Live(self.render(), console=console, refresh_per_second=20)
 
     def __enter__(self) -> None:
         self._live.start()
 
     def __exit__(self, *_: object) -> None:
-        self._live.update(self.shown())
+        self._live.update(self.render())
         self._live.stop()
         if not self._live.console.is_terminal:
             self._live.console.print()  # without a cursor to move, the last frame ends in the middle of a line
 
     def add(self, node: str, message_id: str, text: str, place: Place) -> None:
-        """Append a piece of text to a node's message."""
+        """Append a chunk of text to a node's message."""
         self._spoken.setdefault(message_id, TranscriptRow(node, place)).words += text
-        self._live.update(self.shown())
+        self._live.update(self.render())
 
-    def told(self, cost: Mapping[str, Any]) -> None:
-        """Note what an agent read for the message that it has just said."""
-        waiting = [each for each in self._spoken.values() if each.node == cost["agent"] and not each.tokens]
-        for each in sorted(waiting, key=lambda each: each.words.strip() != cost["words"].strip())[:1]:
-            each.tokens = {name: cost[name] for name in _TOKENS}
-        self._live.update(self.shown())
+    def add_cost(self, cost: Mapping[str, Any]) -> None:
+        """Attach the token counts of a finished call to its message.
+
+        Parallel branches may leave several messages without counts: the one with the call's text is preferred.
+        """
+        waiting = [row for row in self._spoken.values() if row.node == cost["agent"] and not row.tokens]
+        for row in sorted(waiting, key=lambda row: row.words.strip() != cost["words"].strip())[:1]:
+            row.tokens = {name: cost[name] for name in _TOKENS}
+        self._live.update(self.render())
 
     def of(self, *nodes: str) -> list[TranscriptRow]:
-        """Return the messages of these nodes, or of all, in the order of their places."""
-        said = (each for each in self._spoken.values() if not nodes or each.node in nodes)
-        return sorted(said, key=lambda each: (each.place, each.node))
+        """Return the messages of these nodes, or of all nodes, by superstep and branch."""
+        rows = (row for row in self._spoken.values() if not nodes or row.node in nodes)
+        return sorted(rows, key=lambda row: (row.place, row.node))
 
     def opening(self, model: str, variant: str) -> RenderableType:
-        """Return the panel above the display: model, method, and what is to be done."""
+        """Return the panel above the display: model, method and task."""
         lines = Table.grid(padding=(0, 1))
         lines.add_column(style="bold")
         lines.add_column()
@@ -104,47 +107,47 @@ class PlayDisplay:
         return Panel(lines, title=title, title_align="left", expand=False)
 
     def rows(self) -> Iterator[tuple[str, Text]]:
-        """The names of what is given, and what they stand for."""
+        """Yield the rows of the opening panel: names and texts of the item's fields, without the right answers."""
         from choreo_agents.workflows.playing import item_words
 
         hidden = ("answer", "answers", "concepts")
         yield from ((name, Text(words)) for name, words in item_words(self.item) if name not in hidden)
 
-    def shown(self) -> RenderableType:
-        """Return what is seen now."""
+    def render(self) -> RenderableType:
+        """Return the display's current frame."""
         table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(ratio=1, overflow="fold")
-        for each in self.of():
-            table.add_row(each.node, self.words(each))
+        for row in self.of():
+            table.add_row(row.node, self.words(row))
         return table
 
-    def words(self, said: TranscriptRow, *, cost: bool = True) -> Text:
-        """A message and what it cost, green if it states the answer."""
-        right = self.score(said)
-        style = "" if right is None else "green" if right else "yellow" if said.tokens else ""
-        return Text.assemble((said.words.strip(), style), (f"\n{said.cost}" if cost and said.cost else "", "dim"))
+    def words(self, row: TranscriptRow, *, cost: bool = True) -> Text:
+        """Return a message's text and its cost: green if it states the right answer, yellow if it is over without."""
+        right = self.score(row)
+        style = "" if right is None else "green" if right else "yellow" if row.tokens else ""
+        return Text.assemble((row.words.strip(), style), (f"\n{row.cost}" if cost and row.cost else "", "dim"))
 
-    def score(self, said: TranscriptRow) -> float | None:
-        """1 if a message states the right answer, None if nobody can say."""
-        known = getattr(self.item, "answer", None) is not None and "answer" in self.setup.prompts.texts
-        return self.item.score(read_answer(said.words, self.setup.prompts("answer"))) if known else None
+    def score(self, row: TranscriptRow) -> float | None:
+        """Return 1 if a message states the right answer, 0 if not, None if the item or the prompts define none."""
+        has_answer = getattr(self.item, "answer", None) is not None and "answer" in self.setup.prompts.texts
+        return self.item.score(read_answer(row.words, self.setup.prompts("answer"))) if has_answer else None
 
     def messages(self) -> list[dict[str, Any]]:
-        """All that was said, as JSON."""
-        return [self.who(each) | {"words": each.words, "score": self.score(each), **each.tokens} for each in self.of()]
+        """Return all messages as plain JSON."""
+        return [self.speaker(row) | {"words": row.words, "score": self.score(row), **row.tokens} for row in self.of()]
 
-    def who(self, said: TranscriptRow) -> dict[str, Any]:
-        """Return the speaker of a message, as JSON."""
-        return {"node": said.node}
+    def speaker(self, row: TranscriptRow) -> dict[str, Any]:
+        """Return the speaker of a message, as plain JSON."""
+        return {"node": row.node}
 
     def facts(self) -> dict[str, Any]:
-        """Return what the display shows beside messages, as JSON."""
+        """Return what the display shows besides messages, as plain JSON."""
         return {}
 
 
 class DebateDisplay(PlayDisplay):
-    """One column an agent, one row a round; cells fill while the agents speak."""
+    """A display with a column for each agent and a row for each round; cells fill while the agents speak."""
 
     more = "--agents 5 --rounds 3"
 
@@ -154,12 +157,12 @@ class DebateDisplay(PlayDisplay):
         return list(case.agents(self.options, self.setup.prompts))
 
     def rows(self) -> Iterator[tuple[str, Text]]:
-        """The question, what all agents read, what each was told alone, and what to watch for."""
+        """Yield the question, the start of the shared record, each agent's private notes, and which notes are wrong."""
         yield "asked", Text(self.item.question)
         if record := self.item.record:
             begins = " ".join(record[0].split()[:14])
-            held = f"{len(record)} reports, {self.facts()['record_tokens']:,} tokens, read by all: "
-            yield "record", Text.assemble(held, (f"{begins} ...", "dim"))
+            size = f"{len(record)} reports, {self.facts()['record_tokens']:,} tokens, read by all: "
+            yield "record", Text.assemble(size, (f"{begins} ...", "dim"))
         mistaken = [self._agents[place] for place in self.item.mistaken if place < len(self._agents)]
         for agent, notes in zip(self._agents, self.item.notes, strict=False):
             yield agent, Text(notes, style="yellow" if agent in mistaken else "dim")
@@ -167,20 +170,20 @@ class DebateDisplay(PlayDisplay):
             wrong = f"The notes of {' and '.join(mistaken)} are wrong on purpose"
             yield "watch", Text(f"{wrong}: see who convinces whom.", style="bold")
 
-    def shown(self) -> RenderableType:
+    def render(self) -> RenderableType:
         table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
         table.add_column("round", justify="right", style="dim")
         for agent in self._agents:
             table.add_column(agent, ratio=1, overflow="fold")
-        said = [self.of(agent) for agent in self._agents]
-        over = min(sum(bool(each.tokens) for each in of_one) for of_one in said)
+        columns = [self.of(agent) for agent in self._agents]
+        over = min(sum(bool(row.tokens) for row in column) for column in columns)
         for at in range(self.options.rounds):
             waits = Text("reads ..." if over >= at else "", style="dim")
-            table.add_row(str(at + 1), *(self.words(each[at]) if at < len(each) else waits for each in said))
+            table.add_row(str(at + 1), *(self.words(column[at]) if at < len(column) else waits for column in columns))
         return table
 
-    def who(self, said: TranscriptRow) -> dict[str, Any]:
-        return {"round": 1 + self.of(said.node).index(said), "agent": said.node}
+    def speaker(self, row: TranscriptRow) -> dict[str, Any]:
+        return {"round": 1 + self.of(row.node).index(row), "agent": row.node}
 
     def facts(self) -> dict[str, Any]:
         model = self.setting.model
@@ -189,7 +192,7 @@ class DebateDisplay(PlayDisplay):
 
 
 class TreeDisplay(PlayDisplay):
-    """Each level's candidates with the votes for them, then what the last speaker makes of the best."""
+    """A display of each level's candidates and votes, then of the final answer, as a tree."""
 
     more = "--depth 2 --keep 2"
 
@@ -198,7 +201,7 @@ class TreeDisplay(PlayDisplay):
         watch = "Candidates slip, and so do voters, who read them all: see what most vote for."
         yield "watch", Text(watch, style="bold")
 
-    def shown(self) -> RenderableType:
+    def render(self) -> RenderableType:
         from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST
 
         tree, best = Tree(Text(self.item.question, style="bold"), guide_style="dim"), ""
@@ -206,50 +209,50 @@ class TreeDisplay(PlayDisplay):
         for number, level in enumerate(self.levels(), start=1):
             names = [name for name, _ in level.candidates]
             branch = tree.add(f"[bold]level {number}[/]")
-            for at, (name, said) in enumerate(level.candidates):
+            for at, (name, row) in enumerate(level.candidates):
                 chosen = ("bold reverse", "  goes on") if at in level.elected else ("bold", "")
-                branch.add(self._leaf(name, said, *chosen))
+                branch.add(self._leaf(name, row, *chosen))
             tally = ", ".join(f"{cast} for {vote.removesuffix('.')}" for vote, cast in level.votes.most_common())
             polled = tree.add(Text(f"votes: {tally}", style="bold")) if level.voters else tree
-            for place, said in enumerate(level.voters, start=1):
-                polled.add(self._leaf(f"{voter} {place}", said))
+            for place, row in enumerate(level.voters, start=1):
+                polled.add(self._leaf(f"{voter} {place}", row))
             best = names[level.elected[0]] if level.elected else ""
-        for said in self.of(FINALIST):
-            tree.add(self._leaf(f"{last}, who reads {best}'s thought", said))
+        for row in self.of(FINALIST):
+            tree.add(self._leaf(f"{last}, who reads {best}'s thought", row))
         return Group("", tree, "")
 
-    def _leaf(self, name: str, said: TranscriptRow, style: str = "bold", more: str = "") -> Text:
-        words = self.words(said, cost=False)
-        return Text.assemble((name, style), (more, "bold"), (f"  {said.cost}", "dim"), "\n", words)
+    def _leaf(self, name: str, row: TranscriptRow, style: str = "bold", more: str = "") -> Text:
+        words = self.words(row, cost=False)
+        return Text.assemble((name, style), (more, "bold"), (f"  {row.cost}", "dim"), "\n", words)
 
     def levels(self) -> list[Level]:
-        """Each level, as far as it has come."""
+        """Return the tree's levels as far as they have been decoded."""
         from choreo_agents.workflows.cases.tree_of_thoughts import ballot_of
         from choreo_agents.workflows.graphs.tree_of_thoughts import THINKER, VOTER, candidate_name, elect
 
-        prompts, size, found = self.setup.prompts, self.options, list[Level]()
+        prompts, size, levels = self.setup.prompts, self.options, list[Level]()
         names = map(partial(candidate_name, prompts.names("speakers")), count())
-        steps = [[[*said] for _, said in groupby(self.of(node), lambda it: it.place[0])] for node in (THINKER, VOTER)]
+        steps = [[[*rows] for _, rows in groupby(self.of(node), lambda row: row.place[0])] for node in (THINKER, VOTER)]
         for thinkers, voters in zip_longest(*steps, fillvalue=[]):
-            candidates = [(next(names), said) for said in thinkers]
-            cast = [said.words for said in voters if said.tokens]
-            ballots = [ballot_of(prompts)(name, said.words.strip()) for name, said in candidates]
+            candidates = [(next(names), row) for row in thinkers]
+            cast = [row.words for row in voters if row.tokens]
+            ballots = [ballot_of(prompts)(name, row.words.strip()) for name, row in candidates]
             elected = (
                 elect(cast, ballots, answer_prefix=prompts("answer_prefix"), seats=size.keep)
                 if len(cast) == size.voters
                 else []
             )
             votes = Counter(words.rpartition(prompts("answer_prefix"))[2].strip() for words in cast)
-            found.append(Level(candidates, voters, votes, elected))
-        return found
+            levels.append(Level(candidates, voters, votes, elected))
+        return levels
 
     def facts(self) -> dict[str, Any]:
-        told = []
+        levels = []
         for level in self.levels():
             names = [name for name, _ in level.candidates]
-            told.append({"candidates": names, "votes": level.votes, "elected": [names[at] for at in level.elected]})
-        return {"levels": told}
+            levels.append({"candidates": names, "votes": level.votes, "elected": [names[at] for at in level.elected]})
+        return {"levels": levels}
 
 
 DISPLAYS: Mapping[str, type[PlayDisplay]] = {"debate": DebateDisplay, "tree_of_thoughts": TreeDisplay}
-"""By workflow, of those that have their own."""
+"""Displays by workflow; all other workflows have `PlayDisplay`."""

@@ -1,4 +1,4 @@
-"""Graphs by name, as commands take them: `module:graph`."""
+"""Import graphs by the names that commands take: `module:graph`."""
 
 from __future__ import annotations
 
@@ -15,57 +15,56 @@ from choreo_agents.graph import ChoreoGraph, CompiledChoreoGraph
 
 
 def named_graph(target: str) -> ChoreoGraph | CompiledChoreoGraph:
-    """The graph that `module:name` is, or makes when it is called without arguments: the module's code runs for that.
+    """Import and return the graph `module:name`; if it is a function, call it without arguments.
 
-    Modules are looked for in the current folder first, while the graph is loaded and no longer: what lies there must
-    not take the place of what is imported later. A graph that runs may import more of what is its own: let it run in a
-    `current_folder` block.
+    The current folder is searched for modules first, but only while the graph is loaded: its files must not shadow
+    modules that are imported later. Run the graph in a `current_folder` block if it imports more modules of its own.
 
     Raises:
-        InvalidRequestError: There is none.
+        InvalidRequestError: There is no such graph.
     """
     module_name, colon, name = target.partition(":")
     if not colon or not name:
         raise InvalidRequestError(f"name the graph as module:graph, not {target!r}")
     with current_folder():
-        named = _named(module_name.removesuffix(".py").replace("/", "."), name)
-    if not isinstance(named, ChoreoGraph | CompiledChoreoGraph):
-        raise InvalidRequestError(f"{target!r} is no ChoreoGraph, and does not make one: it is {named!r}")
-    return named
+        graph = _import_object(module_name.removesuffix(".py").replace("/", "."), name)
+    if not isinstance(graph, ChoreoGraph | CompiledChoreoGraph):
+        raise InvalidRequestError(f"{target!r} is no ChoreoGraph, and does not make one: it is {graph!r}")
+    return graph
 
 
-def _named(module_name: str, name: str) -> Any:
+def _import_object(module_name: str, name: str) -> Any:
     try:
-        named: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InvalidRequestError(f"there is no module {module_name!r}: {error}") from error
     for part in name.split("."):
-        named = getattr(named, part, None)
-    if not callable(named) or isinstance(named, ChoreoGraph | CompiledChoreoGraph):
-        return named
+        value = getattr(value, part, None)
+    if not callable(value) or isinstance(value, ChoreoGraph | CompiledChoreoGraph):
+        return value
     try:
-        inspect.signature(named).bind()
+        inspect.signature(value).bind()
     except TypeError as error:
         raise InvalidRequestError(f"'{module_name}:{name}' cannot be called without arguments: {error}") from error
-    return named()
+    return value()
 
 
 @contextmanager
 def current_folder() -> Iterator[None]:
-    """A block in which modules are looked for there first."""
-    here = str(Path.cwd())
-    if here in sys.path:
+    """Search the current folder for modules first, inside the block."""
+    folder = str(Path.cwd())
+    if folder in sys.path:
         yield
         return
-    sys.path.insert(0, here)
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        with suppress(ValueError):  # the module itself may have taken it away
-            sys.path.remove(here)
+        with suppress(ValueError):  # the module itself may have removed it
+            sys.path.remove(folder)
 
 
 def load_graph(target: str) -> ChoreoGraph:
-    """The same, not compiled."""
-    named = named_graph(target)
-    return cast("ChoreoGraph", named.builder) if isinstance(named, CompiledChoreoGraph) else named
+    """Return the graph `module:name` uncompiled; see `named_graph`."""
+    graph = named_graph(target)
+    return cast("ChoreoGraph", graph.builder) if isinstance(graph, CompiledChoreoGraph) else graph

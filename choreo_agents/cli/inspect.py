@@ -1,4 +1,4 @@
-"""`choreo inspect`: what an engine holds after a run."""
+"""`choreo inspect memory`: shows the KV memory that an engine holds after a run, by tier and author."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from choreo_agents.kv.entry import TierName
 
 _WHERE: Mapping[TierName, str] = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
-"""What tiers are called here, in their order."""
+"""Column headings by tier, the fastest tier first."""
 
 
 @takes_loading
@@ -36,10 +36,10 @@ def memory(
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
-    """Hold a debate, and show who keeps how much KV memory in which tier at its end.
+    """Run a debate, and show at its end how much KV memory each agent's messages take in each tier.
 
-    With a small pool, messages leave it for the host, the disk, or nowhere, and come back, or are computed again from
-    their lineage, when they are read. In a program of your own, [b]engine.kv.memory_map()[/b] gives the same.
+    With a small pool, messages are offloaded to the host or the disk, or evicted. When they are read they are copied
+    back, or encoded again from their lineage. In your own program, [b]engine.kv.memory_map()[/b] returns the same.
 
     [b]Examples[/b]
 
@@ -55,9 +55,9 @@ def memory(
 
     with errors_as_lines(console):
         loaded = load(console, model, loading)
-        token = loaded.adapter.geometry.bytes_per_token
-        kept = Memory(kv_budget_bytes=pool_tokens * token, host_bytes=host_tokens * token, disk=disk)
-        setting = setting_of(loaded, seed, agents=agents, rounds=rounds, reports=0, memory=kept)
+        token_bytes = loaded.adapter.geometry.bytes_per_token
+        budget = Memory(kv_budget_bytes=pool_tokens * token_bytes, host_bytes=host_tokens * token_bytes, disk=disk)
+        setting = setting_of(loaded, seed, agents=agents, rounds=rounds, reports=0, memory=budget)
         with console.status("holding the debate ..."):
             memory_map = run_method(setting, "choreo").memory
         if as_json:
@@ -73,20 +73,20 @@ def memory(
         )
 
 
-def _tiers(found: MemoryMap) -> Table:
+def _tiers(memory_map: MemoryMap) -> Table:
     numbers = ("bytes", "tokens", "budget, bytes")
     table = titled("KV memory by tier", ("tier", *numbers), numbers)
-    for tier, held in found.tiers.items():
-        budget = found.budgets[tier]
-        tokens = f"{held // found.bytes_per_token:,}"
-        table.add_row(_WHERE[tier], f"{held:,}", tokens, f"{budget:,}" if budget else "none")
+    for tier, size in memory_map.tiers.items():
+        budget = memory_map.budgets[tier]
+        tokens = f"{size // memory_map.bytes_per_token:,}"
+        table.add_row(_WHERE[tier], f"{size:,}", tokens, f"{budget:,}" if budget else "none")
     return table
 
 
-def _authors(found: MemoryMap) -> Table:
+def _authors(memory_map: MemoryMap) -> Table:
     counted = ("messages", "leases", *_WHERE.values(), "pinned")
     table = titled("Tokens by author, and the fastest tier that has them", ("author", *counted), counted)
-    for author, kept in found.authors.items():
-        numbers = (kept.messages, kept.leases, *(kept.tokens[tier] for tier in _WHERE), kept.pinned_tokens)
-        table.add_row(escape(author) or "[dim]nobody named[/]", *(f"{each:,}" if each else "·" for each in numbers))
+    for author, usage in memory_map.authors.items():
+        numbers = (usage.messages, usage.leases, *(usage.tokens[tier] for tier in _WHERE), usage.pinned_tokens)
+        table.add_row(escape(author) or "[dim]nobody named[/]", *(f"{count:,}" if count else "·" for count in numbers))
     return table

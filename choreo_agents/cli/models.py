@@ -1,4 +1,4 @@
-"""`choreo models`: whether a model can be served, how it is fed, and what it needs; and models to measure with."""
+"""`choreo models`: checks whether a model can be served and what it needs, and writes random models to measure with."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 ShapeName = Literal["smollm2-135m", "six-layers", "qwen3-0.6b", "llama-8b"]
 REFUSED = 2
-"""Exit code: it cannot be served."""
+"""Exit code for a model that cannot be served."""
 _SHOWN = "Ann speaks again"
-"""The view that is shown in full: all have spoken in it."""
+"""Title of the view that is printed in full: every agent has a message in it."""
 
 
 @takes_loading
@@ -46,13 +46,13 @@ def check(
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
-    """Say whether a model can be served exactly, how agents' conversations look to it, and what it needs.
+    """Check whether a model can be served exactly, how it sees agents' conversations, and what memory it needs.
 
-    Its configuration and its tokenizer are enough. Three agents settle a question, and what each of them reads stands
-    beside what the model's own chat template writes of it. Where the weights are there, too, its layers are measured,
-    and its logits compared with the plain model's after moving cached keys.
+    Its configuration and its tokenizer are enough. Views of a conversation between three agents are compared with the
+    model's own chat template. If the weights are there, too, its layers are measured, and its logits after moving
+    cached keys are compared with the plain model's.
 
-    Ends with 0 if it can be served, with 2 if it cannot.
+    The exit code is 0 if the model can be served, and 2 if it cannot.
 
     [b]Examples[/b]
 
@@ -68,8 +68,8 @@ def check(
         try:
             chosen = {name: _variable(value) for name, value in named_values("--chat", chat).items()}
             with waiting(console, f"reading the small files of [b]{escape(model)}[/b] ..."):
-                found = check_model(model, device=loading.device, dtype=loading.dtype, chat=chosen)
-            fits = found.memory.measured and found.memory.holds_weights
+                report = check_model(model, device=loading.device, dtype=loading.dtype, chat=chosen)
+            fits = report.memory.measured and report.memory.holds_weights
             loaded = load(console, model, loading) if measure and fits else None
         except Exception as error:
             if as_json:
@@ -77,15 +77,15 @@ def check(
             raise
     if as_json:
         figures = None if loaded is None else measured(loaded)
-        typer.echo(json.dumps(found.as_object() | {"measured": figures}, indent=2))
+        typer.echo(json.dumps(report.as_object() | {"measured": figures}, indent=2))
     else:
-        report_check(console, found, measured=loaded is not None, wanted=measure)
+        report_check(console, report, measured=loaded is not None, measure=measure)
         if loaded is not None:
             report_measured(console, loaded, measured(loaded))
 
 
 def _variable(value: str) -> Any:
-    """Read a variable of a chat template, as it is typed: JSON is what it says, all else is text."""
+    """Parse the value of a chat template's variable as JSON; what is no JSON is text."""
     try:
         return json.loads(value)
     except ValueError:
@@ -93,7 +93,7 @@ def _variable(value: str) -> Any:
 
 
 def measured(loaded: LoadedModel) -> Mapping[str, Any]:
-    """What was measured, JSON-plain."""
+    """Return what was measured on a loaded model, as plain JSON."""
     from choreo_agents.attention.backends import backend_name, why_not_faster
 
     probe = loaded.probe
@@ -106,61 +106,61 @@ def measured(loaded: LoadedModel) -> Mapping[str, Any]:
     return {"parameters": loaded.adapter.parameters, "error": probe.error, "rounding": probe.tolerance, **computed}
 
 
-def report_check(console: Console, found: ModelCheck, *, measured: bool, wanted: bool) -> None:
-    """Print what a model's small files tell.
+def report_check(console: Console, report: ModelCheck, *, measured: bool, measure: bool) -> None:
+    """Print the check of a model's configuration and tokenizer.
 
     Args:
-        console: Where.
-        found: What they tell.
-        measured: Whether its weights have been measured, too.
-        wanted: Whether they were to be.
+        console: Where it is printed.
+        report: The check.
+        measured: Whether the weights have been measured, too.
+        measure: Whether the user wants them measured.
     """
-    name = escape(found.name)
+    name = escape(report.name)
     if measured:
         console.print(f"[green]{name} can be served exactly[/]")
     else:
-        console.print(f"[green]{name} can be served[/], as far as its small files tell: {_unmeasured(found, wanted)}")
-    console.print(_facts(found))
-    same = [each.tokens for each in found.shared] == [each.tokens for each in found.reencoded]
-    for comparisons in (found.shared,) if same else (found.shared, found.reencoded):
-        [shown] = [each for each in comparisons if each.view.title == _SHOWN]
+        console.print(f"[green]{name} can be served[/], as far as its small files tell: {_unmeasured(report, measure)}")
+    console.print(_facts(report))
+    same = [view.tokens for view in report.shared] == [view.tokens for view in report.reencoded]
+    for comparisons in (report.shared,) if same else (report.shared, report.reencoded):
+        [shown] = [comparison for comparison in comparisons if comparison.view.title == _SHOWN]
         console.print(_view(shown))
         if shown.template_text is not None and not shown.equal:
             console.print(f"  [b]The template's own[/], {len(shown.template_tokens or ()):,} tokens:")
-            console.print(f"  {_visible(shown.template_text)}\n", soft_wrap=True)
+            console.print(f"  {_show_ends(shown.template_text)}\n", soft_wrap=True)
     if same:
         console.print("Reencoded edges show the same tokens, encoded again behind what their reader sees.\n")
-    if not found.has_template:
+    if not report.has_template:
         console.print("The tokenizer has no chat template: turns are plain lines, and there is nothing to compare.\n")
         return
-    console.print(_comparisons(found.shared if same else (*found.shared, *found.reencoded)))
+    console.print(_comparisons(report.shared if same else (*report.shared, *report.reencoded)))
 
 
-def _unmeasured(found: ModelCheck, wanted: bool) -> str:
-    if not wanted:
+def _unmeasured(report: ModelCheck, measure: bool) -> str:
+    if not measure:
         return "its weights were not measured"
-    if not found.memory.measured:
+    if not report.memory.measured:
         return "its weights are not here; loading them measures the rest"
-    return f"its weights do not fit what {found.device} has free, so they were not measured"
+    return f"its weights do not fit what {report.device} has free, so they were not measured"
 
 
-def _facts(found: ModelCheck) -> Table:
+def _facts(report: ModelCheck) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for label, said in _lines(found):
-        table.add_row(label, said)
+    for label, text in _lines(report):
+        table.add_row(label, text)
     table.add_row()
     return table
 
 
-def _lines(found: ModelCheck) -> Iterator[tuple[str, str]]:
-    facts, dtype, memory = found.facts, found.dtype, found.memory
+def _lines(report: ModelCheck) -> Iterator[tuple[str, str]]:
+    facts, dtype, memory = report.facts, report.dtype, report.memory
     yield "model type", escape(facts.model_type)
-    own, served = (str(each).removeprefix("torch.") for each in (dtype.own, dtype.served))
+    own, served = (str(value).removeprefix("torch.") for value in (dtype.own, dtype.served))
     quantised = "" if dtype.quantised is None else f", quantised by {escape(dtype.quantised)}"
-    yield "dtype", f"{served} on {found.device} ({escape(dtype.why)}; stored in {own}{quantised})"
-    yield "context", f"{facts.context:,} tokens; {_layers(found)}"
+    yield "dtype", f"{served} on {report.device} ({escape(dtype.why)}; stored in {own}{quantised})"
+    yield "context", f"{facts.context:,} tokens; {_layers(report)}"
     by = "as stored" if memory.measured else "by the configuration"
     fits = "fits" if memory.holds_context else "does not fit" if memory.holds_weights else "the weights do not fit"
     yield (
@@ -169,14 +169,14 @@ def _lines(found: ModelCheck) -> Iterator[tuple[str, str]]:
         f"{_size(memory.kv_of_context)} a whole context: {fits} in the {_size(memory.free)} that are free",
     )
     for token in facts.stop_tokens:
-        kept = "part of what closes a turn" if token.closes else "no message has it: it is left out"
-        yield "stops at", f"{_visible(token.text)} ({token.id}, {' and '.join(token.said_by)}): {kept}"
-    ends = _visible(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it"
+        note = "part of what closes a turn" if token.closes else "no message has it: it is left out"
+        yield "stops at", f"{_show_ends(token.text)} ({token.id}, {' and '.join(token.said_by)}): {note}"
+    ends = _show_ends(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it"
     yield "an answer ends with", ends
 
 
-def _layers(found: ModelCheck) -> str:
-    layers = found.facts.layers
+def _layers(report: ModelCheck) -> str:
+    layers = report.facts.layers
     if set(layers) == {"all"}:
         return "every layer sees all of it"
     return ", ".join(
@@ -189,23 +189,23 @@ def _view(shown: ViewComparison) -> Table:
     title = f"{shown.view.title}, over {shown.view.edges} edges: {len(shown.tokens):,} tokens"
     table = titled(title, ("message", "as the model sees it"))
     for label, text in shown.messages:
-        table.add_row(escape(label), _visible(text))
+        table.add_row(escape(label), _show_ends(text))
     return table
 
 
 def _comparisons(comparisons: Sequence[ViewComparison]) -> Table:
     counts = ("tokens", "template's")
     table = titled("Beside the chat template", ("view", "edges", *counts, "the same"), counts)
-    for each in comparisons:
-        theirs = each.template_tokens
-        said = "the template raises" if theirs is None else "[green]yes[/]" if each.equal else "no"
-        written = "" if theirs is None else f"{len(theirs):,}"
-        table.add_row(each.view.title, each.view.edges, f"{len(each.tokens):,}", written, said)
+    for comparison in comparisons:
+        tokens = comparison.template_tokens
+        same = "the template raises" if tokens is None else "[green]yes[/]" if comparison.equal else "no"
+        count = "" if tokens is None else f"{len(tokens):,}"
+        table.add_row(comparison.view.title, comparison.view.edges, f"{len(comparison.tokens):,}", count, same)
     return table
 
 
-def _visible(text: str) -> str:
-    """Text in which ends of lines are seen."""
+def _show_ends(text: str) -> str:
+    """Return text as markup that shows line ends."""
     return escape(text).replace("\n", "⏎")
 
 
@@ -221,7 +221,7 @@ def report_measured(console: Console, loaded: LoadedModel, figures: Mapping[str,
     adapter, probe = loaded.adapter, loaded.probe
     table = titled("Measured on its weights", ("layers", "positions", "window", "soft cap"))
     for kind in dict.fromkeys(adapter.kinds):
-        layers = [layer for layer, other in enumerate(adapter.kinds) if other == kind]
+        layers = [layer for layer, layer_kind in enumerate(adapter.kinds) if layer_kind == kind]
         window = "all" if kind.window is None else f"{kind.window} tokens"
         table.add_row(_ranges(layers), _positions(kind.rotation), window, f"{kind.softcap or 'none'}")
     console.print(table)
@@ -245,8 +245,9 @@ def _positions(rotation: PureRotation | None) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`0-3, 5`, or every other number as `0, 2, 4`."""
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
+    """Return ascending numbers as ranges, as in `0-3, 5`."""
+    # The value minus its index is constant within a run of consecutive numbers.
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
@@ -258,7 +259,7 @@ def random(
     seed: Annotated[int, typer.Option(max=2**32 - 1, help="Of the weights.")] = 0,
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="Of the weights: float32, bfloat16, ...")] = "float32",
 ) -> None:
-    """Write a Llama of random weights: it says nothing sensible, and costs what a real one of its shape costs.
+    """Write a Llama with random weights, for measurements: it costs the same as a real model of its shape.
 
     [b]Example[/b]
 

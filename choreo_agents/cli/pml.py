@@ -1,4 +1,4 @@
-"""`choreo pml`: schemas whose modules are encoded once, and prompts that import them."""
+"""`choreo pml`: checks, lays out and runs PML schemas, whose modules are encoded once, and prompts that import them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from choreo_agents.pml.compiler import Span
 
 _SHOWN = 60
-"""Characters of a text."""
+"""Most characters of a text that `layout` prints."""
 
 
 @takes_loading
@@ -30,9 +30,9 @@ def check(
     ] = None,
     loading: Loading = USUAL,
 ) -> None:
-    """Say all that is wrong in schemas and prompts: file, line, column, and what was expected there.
+    """List all errors in schemas and prompts: file, line, column, and what was expected there.
 
-    The exit code is 1 if anything is.
+    The exit code is 1 if there are any.
 
     [b]Examples[/b]
 
@@ -45,14 +45,14 @@ def check(
 
     with errors_as_lines(console):
         loaded = None if model is None else load(console, model, loading)
-        found = check_files(files, loaded)
-    for each in found:
-        place = Text(f"{each.file}:{each.line}:{each.column}: ", style="bold")
-        expected = Text(f"; expected {each.expected}" if each.expected else "", style="green")
-        console.print(Text.assemble(place, each.message, expected), soft_wrap=True)
-    if found:
-        problems = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-        console.print(f"[red bold]{problems}[/] in {len({each.file for each in found})} of {len(files)} files")
+        problems = check_files(files, loaded)
+    for problem in problems:
+        place = Text(f"{problem.file}:{problem.line}:{problem.column}: ", style="bold")
+        expected = Text(f"; expected {problem.expected}" if problem.expected else "", style="green")
+        console.print(Text.assemble(place, problem.message, expected), soft_wrap=True)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        console.print(f"[red bold]{count}[/] in {len({problem.file for problem in problems})} of {len(files)} files")
         raise typer.Exit(1)
     console.print(f"[green]nothing wrong[/] in {len(files)} {'file' if len(files) == 1 else 'files'}")
 
@@ -110,8 +110,8 @@ def run_prompt(
 ) -> None:
     """Answer a prompt over encoded modules, and count the tokens that are encoded and read from the cache.
 
-    The schema is encoded first, as far as no file in --folder has it. The answer reads modules from the cache, and
-    encodes what the prompt adds, and itself.
+    Modules of the schema that are not in --folder are encoded first. The answer reads them from the cache, and encodes
+    only the rest of the prompt and its own tokens.
 
     [b]Examples[/b]
 
@@ -130,30 +130,30 @@ def run_prompt(
                 "files in --folder are sealed, for other runs, with a secret of yours: put it into CHOREO_SALT, or "
                 "give it with --salt"
             )
-        read = Schema.from_file(schema)
-        asked = read.prompt_file(prompt)
+        parsed_schema = Schema.from_file(schema)
+        parsed_prompt = parsed_schema.prompt_file(prompt)
         loaded = load(console, model, loading)
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=0)
         with Engine.load(loaded, salt=salt) as engine, SchemaLibrary(engine, folder) as library:
-            with waiting(console, f"encoding [b]{escape(read.name)}[/b] ..."):
-                library.register(read, encode="eager")
+            with waiting(console, f"encoding [b]{escape(parsed_schema.name)}[/b] ..."):
+                library.register(parsed_schema, encode="eager")
             answer = ""
-            for each in library.stream(asked, sampling, author=speaker):
-                if isinstance(each, StreamedToken):
-                    said = each.text if answer else each.text.lstrip()
-                    console.print(Text(said), end="", soft_wrap=True)
-                    answer += said
+            for event in library.stream(parsed_prompt, sampling, author=speaker):
+                if isinstance(event, StreamedToken):
+                    text = event.text if answer else event.text.lstrip()
+                    console.print(Text(text), end="", soft_wrap=True)
+                    answer += text
                 else:
-                    usage = engine.usage(each)
+                    usage = engine.usage(event)
             console.print()
             answer = answer.removesuffix(engine.chat.turn_end).strip()
             encoded = {"schema": engine.stats().tokens_encoded - usage.tokens_encoded, "answer": usage.tokens_encoded}
     if as_json:
         counts = {"tokens_encoded": encoded, "tokens_reused": usage.tokens_reused}
-        typer.echo(json.dumps({"schema": read.name, "answer": answer, **counts}, indent=2))
+        typer.echo(json.dumps({"schema": parsed_schema.name, "answer": answer, **counts}, indent=2))
         return
-    made = f"{encoded['schema']:,} of the schema, {encoded['answer']:,} for this answer"
-    console.print(f"[dim]tokens encoded: {made}; read from the cache: {usage.tokens_reused:,}[/]", soft_wrap=True)
+    summary = f"{encoded['schema']:,} of the schema, {encoded['answer']:,} for this answer"
+    console.print(f"[dim]tokens encoded: {summary}; read from the cache: {usage.tokens_reused:,}[/]", soft_wrap=True)
 
 
 def _grow(tree: Tree, spans: tuple[Span, ...]) -> None:
@@ -173,8 +173,8 @@ def _grow(tree: Tree, spans: tuple[Span, ...]) -> None:
                 _grow(tree.add(_line(span, "union", "cyan")), span.members)
 
 
-def _line(span: Span, what: str, style: str) -> Text:
-    """Positions, the last one included, and what stands there."""
+def _line(span: Span, label: str, style: str) -> Text:
+    """Return a span's first and last position, its length, and its label."""
     if not span.length:
-        return Text.assemble(f"{span.start:>5} (empty)    ", (what, style))
-    return Text.assemble(f"{span.start:>5}–{span.end - 1:<5} ", (f"{span.length:>5}  ", "dim"), (what, style))
+        return Text.assemble(f"{span.start:>5} (empty)    ", (label, style))
+    return Text.assemble(f"{span.start:>5}–{span.end - 1:<5} ", (f"{span.length:>5}  ", "dim"), (label, style))

@@ -1,4 +1,4 @@
-"""Recordings on the command line: `choreo replay`, `choreo fork`, `choreo inspect record`, `choreo inspect run`."""
+"""Commands for recorded runs: `choreo replay`, `choreo fork`, `choreo inspect record`, `choreo inspect run`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MASKED = "[dim]masked[/]"
 
 
 def record(path: FileArgument, as_json: JsonOption = False) -> None:
-    """Show a recording: its calls in order, who made them, how many tokens they said, and words unless masked.
+    """Show a recording: its calls in order, their agents, token counts, and texts unless masked.
 
     [b]Examples[/b]
 
@@ -55,23 +55,23 @@ def record(path: FileArgument, as_json: JsonOption = False) -> None:
             for line in (header, *recording.lines):
                 typer.echo(line.model_dump_json())
         else:
-            kept = "words, confidential ones too" if header.confidential else "words"
+            content = "words, confidential ones too" if header.confidential else "words"
             key = "tenant's salt" if header.keyed == "salt" else "file beside it"
             console.print(f"[b]{escape(header.model)}[/b] ({header.fingerprint}), method {header.method}")
-            console.print(f"{kept}; {len(recording.steps())} steps; digests keyed by the {key}")
+            console.print(f"{content}; {len(recording.steps())} steps; digests keyed by the {key}")
             for run in recording.runs:
                 console.print(_run_table(recording, run))
-    _say_cut(console, recording)
+    _warn_if_cut(console, recording)
 
 
-def _say_cut(console: Console, recording: Recording) -> None:
+def _warn_if_cut(console: Console, recording: Recording) -> None:
     if recording.cut is not None:
         console.print(f"[yellow]The recording is not whole: {escape(recording.cut)}.[/]")
 
 
 def _run_table(recording: Recording, run: RunStarted) -> Table:
     from choreo_agents.engine.recording.format import RecordedCall, RecordedNode
-    from choreo_agents.graph.recording.packing import in_words
+    from choreo_agents.graph.recording.packing import describe_packed
 
     ended = recording.ended(run.run)
     how = "cut" if ended is None else ended.outcome
@@ -79,8 +79,8 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
     seed = "" if run.seed is None else f", seed {run.seed}"
     counts = ("superstep", "read", "tokens")
     table = titled(f"run {run.run + 1}: {how}{thread}{seed}", ("who", *counts, "words"), counts)
-    given = _MASKED if run.given is None else escape(in_words(run.given))
-    table.add_row("[dim]input[/]", "", "", "", given)
+    input_text = _MASKED if run.given is None else escape(describe_packed(run.given))
+    table.add_row("[dim]input[/]", "", "", "", input_text)
     for line in recording.lines:
         if isinstance(line, RecordedCall) and line.run == run.run:
             words = _MASKED if line.words is None else escape(line.words)
@@ -99,10 +99,10 @@ def run(
         Path | None, typer.Option(help="Another recording, whose runs can be looked at beside these: a fork, say.")
     ] = None,
 ) -> None:
-    """Write a page of HTML that shows a recording's runs: who spoke when, what each read, and what it saved.
+    """Write an HTML page that shows a recording's runs: when agents spoke, what each call read, and what that saved.
 
-    The page needs no network and no server: open it in a browser. It has the words that the recording has, and no
-    others: those of confidential agents and thoughts are in it only if they were recorded.
+    The page needs no network and no server: open it in a browser. It has only texts that the recording has: those of
+    confidential agents and thoughts are in it only if they were recorded.
 
     [b]Examples[/b]
 
@@ -118,7 +118,7 @@ def run(
         page.write(html)
     size = html.stat().st_size / 1000
     console.print(f"{escape(str(html))}: {page.runs} runs, {page.calls} calls, {size:,.0f} kB")
-    _say_cut(console, page.recording)
+    _warn_if_cut(console, page.recording)
 
 
 @takes_loading
@@ -130,10 +130,10 @@ def replay(
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
-    """Run a graph again over the answers of a record, and say which calls are not as recorded, and why.
+    """Run a graph again with the answers of a recording, and list the calls that differ from it, and why.
 
-    Calls that are asked what was asked then say what was said then; any other is decoded. Functions and tools run. The
-    exit code is 0 if nothing differs, 1 if something does, and 2 if the record cannot be run again here.
+    A call with the recorded prompt returns the recorded answer; any other call is decoded. Functions and tools run. The
+    exit code is 0 if nothing differs, 1 if something does, and 2 if the recording cannot be run again here.
 
     [b]Examples[/b]
 
@@ -165,9 +165,9 @@ def fork(
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
-    """The same with a change: what that can reach is decoded, and all else is found in the record.
+    """Run a recorded graph again with a change: calls that it can reach are decoded, all others keep their answers.
 
-    Functions and tools run. The exit code is 2 if the record cannot be run again here.
+    Functions and tools run. The exit code is 2 if the recording cannot be run again here.
 
     [b]Examples[/b]
 
@@ -189,7 +189,7 @@ def _run_again(
     *,
     as_json: bool,
 ) -> ReplayReport:
-    """Run a graph again over a record, with changes; what is compiled already keeps its engine."""
+    """Replay a recording on a graph, with changes; a graph that is compiled already keeps its engine."""
     console = Console(stderr=as_json, highlight=False)
     with importing(console):
         from choreo_agents.cli.graphs import current_folder, named_graph
@@ -200,8 +200,8 @@ def _run_again(
         from choreo_agents.graph.replaying import recorded_engine
 
     with errors_as_lines(console, code=2), current_folder(), ExitStack() as stack:
-        spelled, header, found = named_values("--set", changes), read_recording(path).header, named_graph(target)
-        if not isinstance(found, CompiledChoreoGraph):
+        values, header, graph = named_values("--set", changes), read_recording(path).header, named_graph(target)
+        if not isinstance(graph, CompiledChoreoGraph):
             if header.adapter is not None and header.adapter not in header.adapters:
                 raise ValueError(f"the record does not say where its adapter {header.adapter!r} is")
             adapter = None if header.adapter is None else header.adapters[header.adapter]
@@ -210,11 +210,11 @@ def _run_again(
             for name, folder in header.adapters.items():
                 if name not in engine.adapters:
                     engine.load_adapter(folder, name)
-            found = found.compile(engine=engine)
+            graph = graph.compile(engine=engine)
         stack.enter_context(waiting(console, f"running [b]{escape(str(path))}[/b] again ..."))
         if record is not None:
-            stack.enter_context(recorded_engine(found, header).record(record))
-        report = go_on(found, path, set=spelled)
+            stack.enter_context(recorded_engine(graph, header).record(record))
+        report = go_on(graph, path, set=values)
     _show(console, report, as_json=as_json)
     return report
 
@@ -225,22 +225,22 @@ def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
         del shown["values"]
         typer.echo(json.dumps(shown, indent=2))
         return
-    others = [call for call in report.calls if not call.same]
-    if others:
+    calls = [call for call in report.calls if not call.same]
+    if calls:
         columns = ("run", "agent", "superstep", "what differs", "recorded", "now")
         table = titled("calls that are not as recorded", columns)
-        for call in others:
+        for call in calls:
             then = "[dim]masked[/]" if call.recorded is None and call.outcome != "new" else escape(call.recorded or "")
             now = "[dim]confidential[/]" if call.words is None else escape(call.words)
-            what = ", ".join(call.differs) or call.outcome
-            table.add_row(str(call.run + 1), escape(call.place[0]), str(call.place[1]), escape(what), then, now)
+            reason = ", ".join(call.differs) or call.outcome
+            table.add_row(str(call.run + 1), escape(call.place[0]), str(call.place[1]), escape(reason), then, now)
         console.print(table)
-    for author, superstep, *_ in report.gone:
+    for author, superstep, *_ in report.missing:
         console.print(f"[yellow]not said any more:[/] {escape(author)}, superstep {superstep}")
     for line in report.differences:
         console.print(f"[red bold]differs:[/] {escape(line)}")
     console.print(
-        f"{len(report.calls) - len(others)} of {len(report.calls)} calls are as recorded: {report.taken} tokens taken, "
+        f"{len(report.calls) - len(calls)} of {len(report.calls)} calls are as recorded: {report.taken} tokens taken, "
         f"{report.sampled} sampled."
     )
     for note in report.notes:

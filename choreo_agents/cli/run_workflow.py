@@ -1,4 +1,4 @@
-"""`choreo run WORKFLOW`, for every workflow."""
+"""`choreo run WORKFLOW`: plays one problem with a live display, or a file of items, for every bundled workflow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RepeatsOption = Annotated[
     ),
 ]
 _TEMPERATURES = {"debate": 0.0, "tree_of_thoughts": 1.0}
-"""By default, of what is shipped: careless candidates make trees worth a vote."""
+"""Default temperatures for bundled problems: candidates of a tree must differ for votes to matter."""
 HtmlOption = Annotated[
     Path | None,
     typer.Option("--html", help="Write a page of the run to this file: [b]choreo inspect run[/b] has more."),
@@ -107,20 +107,20 @@ def run_case(
         if temperature is None:
             temperature = 0.7 if inputs is not None else _TEMPERATURES.get(case.name, 0.7)
         loaded = load(console, model, loading)
-        made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
-        setting = Setting(loaded, made, problem(case.name, seed), seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30))))
+        base = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
+        setting = Setting(loaded, base, problem(case.name, seed), seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30))))
         if not items:
             if isinstance(options, RecordOptions):
                 item = problem_of(seed, agents=options.agents, reports=options.reports)
                 setting = replace(setting, item=item)
-            times = 0 if no_compare else repeats or (5 if loaded.speaks_embedded else 1)
+            times = 0 if no_compare else repeats or (5 if loaded.has_embedded_vocabulary else 1)
             show(console, setting, model, variant, times, html, as_json=as_json)
             return
         served = case.variants[variant]
-        setting = replace(setting, setup=made.changed(served))
+        setting = replace(setting, setup=base.changed(served))
         with (
             Engine.load(loaded, method=served.method, memory=setting.memory) as engine,
-            Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal,
+            Journal(out, base.as_settings(loaded) | {"seed": seed}) as journal,
         ):
             _play_all(console, engine, setting, variant, items, journal, shown)
 
@@ -128,7 +128,7 @@ def run_case(
 def _play_all(
     console: Console, engine: Engine, setting: Setting, variant: str, items: list[Item], journal: Journal, shown: bool
 ) -> None:
-    """Play a file of items under a bar; results that are shown are lines of JSON, in the order of the items."""
+    """Play items with a progress bar; with `shown`, print each result as a line of JSON, in the order of the items."""
     from choreo_agents.workflows.many import content_of, play_items, require_known, seeds_of
 
     contents = [content_of(item) for item in items]
@@ -160,7 +160,7 @@ def _play_all(
 
 
 def run_doc(case: Case) -> str:
-    """What `--help` says of a workflow."""
+    """Return the `--help` text of a workflow's command."""
     spelled = case.name.replace("_", "-")
     return (
         f"{case.summary}\n\nThe task is one of twenty in the embedded model's language, and shown as it is worked on. "
@@ -172,7 +172,7 @@ def run_doc(case: Case) -> str:
 
 
 def run_workflow(case: Case) -> Callable[..., None]:
-    """The command that runs a workflow."""
+    """Return the command that runs a workflow."""
     if case.name == "debate":
         return command_of(RecordDebate(), run_case, RecordDebate.__doc__ or "", seed=6)
     return command_of(case, run_case, run_doc(case))
@@ -181,7 +181,7 @@ def run_workflow(case: Case) -> Callable[..., None]:
 def show(
     console: Console, setting: Setting, model: str, variant: str, repeats: int, html: Path | None, *, as_json: bool
 ) -> None:
-    """Play one item before the user's eyes; then what it costs under all methods, and what to try next."""
+    """Play one item with a live display; then print its costs, under all methods if `repeats`, and what to try next."""
     from choreo_agents.inspection import run_page
     from choreo_agents.workflows.playing import compared, run_method
 
@@ -191,37 +191,37 @@ def show(
     with tempfile.TemporaryDirectory() as folder:
         record = None if html is None else Path(folder) / html.with_suffix(".jsonl").name
         with display:
-            held = run_method(setting, variant, record=record, on_token=display.add, on_decode=display.told)
+            run = run_method(setting, variant, record=record, on_token=display.add, on_decode=display.add_cost)
         if html is not None and record is not None:
             run_page(record).write(html)
             console.print(f"The run, message by message: {escape(str(html))}")
-    console.print(verdict(setting, held, variant))
-    cost, told = held.cost, dict[str, Any]()
+    console.print(verdict(setting, run, variant))
+    cost, extra = run.cost, dict[str, Any]()
     console.print(
         f"{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; first token "
         f"{cost.ttft_mean_s * 1e3:,.1f} ms, end to end {cost.end_to_end_s * 1e3:,.0f} ms"
     )
     if repeats:
         with bar(console, "the same words under three methods") as update:
-            found = compared(setting, repeats, lambda done, of: update(completed=done, total=of))
-        told = as_object(found)
-        [item] = found.inputs
-        console.print("", table_of(found, "the baseline's words under three methods"), "")
-        console.print(summary(found, case.name.split("_")[0]))
-        other = f"{escape(item.differs)} is the first to say something else" if item.differs else "all say the same"
-        console.print(f"Decoding freely from the cache and from text, {other}.")
+            comparison = compared(setting, repeats, lambda completed, total: update(completed=completed, total=total))
+        extra = as_object(comparison)
+        [item] = comparison.inputs
+        console.print("", table_of(comparison, "the baseline's words under three methods"), "")
+        console.print(summary(comparison, case.name.split("_")[0]))
+        note = f"{escape(item.differs)} is the first to say something else" if item.differs else "all say the same"
+        console.print(f"Decoding freely from the cache and from text, {note}.")
     if as_json:
-        result, said = asdict(held.result), display.messages()
-        played = {"item": setting.item.model_dump(), "result": result, "messages": said, "cost": asdict(cost)}
-        typer.echo(json.dumps(played | told | display.facts(), indent=2))
+        result, messages = asdict(run.result), display.messages()
+        played = {"item": setting.item.model_dump(), "result": result, "messages": messages, "cost": asdict(cost)}
+        typer.echo(json.dumps(played | extra | display.facts(), indent=2))
         return
     for more in filter(None, (f"--seed {setting.seed + 1}", display.more, "--model PATH --inputs FILE.jsonl")):
         console.print(f"Try next: choreo run {case.name.replace('_', '-')} {more}")
 
 
-def verdict(setting: Setting, held: MethodRun, method: str) -> Text:
-    """The final answer, and what it is worth."""
-    result, right = held.result, getattr(setting.item, "answer", None)
+def verdict(setting: Setting, run: MethodRun, method: str) -> Text:
+    """Return the final answer and its score as one line."""
+    result, right = run.result, getattr(setting.item, "answer", None)
     parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items() if not name.startswith("first"))
     mark = ("", "")
     if result.score is not None:

@@ -1,4 +1,4 @@
-"""The engine: prefill, decode, release, and the twins that re-encode text."""
+"""The engine: prefill, decode and release of messages, also by the baseline methods that encode text again."""
 
 from choreo_agents.engine.calls import Constraint, Decode, PlayedCall, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.engine import Engine, twin_of

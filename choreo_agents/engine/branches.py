@@ -1,6 +1,6 @@
-"""Branches: mapping what parallel calls said, and merging it into one message (Parallel-Synthesis).
+"""Merging of parallel branches into one message, after cache mapping (Parallel-Synthesis).
 
-From their caches, mapped or as they are, or from their words.
+From their caches, mapped or as they are, or from their text.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from choreo_agents.synthesis.placing import Strategy, anchored, require_strategy
 
 T = TypeVar("T")
 SHORTER = "Say what you found, shorter."
-"""What workers are asked for a summary."""
+"""Prompt that asks workers for a summary."""
 
 
 @dataclass(frozen=True)
 class MergedView:
-    """What a synthesizer attends to, and where; as arguments of `decode` and its kin."""
+    """View of a synthesizer, as arguments of `decode` and its kin."""
 
     handles: list[MessageHandle]
     offsets: list[int | None]
     end: int
-    """Where the synthesizer's own message starts."""
-    made: list[MessageHandle] = field(default_factory=list)
-    """Messages that were encoded for this view alone: to be released after its use."""
+    """Position of the synthesizer's own message."""
+    owned: list[MessageHandle] = field(default_factory=list)
+    """Messages encoded for this view alone: release them after use."""
 
 
 class Branches:
-    """What an engine does with messages that stand beside each other: `engine.branches`.
+    """Operations on messages that stand side by side: `engine.branches`.
 
-    Every sync call does what its async form does. Both follow a generator, which yields what has to be done, is sent
-    what came of it, and returns what it is for; its scope takes all leases. If it ends meanwhile, they end with it.
+    Sync and async forms run the same generator: it yields batches of calls, is sent their handles, and returns the
+    result. Its scope takes all leases; if the scope ends meanwhile, they end with it.
     """
 
     def __init__(self, tenant: Tenant) -> None:
@@ -50,25 +50,25 @@ class Branches:
 
     async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """See `map`."""
-        return await self._tenant.arun(self._plan(self._mapped, handles, adapter))
+        return await self._tenant.arun(self._plan(self._map, handles, adapter))
 
     def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
-        """The same messages as a synthesizer's cache mapper shows them: copies, made once and found again.
+        """Return the messages as a synthesizer's cache mapper shows them: copies, made once and found again.
 
-        They live as long as the messages that they are copies of.
+        Copies live as long as their sources.
 
         Args:
-            handles: What to map.
-            adapter: Whose mapper; None: that of the engine's own adapter.
+            handles: Messages to map.
+            adapter: Name of the adapter whose mapper is used; None: the engine's default.
 
         Raises:
             AdapterError: It has no mapper.
             HandleError: A handle is unknown, released, or another model's.
         """
-        return self._tenant.run(self._plan(self._mapped, handles, adapter))
+        return self._tenant.run(self._plan(self._map, handles, adapter))
 
     def maps(self, adapter: str | None = None) -> bool:
-        """Tell whether an adapter has a cache mapper, and the engine caches for it to map.
+        """Return whether an adapter has a cache mapper, and the engine's method keeps KV for it to map.
 
         Raises:
             AdapterError: There is no such adapter.
@@ -86,22 +86,21 @@ class Branches:
         anchors: Sequence[int],
         adapter: str | None = None,
     ) -> list[Prefill]:
-        """What an adapter's synthesizer reads behind each branch: the opening of a next turn, after trunk and branch.
+        """Return prefills of what an adapter's synthesizer reads behind each branch: the opening of a next turn.
 
-        The branch stands there where it left the trunk, or right behind all of it.
-
-        `merge` takes care of it. Whoever places branches by hand prefills it, and shows it where the branch ends.
+        Each is encoded after the trunk and its branch, which stands where it left the trunk, or right behind all of it.
+        `merge` does this itself. If you place branches by hand, prefill it and show it where the branch ends.
 
         Args:
-            branches: As they are shown, mapped or not.
-            trunk: What is shown before all of them, ...
-            offsets: ... and where.
-            anchors: Where each branch is shown.
-            adapter: The synthesizer's; None: the engine's own.
+            branches: Branches as they are shown, mapped or not.
+            trunk: Messages shown before all of them, ...
+            offsets: ... and their positions.
+            anchors: Position of each branch.
+            adapter: Name of the synthesizer's adapter; None: the engine's default.
 
         Returns:
             One call for each branch; none if the adapter was not trained with boundaries, the method keeps no KV, or
-            the chat template opens turns with nothing.
+                the chat template opens turns with nothing.
 
         Raises:
             AdapterError: There is no such adapter.
@@ -111,70 +110,70 @@ class Branches:
         with core.lock:
             if not (core.adapters.find(adapter, self._tenant.name).boundaries and core.method.keeps_kv):
                 return []
-            said = [self._tenant.find(branch).tokens for branch in branches]
-        openings = [core.model.opening(tokens) for tokens in said]
+            branch_tokens = [self._tenant.find(branch).tokens for branch in branches]
+        openings = [core.model.opening(tokens) for tokens in branch_tokens]
         if not all(openings):
             return []
         ends = [at + handle.length for handle, at in zip(trunk, offsets, strict=True)]
         calls: list[Prefill] = []
         for opening, branch, anchor in zip(openings, branches, anchors, strict=True):
             start = min(anchor, max(ends, default=0))
-            seen = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
-            handles, places = [handle for handle, _ in seen], [at for _, at in seen]
+            shown = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
+            handles, places = [handle for handle, _ in shown], [at for _, at in shown]
             calls.append(Prefill(opening, [*handles, branch], [*places, start], start + branch.length, adapter=adapter))
         return calls
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """See `summaries`."""
-        return await self._tenant.arun(self._plan(self._summed_up, branches, ask))
+        return await self._tenant.arun(self._plan(self._summarize, branches, ask))
 
     def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
-        """What each branch's speaker says when asked to be short, after all that it has seen and said.
+        """Return a short summary of each branch by its own author, after all that it has seen and said.
 
         Returns:
             Leased handles.
         """
-        return self._tenant.run(self._plan(self._summed_up, branches, ask))
+        return self._tenant.run(self._plan(self._summarize, branches, ask))
 
     async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """See `merge`."""
-        return await self._tenant.arun(*self._merging(self._merged, branches, prompt, **options))
+        return await self._tenant.arun(*self._plan_merge(self._merge, branches, prompt, **options))
 
     def merge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
-        """Say one message about several branches, from their caches (Parallel-Synthesis).
+        """Merge several branches into one message, from their caches (Parallel-Synthesis).
 
         Args:
-            branches: What the workers said.
-            prompt: What the synthesizer is asked, a user's turn if it is text; empty: nothing.
-            trunk: What it sees besides, before the branches; None: what all branches have seen from the start on.
+            branches: Answers of the workers.
+            prompt: Prompt of the synthesizer, a user's turn if it is text; empty: none.
+            trunk: Messages it sees before the branches; None: the common start of all branches' views.
             strategy: `parallel` (the default), `sequential`, `text` or `summary` (see `synthesis.placing`).
-            adapter: Encodes what is the synthesizer's own, and maps the branches if it has a mapper; None: the
-                engine's own.
-            author: The synthesizer's name, in the header of what it says.
-            header: What that starts with; None: the chat template's header with the author's name.
-            sampling: How tokens are chosen; `idempotency_key` and `confidential` as for `decode`.
-            priority: Of all calls that this takes; `timeout_s`: of all of them together.
-            summary: What workers are asked under `summary`.
+            adapter: Name of the adapter that encodes the synthesizer's own messages and maps the branches if it has a
+                mapper; None: the engine's default.
+            author: Name of the synthesizer, in the header of its message.
+            header: Start of that message; None: the chat template's header with the author's name.
+            sampling: How tokens are sampled; `idempotency_key` and `confidential` as for `decode`.
+            priority: Priority of all calls that this takes; `timeout_s`: of all of them together.
+            summary: Prompt for workers' summaries under the strategy `summary`.
 
         Returns:
-            A leased handle of what the synthesizer said.
+            A leased handle of the synthesizer's message.
 
         Raises:
             InvalidRequestError: No branch, no such strategy, or it can never fit.
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's or tenant's.
         """
-        return self._tenant.run(*self._merging(self._merged, branches, prompt, **options))
+        return self._tenant.run(*self._plan_merge(self._merge, branches, prompt, **options))
 
     async def aview(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
         """See `view`."""
-        return await self._tenant.arun(*self._merging(self._viewed, branches, prompt, **options))
+        return await self._tenant.arun(*self._plan_merge(self._build_view, branches, prompt, **options))
 
     def view(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
-        """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
-        return self._tenant.run(*self._merging(self._viewed, branches, prompt, **options))
+        """Return the view that `merge` would decode over, for `stream` or several decodes. Arguments as for `merge`."""
+        return self._tenant.run(*self._plan_merge(self._build_view, branches, prompt, **options))
 
-    def _merging(
+    def _plan_merge(
         self,
         steps: Callable[..., Generator[Calls, list[MessageHandle], T]],
         *args: Any,
@@ -184,12 +183,10 @@ class Branches:
     ) -> tuple[Plan[T], CallLimits]:
         return self._plan(steps, *args, **options), CallLimits(priority, timeout_s)
 
-    def _plan(
-        self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **options: Any
-    ) -> Plan[T]:
-        return lambda scope: steps(scope, *args, **options)
+    def _plan(self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **more: Any) -> Plan[T]:
+        return lambda scope: steps(scope, *args, **more)
 
-    def _merged(
+    def _merge(
         self,
         scope: Scope | None,
         /,
@@ -205,9 +202,9 @@ class Branches:
         summary: str = SHORTER,
         **options: Any,
     ) -> Generator[Calls, list[MessageHandle], MessageHandle]:
-        """To what was said. Arguments as for `Branches.merge`."""
+        """Decode the merged message. Arguments as for `Branches.merge`."""
         chat = self._tenant.core.model.chat
-        view = yield from self._viewed(
+        view = yield from self._build_view(
             scope, branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
         )
         try:
@@ -225,10 +222,10 @@ class Branches:
             )
             [merged] = yield [call]
         finally:
-            self._give_back(view.made, scope)
+            self._give_back(view.owned, scope)
         return merged
 
-    def _viewed(
+    def _build_view(
         self,
         scope: Scope | None,
         /,
@@ -241,26 +238,26 @@ class Branches:
         author: str | None = None,
         summary: str = SHORTER,
     ) -> Generator[Calls, list[MessageHandle], MergedView]:
-        """To what it is said over."""
+        """Encode what the view needs, and return it."""
         require_strategy(strategy)
         branches = listed(branches, "branches")
         if not branches:
             raise InvalidRequestError("there is no branch to merge: give a list of one at least")
-        tenant, made = self._tenant, list[MessageHandle]()
+        tenant, owned = self._tenant, list[MessageHandle]()
         try:
             shared = self._shared_trunk(branches, scope) if trunk is None else listed(trunk, "trunk")
-            made += shared if trunk is None else []
+            owned += shared if trunk is None else []
             depths = self._depths(branches, shared)
             if strategy == "summary":
-                branches = yield from self._summaries(scope, branches, summary, made)
-                made += branches
+                branches = yield from self._summaries(scope, branches, summary, owned)
+                owned += branches
             shown, merges = list(branches), tenant.core.model.chat.merges is not None
             if strategy == "text" and merges:
-                shared, shown = yield from self._told(branches, shared, adapter, made)
+                shared, shown = yield from self._reencode_in_turn(branches, shared, adapter, owned)
             elif strategy == "text":
-                shown = yield from self._again(branches, shared, adapter, made)
+                shown = yield from self._reencode(branches, shared, adapter, owned)
             elif self.maps(adapter):
-                shown = yield from self._mapped(scope, branches, adapter)
+                shown = yield from self._map(scope, branches, adapter)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
@@ -269,166 +266,166 @@ class Branches:
                 behind = self.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
             if behind:
                 starts = yield behind
-                made += starts
+                owned += starts
                 handles += starts
                 offsets += [at + branch.length for at, branch in zip(placed.branches, shown, strict=True)]
             asker = f"{author}.system" if author else None
-            for words in _asked(tenant.core.model.chat, prompt, goes_on=strategy == "text" and merges):
-                [asked] = yield [Prefill(words, handles, offsets, end, asker, "user", adapter=adapter)]
-                made.append(asked)
-                handles, offsets, end = [*handles, asked], [*offsets, end], end + asked.length
-            return MergedView(handles, offsets, end, made)
+            for content in _question_parts(tenant.core.model.chat, prompt, goes_on=strategy == "text" and merges):
+                [question] = yield [Prefill(content, handles, offsets, end, asker, "user", adapter=adapter)]
+                owned.append(question)
+                handles, offsets, end = [*handles, question], [*offsets, end], end + question.length
+            return MergedView(handles, offsets, end, owned)
         except BaseException:
-            self._give_back(made, scope)
+            self._give_back(owned, scope)
             raise
 
-    def _mapped(
+    def _map(
         self, scope: Scope | None, handles: Sequence[MessageHandle], adapter: str | None
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
-        """To copies by an adapter's cache mapper, which live as long as their sources."""
+        """Map messages with an adapter's cache mapper; the copies live as long as their sources."""
         sources = listed(handles, "handles")
-        said = [self._tenant.find(source) for source in sources]
+        messages = [self._tenant.find(source) for source in sources]
         calls = [
-            Prefill(each.tokens, [source], author=each.author, role=each.role, adapter=adapter, maps=True)
-            for source, each in zip(sources, said, strict=True)
+            Prefill(message.tokens, [source], author=message.author, role=message.role, adapter=adapter, maps=True)
+            for source, message in zip(sources, messages, strict=True)
         ]
         copies = (yield calls) if calls else []
-        self._keep(sources, copies, scope)
+        self._attach(sources, copies, scope)
         return copies
 
-    def _summed_up(
+    def _summarize(
         self, scope: Scope | None, branches: Sequence[MessageHandle], ask: str
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
-        """To what each branch's speaker says when it is asked to be short."""
-        made: list[MessageHandle] = []
+        """Summarize each branch by its own author."""
+        owned: list[MessageHandle] = []
         try:
-            return (yield from self._summaries(scope, listed(branches, "branches"), ask, made))
+            return (yield from self._summaries(scope, listed(branches, "branches"), ask, owned))
         finally:
-            self._give_back(made, scope)
+            self._give_back(owned, scope)
 
-    def _again(
+    def _reencode(
         self,
         branches: Sequence[MessageHandle],
         trunk: Sequence[MessageHandle],
         adapter: str | None,
-        made: list[MessageHandle],
+        owned: list[MessageHandle],
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
-        """The branches' words, each encoded after the trunk and those before it."""
+        """Encode the branches' text again, each after the trunk and the branches before it."""
         copies: list[MessageHandle] = []
         for branch in branches:
-            said = self._tenant.find(branch)
-            words, seen = said.tokens, [*trunk, *copies]
-            call = Prefill(words, seen, author=said.author, role=said.role, source=branch, adapter=adapter)
+            message = self._tenant.find(branch)
+            tokens, view = message.tokens, [*trunk, *copies]
+            call = Prefill(tokens, view, author=message.author, role=message.role, source=branch, adapter=adapter)
             [copy] = yield [call]
             copies.append(copy)
-            made.append(copy)
+            owned.append(copy)
         return copies
 
-    def _told(
+    def _reencode_in_turn(
         self,
         branches: Sequence[MessageHandle],
         trunk: Sequence[MessageHandle],
         adapter: str | None,
-        made: list[MessageHandle],
+        owned: list[MessageHandle],
     ) -> Generator[Calls, list[MessageHandle], tuple[list[MessageHandle], list[MessageHandle]]]:
-        """The same in one user's turn, where users and model take turns: that which the trunk ends with, if it does.
+        """Encode the branches' text again in one user's turn, for chat formats where users and model alternate.
 
         Returns:
-            The trunk, whose last message is encoded again if its turn goes on, and the branches' words.
+            The trunk, whose last message is encoded again if its turn goes on, and the branches' copies.
         """
-        model, seen = self._tenant.core.model, list(trunk)
+        model, shown = self._tenant.core.model, list(trunk)
         opening, copies = PromptText.special(model.chat.user.plain), list[MessageHandle]()
-        if seen and (asked := _unclosed(model, (last := self._tenant.find(seen[-1])).tokens)) is not None:
+        if shown and (turn := _open_turn(model, (last := self._tenant.find(shown[-1])).tokens)) is not None:
             opening = PromptText.special(str(model.chat.merges))
-            if len(asked) < len(last.tokens):
-                _, encoder = self._speaker(seen[-1])
-                call = Prefill(asked, seen[:-1], author=last.author, role=last.role, source=seen[-1], adapter=encoder)
-                [seen[-1]] = yield [call]
-                made.append(seen[-1])
+            if len(turn) < len(last.tokens):
+                _, encoder = self._original_and_adapter(shown[-1])
+                call = Prefill(turn, shown[:-1], author=last.author, role=last.role, source=shown[-1], adapter=encoder)
+                [shown[-1]] = yield [call]
+                owned.append(shown[-1])
         for branch in branches:
-            said = self._tenant.find(branch)
-            words = opening + model.part_of(said.tokens)
-            call = Prefill(words, [*seen, *copies], author=said.author, role="user", source=branch, adapter=adapter)
+            message = self._tenant.find(branch)
+            text = opening + model.as_user_part(message.tokens)
+            call = Prefill(text, [*shown, *copies], author=message.author, role="user", source=branch, adapter=adapter)
             copies += yield [call]
-            made.append(copies[-1])
+            owned.append(copies[-1])
             opening = PromptText.special(str(model.chat.merges))
-        return seen, copies
+        return shown, copies
 
     def _summaries(
-        self, scope: Scope | None, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
+        self, scope: Scope | None, branches: Sequence[MessageHandle], ask: str, owned: list[MessageHandle]
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
-        """What each branch's worker says when it is asked to be short: after all that it has seen and said."""
+        """Summarize each branch by its own author, after all that it has seen and said."""
         chat = self._tenant.core.model.chat
-        workers = [self._speaker(branch) for branch in branches]
+        workers = [self._original_and_adapter(branch) for branch in branches]
         views: list[tuple[list[MessageHandle], list[int | None], int]] = []
         for branch in branches:
-            seen, starts = zip(*self._view_of(branch, scope), strict=True)
-            made += seen[:-1]
-            end = max(offset + handle.length for handle, offset in zip(seen, starts, strict=True))
-            views.append(([*seen], [*starts], end))
-        turn, each = chat.turn("user", ask), zip(views, workers, strict=True)
-        asked = yield [Prefill(turn, *view, role="user", adapter=encoder) for view, (_, encoder) in each]
-        made += asked
+            handles, starts = zip(*self._view_of(branch, scope), strict=True)
+            owned += handles[:-1]
+            end = max(offset + handle.length for handle, offset in zip(handles, starts, strict=True))
+            views.append(([*handles], [*starts], end))
+        turn, pairs = chat.turn("user", ask), zip(views, workers, strict=True)
+        questions = yield [Prefill(turn, *view, role="user", adapter=encoder) for view, (_, encoder) in pairs]
+        owned += questions
         return (
             yield [
                 Decode(
-                    said.tokens[: said.header] if said.chosen is not None else chat.header(said.author, thinking=False),
-                    [*seen, question],
+                    msg.tokens[: msg.header] if msg.chosen is not None else chat.header(msg.author, thinking=False),
+                    [*view, question],
                     [*offsets, end],
                     end + question.length,
-                    # The likeliest words: a node that runs again has the same summaries.
+                    # Greedy, so that a node that runs again gets the same summaries.
                     Sampling(temperature=0.0, max_tokens=branch.length),
-                    author=said.author,
+                    author=msg.author,
                     turn_suffix=chat.turn_end,
                     adapter=encoder,
                 )
-                for branch, question, (seen, offsets, end), (said, encoder) in zip(
-                    branches, asked, views, workers, strict=True
+                for branch, question, (view, offsets, end), (msg, encoder) in zip(
+                    branches, questions, views, workers, strict=True
                 )
             ]
         )
 
     def _give_back(self, handles: Sequence[MessageHandle], scope: Scope | None) -> None:
-        """Drop leases that were taken in a scope; if it has ended meanwhile, they ended with it."""
+        """Drop leases taken in a scope; if it has ended meanwhile, they ended with it."""
         for handle in handles if scope is None or not scope.closed else ():
             with suppress(HandleError):
                 self._tenant.release(handle, scope, keep_last=False)
 
     def _shared_trunk(self, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
-        """What all branches see from the start of their views on, each with a new lease: to be released."""
+        """Return the messages that all branches' views start with, each with a new lease to be released."""
         with self._tenant.core.lock:
             views = [_original(self._tenant.find(branch)).parents for branch in branches]
-            alike = takewhile(lambda each: len(set(map(id, each))) == 1, zip(*views, strict=False))
-            return self._leased([each[0] for each in alike], scope)
+            alike = takewhile(lambda group: len(set(map(id, group))) == 1, zip(*views, strict=False))
+            return self._lease([group[0] for group in alike], scope)
 
     def _depths(self, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
-        """How many trunk messages each branch had seen when it was encoded; of one that saw none of them, all.
+        """Return how many trunk messages each branch had seen when it was encoded; all, if it saw none of them.
 
         Raises:
             HandleError: One of them is unknown, released, or another model's.
         """
         with self._tenant.core.lock:
-            found: list[int] = []
+            depths: list[int] = []
             shared = [self._tenant.find(handle) for handle in trunk]
             for branch in branches:
-                seen = set(self._tenant.find(branch).ancestors())
-                deepest = [place for place, message in enumerate(shared, start=1) if message in seen]
-                found.append(max(deepest, default=len(trunk)))
-            return found
+                ancestors = set(self._tenant.find(branch).ancestors())
+                deepest = [place for place, message in enumerate(shared, start=1) if message in ancestors]
+                depths.append(max(deepest, default=len(trunk)))
+            return depths
 
     def _view_of(self, branch: MessageHandle, scope: Scope | None) -> list[tuple[MessageHandle, int]]:
-        """What a branch attended to and itself last, with offsets; all but itself with a new lease: to be released."""
+        """Return a branch's view and itself last, with positions; all but itself with a new lease to be released."""
         with self._tenant.core.lock:
-            said = _original(self._tenant.find(branch))
-            seen = self._leased(said.parents, scope)
-            start = said.native_offset
-            offsets = [start + offset for offset in said.relative_offsets]
-            return [*zip(seen, offsets, strict=True), (branch, start)]
+            message = _original(self._tenant.find(branch))
+            handles = self._lease(message.parents, scope)
+            start = message.native_offset
+            offsets = [start + offset for offset in message.relative_offsets]
+            return [*zip(handles, offsets, strict=True), (branch, start)]
 
-    def _keep(self, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None) -> None:
-        """Let copies live as long as their sources: the leases that their maker has are the sources' from now on.
+    def _attach(self, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None) -> None:
+        """Let copies live as long as their sources: their maker's leases become the sources'.
 
-        If the maker's scope has ended meanwhile, its leases have, too: those of others are left to them.
+        If the maker's scope has ended meanwhile, its leases have, too; those of others are left alone.
 
         Raises:
             HandleError: A source was released meanwhile; nothing is kept.
@@ -436,37 +433,37 @@ class Branches:
         with self._tenant.core.lock:
             if scope is not None and scope.closed:
                 return
-            table, made = self._tenant.core.table, [self._tenant.find(copy) for copy in copies]
+            table, copied = self._tenant.core.table, [self._tenant.find(copy) for copy in copies]
             try:
-                found = [self._tenant.find(source) for source in sources]
+                originals = [self._tenant.find(source) for source in sources]
             except HandleError:
-                for copy in made:
+                for copy in copied:
                     table.release(copy, scope)
                 raise
-            for source, copy in zip(found, made, strict=True):
+            for source, copy in zip(originals, copied, strict=True):
                 table.keep(source, copy, scope)
 
-    def _speaker(self, branch: MessageHandle) -> tuple[Message, str]:
-        """What a branch was as its speaker said it, and what a call names the adapter by that encoded it."""
+    def _original_and_adapter(self, branch: MessageHandle) -> tuple[Message, str]:
+        """Return a branch's original message, and the name of the adapter that encoded it."""
         with self._tenant.core.lock:
-            said = _original(self._tenant.find(branch))
-            return said, self._tenant.core.adapters.name_of(said.lineage.adapter, self._tenant.name) or BASE
+            message = _original(self._tenant.find(branch))
+            return message, self._tenant.core.adapters.name_of(message.lineage.adapter, self._tenant.name) or BASE
 
-    def _leased(self, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
+    def _lease(self, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
         for message in messages if scope is None or not scope.closed else ():
             self._tenant.core.table.lease(message, scope)
         return [message.handle for message in messages]
 
 
 def _original(message: Message) -> Message:
-    """What a mapped copy is a copy of; any other message itself."""
+    """Return the source of a mapped copy; of any other message, itself."""
     while message.lineage.mapper:
         [message] = message.parents
     return message
 
 
-def _asked(chat: ChatFormat, prompt: Content, *, goes_on: bool) -> Iterator[Content]:
-    """What is to be encoded of what a synthesizer is asked; `goes_on`: in a user's turn, which is open."""
+def _question_parts(chat: ChatFormat, prompt: Content, *, goes_on: bool) -> Iterator[Content]:
+    """Yield what to encode of a synthesizer's prompt; `goes_on`: inside a user's turn that is open."""
     if goes_on and isinstance(prompt, str) and prompt:
         yield PromptText.special(str(chat.merges)) + chat.part(prompt) + PromptText.special(chat.user.after)
         return
@@ -476,8 +473,8 @@ def _asked(chat: ChatFormat, prompt: Content, *, goes_on: bool) -> Iterator[Cont
         yield chat.turn("user", prompt) if isinstance(prompt, str) else prompt
 
 
-def _unclosed(model: LoadedModel, tokens: Sequence[int]) -> Sequence[int] | None:
-    """The tokens of a user's turn without those that close it; None: they are no such turn."""
+def _open_turn(model: LoadedModel, tokens: Sequence[int]) -> Sequence[int] | None:
+    """Return the tokens of a user's turn without its end; None if they are no such turn."""
     chat, closing = model.chat, model.encode(model.chat.user.after)
     openings = [model.encode(text) for text in (chat.user.plain, chat.bos + chat.user.plain) if text]
     if not any([*tokens[: len(opening)]] == opening for opening in openings):
@@ -486,7 +483,7 @@ def _unclosed(model: LoadedModel, tokens: Sequence[int]) -> Sequence[int] | None
     return tokens[: len(tokens) - len(closing)] if ended else None
 
 
-def listed(handles: Any, what: str) -> list[MessageHandle]:
+def listed(handles: Any, name: str) -> list[MessageHandle]:
     if isinstance(handles, MessageHandle | str) or not isinstance(handles, Iterable):
-        raise InvalidRequestError(f"{what} must be a list of handles, not {handles!r}")
+        raise InvalidRequestError(f"{name} must be a list of handles, not {handles!r}")
     return list(handles)

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine."""
+"""Arguments of engine calls: prefills, decodes and their options."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from choreo_agents.sampling import Phase, SampledToken, Sampling, TokenConstrain
 Content = str | PromptText | Sequence[int]
 """Text, tokenized without adding anything, or token ids.
 
-A `str` is taken for a frame: control tokens count wherever they stand in it. It is for who writes all of it. What
-somebody else has written comes as the words of a `PromptText`, as `engine.chat.turn` has them, or with
-`escape_special_tokens=True`."""
+Control tokens in a `str` count as such, so it suits text that you write in full yourself. Pass other people's text as
+the plain parts of a `PromptText`, as `engine.chat.turn` does, or with `escape_special_tokens=True`.
+"""
 Handles = Sequence[MessageHandle]
 Places = Sequence[int | None] | int | None
-"""Offsets, or a new offset, as the fields of `Prefill`."""
+"""Offsets, or a position, as the fields of `Prefill`."""
 
 
 @refuses_unknown()
 @dataclass(frozen=True)
 class Thinking:
-    """Lets a model think before it answers: it closes its thoughts itself, or is made to.
+    """Lets a model think before it answers; it ends its thoughts itself, or is made to.
 
-    What a call with it returns is the answer alone, encoded again behind a header of its own once it is there: at the
-    price of a prefill of its length. Whoever reads it depends on the thoughts through its words only. The thoughts are
-    a message of their own, confidential, by `author.thoughts` (see `Inspection.thoughts`), which lives as long as the
-    call's lease of the answer. `max_tokens`, `stop` and `choices` are of the answer: empty lines before its first word
-    are no part of it. `timeout_s` is of both.
+    The call returns the answer alone, encoded again behind a header of its own, which costs a prefill of its length.
+    Readers depend on the thoughts only through the answer's text. The thoughts are a confidential message by
+    `author.thoughts` (see `Inspection.thoughts`), which lives as long as the call's lease of the answer. `max_tokens`,
+    `stop` and `choices` apply to the answer; empty lines before its first word are not part of it. `timeout_s` covers
+    both.
     """
 
     end: str
-    """What tells that thoughts are over, control tokens included: `</think>`."""
+    """Text that ends the thoughts, control tokens included: `</think>`."""
     answer: str | PromptText
-    """The header of the answer, as readers see it."""
+    """Header of the answer, as readers see it."""
     before: str = ""
-    """What stands between thoughts and `end`, where the model is made to close them."""
+    """Text between thoughts and `end`, where the model is made to end them."""
     after: PromptText = field(default_factory=PromptText)
-    """What stands between `end` and the answer."""
+    """Text between `end` and the answer."""
     budget: int = 4096
-    """Tokens of thoughts at most; 0: none."""
+    """Most tokens of thoughts; 0: none."""
     counts: bool = False
-    """If true, `max_tokens` bounds thoughts and answer together: thoughts that use it up leave no answer."""
+    """Whether `max_tokens` bounds thoughts and answer together: thoughts that use it up leave no answer."""
 
     def __post_init__(self) -> None:
         texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, PromptText)
@@ -62,15 +62,15 @@ class Thinking:
 
     @classmethod
     def of(cls, chat: ChatFormat, name: str | None, budget: int | None = None) -> Thinking:
-        """As a model's chat template has it.
+        """Return the settings of a model's chat template.
 
         Args:
-            chat: Of the model.
-            name: Who speaks.
-            budget: Tokens of thoughts at most; None: the usual.
+            chat: Chat format of the model.
+            name: Name of the author.
+            budget: Most tokens of thoughts; None: the default.
 
         Raises:
-            InvalidRequestError: The template knows of no thoughts.
+            InvalidRequestError: The template has no thoughts.
         """
         thoughts = chat.thoughts
         if thoughts is None:
@@ -86,35 +86,35 @@ class Thinking:
 @refuses_unknown()
 @dataclass(frozen=True)
 class Constraint:
-    """A constraint of your own to what a decode may say."""
+    """A custom constraint on a decode's answer."""
 
     key: str
-    """Names what it allows: two that allow the same may have one key, any others must not. Calls are remembered by it,
-    in this process and the next."""
+    """Name of what it allows: constraints with one key must allow the same. Calls are remembered by it, in this process
+    and the next."""
     make: Callable[[LoadedModel, frozenset[int]], TokenConstraint]
-    """Makes a new constraint to one answer, of the model and the tokens that end a message. Called under the engine's
-    lock, once for each answer that is really decoded, or replayed and as long as `max_tokens`: it must be quick."""
+    """Makes a new constraint for one answer, from the model and the tokens that end a message. Called under the
+    engine's lock, once for each answer that is sampled, or replayed and as long as `max_tokens`: it must be quick."""
     may_be_cut: bool = False
-    """If true, an answer that `max_tokens` cuts where it may not end is one with the finish reason `"length"`, and no
-    `ConstraintError`. The key says so."""
+    """Whether an answer that `max_tokens` cuts where it may not end is valid, with the finish reason `"length"`,
+    instead of a `ConstraintError`. The key must reflect it."""
 
 
 @dataclass(frozen=True)
 class PlayedCall:
-    """A decode of a graph's run, or one that another engine has begun: what it says may be known before."""
+    """A decode of a graph's run, or one that another engine has begun, whose answer may be known."""
 
     place: str
-    """What tells it from all others of its run: its author, its superstep, its branch and which call it is."""
+    """Id of the call within its run: author, superstep, branch and number."""
     tokens: tuple[int, ...] | None = None
-    """Tokens that it has sampled before: each is taken in its place, whatever is drawn. All else is as it was then:
-    constraints are followed, and what ended it ends it. None: it samples."""
+    """Tokens that it sampled before: each is taken in place of a drawn one. Constraints and end conditions apply as
+    before. None: it samples."""
     at_once: bool = False
-    """Whether these, or those that its sampling forces, are encoded as a prompt is: no step samples any, and nobody is
-    told their log-probabilities."""
+    """Whether these tokens, or those that its sampling forces, are encoded like a prompt: no step samples, and there
+    are no log-probabilities."""
 
 
 class CallOptions(TypedDict, total=False):
-    """Fields of `Prefill` and of `Decode`, by name."""
+    """Fields that `Prefill` and `Decode` share, by name."""
 
     offsets: Sequence[int | None] | None
     position: int | None
@@ -162,27 +162,27 @@ class Prefill:
     offsets: Sequence[int | None] | None = None
     position: int | None = None
     author: str | None = None
-    """Who says it: for traces and audits."""
+    """Author, for traces and audits."""
     role: str | None = None
     confidential: bool = False
     """Marks the message for audits (see `Inspection.audit`)."""
     source: MessageHandle | None = None
-    """The message whose words these are, if they are encoded again: audits follow it. It may be another model's."""
+    """Message whose text this encodes again: audits follow it. It may be another model's."""
     adapter: str | None = None
-    """The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone."""
+    """Name of the adapter that encodes it; None: the engine's default, `"base"`: the base model."""
     lazy: bool = False
-    """Whether it is encoded only when it is first read, in the same step as what reads it; until then it costs nothing,
-    and if there is no room for it, its reader fails. Ignored for mapped copies."""
+    """Whether it is encoded only when it is first read, in the same step as its reader; until then it costs nothing,
+    and if there is no memory for it, its reader fails. Ignored for mapped copies."""
     maps: bool = False
-    """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Branches.map`)."""
+    """Whether its KV is mapped from its one parent's by the adapter's cache mapper (see `Branches.map`)."""
     recomputed: bool = False
-    """Whether these words were encoded before, and are lost: what they cost is counted as recomputed."""
+    """Whether this text was encoded before and lost: its tokens are counted as recomputed."""
     priority: int = 0
-    """Calls with a higher one come first; within one, first come first served."""
+    """Priority; higher calls come first, equal ones first come first served."""
     timeout_s: float | None = None
-    """Seconds from the call on after which it fails with `RequestTimeoutError`; None: never."""
+    """Seconds after which the call fails with `RequestTimeoutError`; None: never."""
     escape_special_tokens: bool = False
-    """Whether a `str` is somebody's words, in which nothing is a control token, and no frame."""
+    """Whether a `str` is plain text, in which nothing is a control token."""
 
 
 @refuses_unknown()
@@ -200,51 +200,52 @@ class Decode:
     sampling: Sampling = Sampling()
     author: str | None = None
     confidential: bool = False
-    """As for `Prefill`."""
+    """Same as for `Prefill`."""
     turn_suffix: Content | None = None
-    """Tokens that the message must end with, such as the end of a chat turn. Those the model has produced itself are
-    not repeated; the first of them that is no blank also stops the decode, unless `sampling` names its own stop tokens.
-    Where a closing is given, be it empty, any other end token of the model's ends the decode and is no part of the
-    message: readers see a turn as its format closes it. None: the message is no turn, and keeps what ended it."""
+    """Tokens that the message must end with, such as the end of a chat turn. Those the model has generated itself
+    are not repeated; the first of them that is not blank also stops the decode, unless `sampling` names its own stop
+    tokens. Where a suffix is given, even an empty one, any other end token of the model ends the decode and is not
+    part of the message: readers see a turn as its format ends it. None: the message is not a turn, and keeps its end
+    token."""
     extra_stop_token_ids: Sequence[int] = ()
-    """Tokens that end the message besides, as nothing else closes it then: `<|call|>`, where other turns are closed by
-    `<|end|>`. They are part of it."""
+    """More tokens that end the message, in place of the turn suffix, and are part of it: `<|call|>`, where other turns
+    end with `<|end|>`."""
     in_parts: bool = False
-    """If true, the closing ends a part of the turn and not the decode, as `<|end|>` does between gpt-oss' messages."""
+    """Whether the suffix ends a part of the turn and not the decode, as `<|end|>` does between gpt-oss' messages."""
     idempotency_key: str | None = None
-    """Names this very call: the same name and the same call again return the first answer instead of a new one."""
+    """Key of this very call: the same call with the same key returns the first answer instead of a new one."""
     regenerate: bool = False
-    """Whether a call that has an answer gets a new one, which is remembered in the place of that."""
+    """Whether a call that has an answer gets a new one, which replaces the remembered one."""
     logits_callback: Callable[[Tensor], None] | None = None
-    """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
-    change them, nor raise, and copies what it keeps: the next step is computed where they are."""
+    """Called with the model's logits, [vocabulary], before every token, on the engine's thread: for measurements. It
+    must not change them, nor raise, and must copy what it keeps: the next step overwrites them."""
     adapter: str | None = None
-    """As for `Prefill`."""
+    """Same as for `Prefill`."""
     priority: int = 0
-    """As for `Prefill`."""
+    """Same as for `Prefill`."""
     timeout_s: float | None = None
-    """As for `Prefill`."""
+    """Same as for `Prefill`."""
     escape_special_tokens: bool = False
-    """As for `Prefill`, of the header."""
+    """Same as for `Prefill`, for the header."""
     thinking: Thinking | None = None
-    """How it thinks before it answers; the header is then where its thoughts start. None: it answers at once."""
+    """How it thinks before it answers; the header then starts its thoughts. None: it answers at once."""
     constraint: Constraint | None = None
-    """Leads the answer, in the place of `choices` or a `constraint` of `sampling`; None: those do, or nothing."""
+    """Constraint on the answer, in place of `choices` or a `constraint` of `sampling`; None: those apply, if any."""
     played: PlayedCall | None = None
-    """The call of a run that this is, with its answer if that is known; None: it is no such call, and samples."""
+    """Id of the call in a run, with its answer if that is known; None: it is no such call, and samples."""
 
 
 Calls = list[Prefill] | list[Decode]
-"""A batch."""
+"""A batch of calls."""
 
 
 @dataclass(frozen=True)
 class StreamedToken:
-    """One token as it was decoded; `text` is what it adds to the message, empty while a character is incomplete."""
+    """A decoded token; `text` is what it adds to the message, empty while a character is incomplete."""
 
     token: int
     text: str
     chosen: SampledToken
     """The token with its log-probabilities, if the call's sampling asked for them."""
     phase: Phase = "answer"
-    """Whether it is thought, or stands between thoughts and answer, where the call thinks."""
+    """Part of the message it belongs to, where the call thinks: thoughts, answer, or what stands between."""

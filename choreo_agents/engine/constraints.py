@@ -1,8 +1,8 @@
-"""What leads a decode, and what its tokens say: texts to stop at, answers that are allowed, thoughts before them.
+"""Constraints on decodes and readers of their tokens: stop texts, allowed answers, and thoughts before them.
 
-Answers of models that think are encoded for their readers:
+Answers of models that think are encoded again for their readers:
 
-decoded    header of thoughts | thoughts . . | close | answer . . | end       confidential, its speaker's
+decoded    header of thoughts | thoughts . . | close | answer . . | end       confidential, its author's
 encoded    header of an answer                       | answer . . | end       what the call returns
 """
 
@@ -37,24 +37,24 @@ _LINE_ENDS = ("\n", "\n\n", "\r\n", "\n\n\n")
 
 
 class Detokenizer:
-    """Adds up the tokens of one message and tells what each adds to its text.
+    """Detokenizer of one message, which returns the text that each token adds.
 
     A character may take several tokens: its text comes with the last of them. Special tokens add nothing, unless
-    `special` says so.
+    `special` is set.
     """
 
     def __init__(self, model: LoadedModel, *, special: bool = False) -> None:
         self._model = model
         self._special = special
         self._tokens: list[int] = []
-        """From the last one on that said something by itself: it decides the spacing of what follows."""
+        """Tokens from the last one on that had text of its own: it decides the spacing of what follows."""
         self._shown = ""
-        """What has been told of their text."""
+        """Text of those tokens that was returned already."""
         self.whole = True
         """Whether no character is incomplete."""
 
     def add(self, token: int) -> str:
-        """The text that this token completes."""
+        """Return the text that a token completes."""
         self._tokens.append(token)
         text = self._model.decode(self._tokens, special=self._special)
         whole = text.rstrip(_INCOMPLETE)
@@ -70,7 +70,7 @@ class Detokenizer:
 
 
 class TextStop:
-    """Watches the text of one answer for any of some texts to stop at."""
+    """Checks the text of one answer for stop texts."""
 
     def __init__(self, model: LoadedModel, texts: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(model)
@@ -79,44 +79,44 @@ class TextStop:
         self._tail = ""
 
     def ends_with(self, token: int) -> bool:
-        """Add the next token; whether one of the texts is complete with it."""
+        """Add the next token; return whether it completes one of the texts."""
         added = self._detokenizer.add(token)
-        seen = self._tail + added
-        self._tail = seen[-(self._longest - 1) :] if self._longest > 1 else ""
-        return any(text in seen for text in self._texts)
+        tail = self._tail + added
+        self._tail = tail[-(self._longest - 1) :] if self._longest > 1 else ""
+        return any(text in tail for text in self._texts)
 
 
 class TextEnd:
-    """Watches whether the text of one answer, with special tokens or without, ends with a given one.
+    """Checks whether the text of one answer, with or without special tokens, ends with a given text.
 
-    With `lines`, the token that completes it may go on with ends of lines: many tokenizers write `>` and those that
-    follow as one.
+    With `lines`, line ends may follow it in the token that completes it: many tokenizers encode `>` and newlines as one
+    token.
     """
 
     def __init__(self, model: LoadedModel, text: str, *, special: bool = False, lines: bool = False) -> None:
         self.behind = ""
-        """The ends of lines that the last token has."""
+        """Line ends in the last token, after the text."""
         self._detokenizer = Detokenizer(model, special=special)
         self._text = text
         self._lines = lines
         self._tail = ""
 
     def complete(self, token: int) -> bool:
-        """Add the next token; whether the text ends with it, and with no part of another character."""
-        seen = self._tail + self._detokenizer.add(token)
-        bare = seen.rstrip("\r\n") if self._lines and not seen.endswith(self._text) else seen
-        self.behind = seen[len(bare) :]
-        self._tail = seen[-len(self._text) :]
+        """Add the next token; return whether the text ends with it, and with no part of another character."""
+        text = self._tail + self._detokenizer.add(token)
+        bare = text.rstrip("\r\n") if self._lines and not text.endswith(self._text) else text
+        self.behind = text[len(bare) :]
+        self._tail = text[-len(self._text) :]
         return self._detokenizer.whole and bare.endswith(self._text)
 
 
 def answer_paths(model: LoadedModel, sampling: Sampling, ends: frozenset[int]) -> AnswerPaths | None:
-    """What a decode may sample; None if its answers are not constrained.
+    """Return the token paths that a decode may sample; None if its answers are not constrained to choices.
 
     Args:
-        model: Whose tokens they are.
-        sampling: Its `choices`, `lead` and `max_tokens`.
-        ends: Tokens that stop the decode or start its closing; if there are none, the model's own end tokens are.
+        model: Model whose tokens they are.
+        sampling: Its `choices`, `answer_prefix` and `max_tokens` are used.
+        ends: Tokens that stop the decode or start its turn suffix; if empty, the model's own end tokens.
 
     Raises:
         InvalidRequestError: A text cannot be written in tokens that hold no end, `max_tokens` is too small, or a choice
@@ -144,73 +144,73 @@ def answer_paths(model: LoadedModel, sampling: Sampling, ends: frozenset[int]) -
 
 
 def answer_constraint(model: LoadedModel, sampling: Sampling, paths: AnswerPaths) -> ChoiceConstraint:
-    """Leads one decode along these paths."""
+    """Return the constraint of one decode to these paths."""
     if not paths.lead:
         return ChoiceConstraint(paths)
     stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
     return ChoiceConstraint(paths, TextEnd(model, sampling.answer_prefix).complete, stop)
 
 
-def _paths(model: LoadedModel, text: str, what: str, banned: frozenset[int]) -> frozenset[Path]:
-    """The tokens of a text with and without a space before it.
+def _paths(model: LoadedModel, text: str, name: str, banned: frozenset[int]) -> frozenset[Path]:
+    """Return the tokens of a text with and without a space before it.
 
-    Headers end without a space, which most tokenizers write as part of the next word and some add by themselves.
+    Headers end without a space, which most tokenizers encode as part of the next word and some add by themselves.
     """
     written: dict[Path, str] = {}
     for spelled in (text, f" {text}"):
         try:
             path = tuple(model.encode(PromptText.plain(spelled)))
         except (TypeError, UnicodeError) as error:
-            raise InvalidRequestError(f"the {what} {text!r} cannot be tokenized: {error}") from error
+            raise InvalidRequestError(f"the {name} {text!r} cannot be tokenized: {error}") from error
         if path:
             written[path] = model.decode(list(path), special=False)
-    # Special tokens have no text: a path with one of them says something else, as does one that was normalised.
+    # Special tokens have no text: a path with one of them decodes to another text, as does a normalised one.
     size = model.adapter.vocabulary_size
-    faithful = [path for path, said in written.items() if said.endswith(text) and max(path) < size]
+    faithful = [path for path, decoded in written.items() if decoded.endswith(text) and max(path) < size]
     if not faithful:
         raise InvalidRequestError(
-            f"the {what} {text!r} cannot be written: its tokens say {sorted(written.values())!r}; "
+            f"the {name} {text!r} cannot be written: its tokens say {sorted(written.values())!r}; "
             "give a text without special tokens that the tokenizer leaves as it is"
         )
-    kept = frozenset(path for path in faithful if banned.isdisjoint(path))
-    if not kept:
+    allowed = frozenset(path for path in faithful if banned.isdisjoint(path))
+    if not allowed:
         raise InvalidRequestError(
-            f"the {what} {text!r} cannot be written: it holds a token that ends the message; "
+            f"the {name} {text!r} cannot be written: it holds a token that ends the message; "
             "leave it out, or choose other stop_tokens or another closing"
         )
-    return kept
+    return allowed
 
 
 @dataclass(frozen=True)
 class ConstrainedDecode:
-    """Leads the answers of a call, each by a constraint of its own."""
+    """Constraint on the answers of a call, with a new state for each."""
 
     longest: int
-    """Tokens that are sampled at most."""
+    """Most tokens that are sampled."""
     ends: frozenset[int]
     """Tokens that end an answer."""
     make: Callable[[], AnswerConstraint]
-    """The constraint of a new answer."""
+    """Makes the constraint of a new answer."""
 
 
 def constrained_answer(
     model: LoadedModel, call: Decode, stops: frozenset[int], compiled: Callable[[Grammar], MakeConstraint]
 ) -> ConstrainedDecode | None:
-    """What leads the answers of a call; None: nothing, or its tokens are forced.
+    """Return the constraint on a call's answers; None if there is none, or its tokens are forced.
 
     Args:
-        model: Whose tokens they are.
-        call: Says what is allowed, at most once.
-        stops: Tokens that stop the decode or start its closing; if there are none, the model's own end tokens do.
-        compiled: Makes constraints of a grammar.
+        model: Model whose tokens they are.
+        call: Decode with at most one constraint.
+        stops: Tokens that stop the decode or start its turn suffix; if empty, the model's own end tokens.
+        compiled: Compiles a grammar.
 
     Raises:
-        GrammarError: Its sampling's constraint cannot be followed, and it is told why.
-        InvalidRequestError: It says twice what is allowed, or what cannot be; the extra `guided` is missing.
+        GrammarError: The sampling's constraint cannot be followed; the message says why.
+        InvalidRequestError: There is more than one constraint, or an impossible one; the extra `guided` is missing.
     """
     if call.constraint is not None:
         _require_alone(call.constraint, call.sampling)
-    return None if call.sampling.forced_token_ids is not None else _led(model, call, stops, compiled)
+    return None if call.sampling.forced_token_ids is not None else _constrain_sampled(model, call, stops, compiled)
 
 
 def ends_replay(
@@ -220,20 +220,20 @@ def ends_replay(
     compiled: Callable[[Grammar], MakeConstraint],
     answer: Sequence[int],
 ) -> bool:
-    """Whether an answer that a call replays was ended by the call's constraint, and not by `max_tokens`.
+    """Return whether a replayed answer was ended by the call's constraint, and not by `max_tokens`.
 
     Args:
-        model: Whose tokens they are.
-        call: Has the constraint.
+        model: Model whose tokens they are.
+        call: Decode with the constraint.
         stops: As for `constrained_answer`.
         compiled: As for `constrained_answer`.
-        answer: The tokens, without thoughts.
+        answer: Tokens without thoughts.
     """
     sampling = call.sampling
     if len(answer) < sampling.max_tokens or (call.constraint is None and sampling.constraint is None):
         return False
     try:
-        led = _led(model, call, stops, compiled)
+        led = _constrain_sampled(model, call, stops, compiled)
         assert led is not None
         constraint = led.make()
         for number, token in enumerate(answer, start=1):
@@ -241,14 +241,14 @@ def ends_replay(
             if constraint.done:
                 return number == len(answer) and not constraint.cut
     except (GrammarError, ConstraintError):
-        pass  # Whatever is forced is taken as it is.
+        pass  # Forced tokens are taken as they are.
     return False
 
 
-def _led(
+def _constrain_sampled(
     model: LoadedModel, call: Decode, stops: frozenset[int], compiled: Callable[[Grammar], MakeConstraint]
 ) -> ConstrainedDecode | None:
-    """See `constrained_answer`; of an answer that is really sampled."""
+    """Return the constraint of an answer that is really sampled: see `constrained_answer`."""
     sampling = call.sampling
     paths = answer_paths(model, sampling, stops)
     if paths is not None:
@@ -288,7 +288,7 @@ def _require_alone(constraint: Constraint, sampling: Sampling) -> None:
 
 
 class ThoughtsReader:
-    """Tells of one message's sampled tokens which are thoughts, which the answer, and which stand in between."""
+    """Classifies the sampled tokens of one message as thoughts, answer, or what stands between."""
 
     def __init__(self, model: LoadedModel, thinking: Thinking) -> None:
         self._model = model
@@ -299,13 +299,13 @@ class ThoughtsReader:
         self._blank_lines = 0
 
     def add(self, token: int) -> Phase:
-        """The phase of the next token."""
+        """Return the phase of the next token."""
         if self._phase == "thoughts":
             if self._end.complete(token):
-                said = self._end.behind
-                while not self._after.text.startswith(said):
-                    said = said[:-1]
-                self._phase, self._left = "close", tuple(self._model.encode(self._after.removeprefix(said)))
+                line_ends = self._end.behind
+                while not self._after.text.startswith(line_ends):
+                    line_ends = line_ends[:-1]
+                self._phase, self._left = "close", tuple(self._model.encode(self._after.removeprefix(line_ends)))
                 return "close"
             return "thoughts"
         if self._left and token == self._left[0]:
@@ -322,11 +322,11 @@ class ThoughtsReader:
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """What is still to come before the answer, once the thoughts are over; empty before."""
+        """Tokens still to come before the answer, once the thoughts are over; empty before."""
         return self._left
 
     def answer_in(self, sampled: Sequence[int]) -> int | None:
-        """Where among all sampled tokens the answer starts; None if the thoughts never end."""
+        """Return the index of the answer among all sampled tokens; None if the thoughts never end."""
         phases = [self.add(token) for token in sampled]
         if self._phase == "thoughts":
             return None
@@ -334,32 +334,32 @@ class ThoughtsReader:
 
 
 def thoughts_in(model: LoadedModel, thinking: Thinking | None, sampled: Sequence[int]) -> int:
-    """How many of these tokens come before an answer; none, if the thoughts never end."""
+    """Return how many of these tokens come before an answer; 0 if the thoughts never end."""
     return 0 if thinking is None else ThoughtsReader(model, thinking).answer_in(sampled) or 0
 
 
 def close_of(model: LoadedModel, thinking: Thinking) -> tuple[int, ...]:
-    """All that a model that has thought for long enough is made to say before it answers."""
-    # In two parts, as a model that ends its thoughts by itself is made to say the second of them.
+    """Return the tokens that a model is forced to generate when its thinking budget is used up."""
+    # Encoded in two parts: a model that ends its thoughts itself is forced to generate the second part only.
     return (*model.encode(PromptText.special(thinking.before + thinking.end)), *model.encode(thinking.after))
 
 
 def longest_thoughts(model: LoadedModel, thinking: Thinking) -> int:
-    """Tokens that thoughts and all that stands between them and the answer can take."""
+    """Return the most tokens that thoughts, and what stands between them and the answer, can take."""
     return (0 if thinking.counts else thinking.budget) + len(close_of(model, thinking)) + BLANK_LINES
 
 
 def thinking_constraint(
     model: LoadedModel, sampling: Sampling, thinking: Thinking, stops: frozenset[int], led: ConstrainedDecode | None
 ) -> ThinkingConstraint:
-    """Leads one decode through its thoughts to an answer.
+    """Return the constraint that leads one decode through its thoughts to an answer.
 
     Args:
-        model: Whose tokens they are.
-        sampling: Of the answer.
-        thinking: How it thinks.
+        model: Model whose tokens they are.
+        sampling: Sampling of the answer.
+        thinking: Thinking settings.
         stops: Tokens that end a message.
-        led: What leads the answer; None: nothing.
+        led: Constraint on the answer; None: none.
     """
     if led is None:
         stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
@@ -372,7 +372,7 @@ def thinking_constraint(
 
 
 class PhaseTexts:
-    """The text of one message's tokens as they come, with the phase that each of them belongs to."""
+    """Splits one message's tokens into phases, and returns their text."""
 
     def __init__(self, model: LoadedModel, thinking: Thinking | None) -> None:
         self._model = model
@@ -381,7 +381,7 @@ class PhaseTexts:
         self._detokenizer = Detokenizer(model)
 
     def add(self, token: int) -> tuple[Phase, str]:
-        """The next token's; what stands between thoughts and answer has no text."""
+        """Return the phase and text of the next token; what stands between thoughts and answer has no text."""
         phase = self._phase if self._reader is None else self._reader.add(token)
         if phase != self._phase:
             self._phase, self._detokenizer = phase, Detokenizer(self._model)
@@ -389,22 +389,22 @@ class PhaseTexts:
 
 
 def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
-    """Whether a call thinks before it answers."""
+    """Return whether a call thinks before it answers."""
     return isinstance(call, Decode) and call.thinking is not None
 
 
 def with_thinking(call: Decode) -> Decode:
-    """The call that decodes thoughts and answer: nobody is given what it makes."""
+    """Return the call that decodes thoughts and answer: its message is internal."""
     return replace(call, author=None if call.author is None else thinker(call.author))
 
 
 def answer_of(model: LoadedModel, call: Decode, thought: Message) -> Prefill:
-    """The answer alone, encoded for its readers in the place that it was thought out in.
+    """Return a prefill of the answer alone, at the position where its thoughts started.
 
     Args:
-        model: Has decoded it.
-        call: Which has thinking.
-        thought: What was decoded for the call.
+        model: Model that decoded it.
+        call: Decode with thinking.
+        thought: Message that was decoded for the call.
     """
     assert call.thinking is not None
     start = thought.native_offset
@@ -424,5 +424,5 @@ def answer_of(model: LoadedModel, call: Decode, thought: Message) -> Prefill:
 
 
 def answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:
-    """Where among the sampled tokens of thoughts and answer the answer starts."""
-    return thoughts_in(model, thinking, [each.token for each in message.chosen or ()])
+    """Return the index of the answer among the sampled tokens of a message with thoughts."""
+    return thoughts_in(model, thinking, [chosen.token for chosen in message.chosen or ()])

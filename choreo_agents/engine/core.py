@@ -1,4 +1,4 @@
-"""What all tenants of an engine share: model, memory, messages, thread."""
+"""The part of an engine that all tenants share: model, memory, messages and thread."""
 
 from __future__ import annotations
 
@@ -43,72 +43,74 @@ from choreo_agents.tracing import CacheWriteFailed, FileSkipped, PerTenantCounte
 
 @dataclass
 class Computing:
-    """What computes."""
+    """Description of what computes: attention backend, forward pass and CUDA graphs."""
 
     backend: str = ""
-    """What attends, ..."""
+    """Name of the attention backend, ..."""
     backend_why: str = ""
-    """... why nothing faster does, if something stands in the way, ..."""
+    """... why no faster one is used, if there is a reason, ..."""
     forward: str = ""
-    """... and what computes the rest: `"lean"`, on a GPU `"fused"`, or why the modelling code of transformers does."""
+    """... and what computes the rest: `"lean"`, on a GPU `"fused"`, or the reason why transformers' modelling code
+    does."""
     graphs: int = 0
-    """Sizes of passes that are replayed as CUDA graphs now: of all tenants, and told to their owner alone, ..."""
+    """Number of pass sizes that are replayed as CUDA graphs: for all tenants, and visible to the admin only, ..."""
     graphs_why: str = ""
-    """... and why none can be, if something stands in the way."""
+    """... and why none can be, if there is a reason."""
     steps_ahead: int = 0
-    """Steps that were begun before the one before them had said its tokens. Of all tenants likewise."""
+    """Steps that were started before the tokens of the one before were known. For all tenants likewise."""
 
 
 class Method(Reclaimer, Protocol):
-    """Decides what a call encodes and reuses: from the cache, or from re-encoded text with or without a prefix cache.
+    """Strategy for what a call encodes and reuses: its parents' KV, or their text with or without a prefix cache.
 
-        choreo      a decode attends to its parents' own encodings, each shown where the view puts it
-        baseline    a decode re-encodes its parents' text, less the longest prefix already encoded
-        naive       a decode re-encodes all of it
+       choreo      a decode attends to its parents' own KV, each shown at its place in the view
+       baseline    a decode encodes its parents' text again, except the longest prefix that is cached
+       naive       a decode encodes all of it again
 
-    The last two are the twins of Prompt Choreography, section 3.1: prefill only stores text, and offsets are ignored.
+    The last two are the baselines of Prompt Choreography, section 3.1: prefill only stores text, and offsets are
+    ignored.
     """
 
     keeps_kv: bool
-    """Whether prefill encodes and messages own KV; otherwise they are text."""
+    """Whether a prefill encodes, and messages own KV; otherwise they are text."""
 
     def encoding(self, lineage: Lineage) -> Encoding: ...
 
     def reach(self, lineage: Lineage, added: int) -> int:
-        """The first position that a call does not touch when it adds `added` tokens."""
+        """Return the first position that a call does not touch when it adds `added` tokens."""
         ...
 
     def room(self, lineage: Lineage, added: int) -> int:
-        """Tokens of KV that must be there at once for it: what it reads, and at most what it writes."""
+        """Return the tokens of KV that must fit at once for it: what it reads, and at most what it writes."""
         ...
 
     def drop_tenant(self, tenant: str) -> None:
-        """Give up what is cached for a tenant."""
+        """Drop what is cached for a tenant."""
         ...
 
     def check(self) -> None: ...
 
 
 class RequestLoop(Protocol):
-    """Has requests run, on threads of its own. Every method may be called from any thread."""
+    """Runs requests, on threads of its own. Every method may be called from any thread."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Begin requests, which arrive together. Each ends by `Completion`: finished, failed, cancelled or timed out.
+        """Start requests, which arrive together. Each ends by `Completion`: finished, failed, cancelled or timed out.
 
         Raises what `require_open` does, and `InvalidRequestError` for a request that cannot be run there.
         """
         ...
 
     def require_open(self) -> None:
-        """Raise `EngineClosedError` after `close`, or what has ended the loop before."""
+        """Raise `EngineClosedError` after `close`, or the error that ended the loop."""
         ...
 
     def answers(self) -> bool:
-        """Tell whether the loop can be started again: a lost device cannot."""
+        """Return whether the loop can be started again: with a lost device it cannot."""
         ...
 
     def wake(self) -> None:
-        """Look again at what waits for a file. Needs no lock."""
+        """Check again what waits for a file. Needs no lock."""
         ...
 
     def raise_priority(self, request: Request, priority: int) -> None:
@@ -116,58 +118,59 @@ class RequestLoop(Protocol):
         ...
 
     def drop_tenant(self, tenant: str) -> None:
-        """Fail a tenant's requests with `EngineClosedError`; on another thread, return when none of them runs."""
+        """Fail a tenant's requests with `EngineClosedError`; unless called on the loop's thread, wait until none of
+        them runs."""
         ...
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller is the thread that runs requests, which must not wait for itself."""
+        """True if the caller is the thread that runs requests, which must not wait for itself."""
         ...
 
     def unfinished(self) -> int:
-        """Count the requests that wait or run."""
+        """Return the number of requests that wait or run."""
         ...
 
     def requests_of(self, tenant: str) -> list[Request]:
-        """List a tenant's unfinished requests. Under the engine's lock."""
+        """Return a tenant's unfinished requests. Call it under the engine's lock."""
         ...
 
     @property
     def watches(self) -> list[StepObserver]:
-        """Return those who are told of every step, if this process makes them."""
+        """Observers of every step, if steps run in this process."""
         ...
 
     def close(self) -> None:
-        """Fail what is unfinished with `EngineClosedError`, and end the threads; for good."""
+        """Fail unfinished requests with `EngineClosedError`, and end the threads for good."""
         ...
 
 
 class Execution:
-    """Runs the requests of one engine: in this process, on its model's device, unless `EngineCore` is given another.
+    """Runs the requests of one engine: in this process, on its model's device; a subclass can run them elsewhere.
 
-    The core keeps what does not depend on where requests run: messages, handles, leases, tenants, lineage, adapters.
-    Another execution has methods of its own in the place of all of these. The first three make the parts below that,
-    when the engine begins, and anew when it restarts, each with the parts before it at hand:
+    The core keeps what does not depend on where requests run: messages, handles, leases, tenants, lineage, adapters. A
+    subclass overrides all of these methods. The first three make the parts below, when the engine starts and when it
+    restarts; each may use the parts before it:
 
-        cache     where the KV of each message is
-        method    what a request reads, pins and needs   with `core.table` and `core.recomputer`
-        loop      runs requests                          with `core.method`
+       cache     where the KV of each message is
+       method    what a request reads, pins and needs   may use `core.table` and `core.recomputer`
+       loop      runs requests                          may use `core.method`
 
-    An execution keeps no reference to the core: an engine that is dropped without `close` ends its threads.
+    An execution must not refer to the core: an engine that is dropped without `close` ends its threads when collected.
     """
 
     cache: Callable[..., KVCache] = KVCache
-    """Makes the cache, of the parts that `KVCache` has."""
+    """Makes the cache, from the arguments of `KVCache`."""
 
     def method(self, core: EngineCore) -> Method:
-        """Make the method, which encodes requests and is asked for room."""
+        """Return the method, which encodes requests and frees memory for them."""
         name = core.settings.method
         if name == "choreo":
             return ChoreoMethod(core.recomputer)
         return TextMethod(core.pool, prefix_cache=name == "baseline")
 
     def loop(self, core: EngineCore) -> RequestLoop:
-        """Make the loop, and start what it needs."""
+        """Return the loop, after starting what it needs."""
         settings, scheduling, adapters = core.settings, core.settings.scheduling, core.adapters
         backend = core.model.backend(settings.backend)
         served = core.model.adapter, core.pool, backend, core.counters, adapters.loras, adapters.mappers
@@ -183,11 +186,11 @@ class Execution:
         return EngineLoop(executor, core.lock, planned, settings.sink, core.method)
 
     def begin(self, core: EngineCore) -> None:
-        """Finish a start or a restart: set `total_tokens` and `kv_budget_bytes` of the core if its pool does not tell
-        them. An error ends the start, and the engine with it; a restart is over by then."""
+        """Finish a start or a restart: set `total_tokens` and `kv_budget_bytes` of the core if its pool does not define
+        them. An error ends the start, and the engine with it; a restart is complete by then."""
 
     def load_adapter(self, core: EngineCore, folder: Path, name: str, message_ids: MessageIds) -> None:
-        """Make the adapter in a folder ready, before a tenant's calls can name it. Raises `AdapterError`."""
+        """Prepare the adapter in a folder, before a tenant's calls can name it. Raises `AdapterError`."""
 
     def computing(self) -> Computing:
         """Describe what computes."""
@@ -199,12 +202,12 @@ class Execution:
 
 
 class EngineCore:
-    """The engine behind its sync and async faces. Every public method may be called from any thread.
+    """Shared core of an engine, behind its tenants. Every public method may be called from any thread.
 
     Args:
-        model: Served by it.
-        settings: How.
-        adapter: What calls of all tenants have unless they name another.
+        model: Model to serve.
+        settings: Settings of the engine.
+        adapter: Default adapter of all tenants' calls.
         execution: Runs the requests; None: this process does.
 
     Raises:
@@ -224,29 +227,30 @@ class EngineCore:
         if adapter is not None:
             self.adapters.add_default(adapter)
         self.secret = secrets.token_bytes(32)
-        """Of this engine alone: keys of what must not outlive it are made of it."""
+        """Secret of this engine: source of keys that must not outlive it."""
         self.lock, self.next_number = EngineLock(), itertools.count().__next__
-        """Of the next request."""
+        """Returns the number of the next request."""
         self.counters, self.tier_counters = PerTenantCounters(Counters), PerTenantCounters(TierCounters)
         self.kept: dict[str, KVStore] = {}
-        """What outlives the engine, by tenant."""
+        """KV stores that outlive the engine, by tenant."""
         self.held_bytes = 0
-        """Of messages that memory does not lose because they are still to be written."""
+        """Bytes of KV that memory must keep until it is written."""
         self._skipped: deque[FileSkipped] = deque()
-        """Files that could not be used, and of which nobody was told yet."""
+        """Files that could not be used, and were not reported yet."""
         self.skipped_file = partial(_note, self._skipped)
-        """Notes one of them, of which the cache tells. Needs no lock, and does not keep the engine alive."""
+        """Callback that records such a file for the cache to report. Needs no lock, and does not keep the engine
+        alive."""
         self._lifetime = threading.RLock()
-        """Held while the engine is closed or restarted, by whom does not hold `lock`."""
+        """Held while the engine is closed or restarted, by a thread that does not hold `lock`."""
         self._closed, self._emit = False, guarded(settings.sink)
         served, budget = model.adapter, settings.memory.kv_budget_bytes
         self._pool_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
         self.thread_leases = ThreadLeases(self.table, self.lock)
         self.kv_budget_bytes = self._pool_bytes
-        """Bytes of KV that all messages have room for together."""
+        """Bytes of KV that all messages can use together."""
         self.total_tokens = self.pool.total_tokens
-        """Tokens of KV that one request has room for."""
+        """Tokens of KV that one request can use."""
         try:
             self.execution.begin(self)
         except BaseException:
@@ -254,7 +258,8 @@ class EngineCore:
             raise
 
     def _start(self, table: MessageTable | None) -> None:
-        """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
+        """Set up memory and thread; a table from before a restart keeps its messages, whose KV is computed when
+        read."""
         adapter, memory = self.model.adapter, self.settings.memory
         self.pool = KVPool(adapter.geometry, self._pool_bytes, adapter.device)
         disk = None
@@ -262,8 +267,8 @@ class EngineCore:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
         files = EntryFiles(disk, self.kept, self.tier_counters, self._skipped, self._emit)
         self.cache = self.execution.cache(self.pool, HostedEntries(memory.host_bytes), files, self.tier_counters)
-        made = MessageTable(self.cache, adapter.fingerprint) if table is None else table
-        self.table = made.enter_cache(self.cache)
+        new_table = MessageTable(self.cache, adapter.fingerprint) if table is None else table
+        self.table = new_table.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self.next_number)
         self.method = self.execution.method(self)
         self.loop = self.execution.loop(self)
@@ -273,22 +278,22 @@ class EngineCore:
         self._disk = disk
 
     def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
-        """What leaves the host goes here; nobody else has the key, and it is gone with the engine."""
+        """Return the store for KV that leaves the host; its key is this engine's alone, and it ends with the engine."""
         adapter, memory = self.model.adapter, self.settings.memory
         assert memory.disk is not None
         place, seal = EnginePlace(memory.disk, adapter.fingerprint), secrets.token_bytes(32)
         return KVStore(place, adapter.geometry, seal, memory.disk_bytes, self.skipped_file, removed)
 
     def close_scope(self, scope: Scope) -> None:
-        """Drop all leases that a scope counts; calls still under way in it will take none."""
+        """Drop all leases that a scope counts; calls still running in it will take none."""
         if self.lock.is_the_parents:
-            return  # a block that was begun before this process was forked ends in the parent
+            return  # a block entered before this process was forked ends in the parent
         with self.lock:
             self.table.close(scope)
             self.thread_leases.close_inside(scope)
 
     def close(self) -> None:
-        """Fail what is unfinished, and end the engine's threads; for good. A forked process leaves its parent's."""
+        """Fail unfinished requests, and end the engine's threads for good. In a forked process it does nothing."""
         if self.lock.is_the_parents:
             return
         with self._lifetime:
@@ -296,17 +301,17 @@ class EngineCore:
             _close(self.lock, self.loop, self._disk)
 
     def tell_skipped_file(self, path: Path, why: str) -> None:
-        """Tell the sink of a file that could not be used."""
+        """Emit an event for a file that could not be used."""
         with self.lock:
             self._emit(FileSkipped(time.perf_counter(), str(path), why))
 
     def unwritten_file(self, path: Path, why: str) -> None:
-        """Tell the sink of files that cannot be written."""
+        """Emit an event for files that cannot be written."""
         with self.lock:
             self._emit(CacheWriteFailed(time.perf_counter(), str(path), why))
 
     def restart(self) -> None:
-        """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.
+        """Fail unfinished requests, and start again with empty memory: messages keep their lineage.
 
         Raises:
             EngineClosedError: It was closed. DeviceLostError: Its device computes no more. What `Execution.begin` does.
@@ -322,7 +327,7 @@ class EngineCore:
             with self.lock:
                 table = self.table
                 table.leave_cache()
-                # The old memory must be gone before there is a new one: both may not fit.
+                # The old memory must be freed before the new one is allocated: both may not fit.
                 self.pool.give_up()
                 self._start(table)
         self.execution.begin(self)

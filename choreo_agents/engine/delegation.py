@@ -1,14 +1,14 @@
-"""Internal names for an `Execution` of another distribution, which has other processes run an engine's calls.
+"""Internal names for an `Execution` of another distribution that runs an engine's calls in other processes.
 
-`choreo-ray` imports these and no other internal ones, and its import contract fails for any more. They are not public:
-they change from version to version, so its engines and this package are of one version. Begin with `Execution` in
-`choreo_agents.engine.core`, which says what an implementer provides.
+`choreo-ray` imports these and no other internals; its import contract fails for any more. They are not public and
+change with every version, so both must have the same version. Start with `Execution` in `choreo_agents.engine.core`,
+which says what an implementer provides.
 
     engine      EngineCore, Execution, EngineAdmin, Tenant, Settings, Computing
     adapters    read_loaded
-    messages    Message, Lineage, MessageIds, Scope, MessageTable
+   messages    Message, Lineage, MessageIds, Scope, MessageTable
     lineage     LineageRow, ReadLog, LineageExchange, row_of
-    requests    PlacedCall, Pending, Request, Binding, Completion, failed
+   requests    PlacedCall, Pending, Request, Binding, Completion, failed
     KV          KVCache, CacheEntry, Segment, HostKV, copied, filled
     sealed KV   KVKey, kv_key, sealed, in_bytes, parsed, opened, kv_bytes, most_bytes, UnusableFileError
     model       ServedModel, served_model, load_weightless

@@ -13,7 +13,7 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.attention.backends import AttentionBackend, BackendName
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.branches import Branches
-from choreo_agents.engine.calling import Tenant, called, require_one
+from choreo_agents.engine.calling import Tenant, plan_call, require_one
 from choreo_agents.engine.calls import (
     Content,
     Decode,
@@ -50,10 +50,11 @@ from choreo_agents.tracing import EventSink, discard
 
 
 class Engine:
-    """An in-process engine over a Hugging Face model, as one tenant has it.
+    """An in-process engine over a Hugging Face model, as one tenant uses it.
 
-    `prefill` and `decode` encode a message with attention to any encoded before, wherever the call places them. Calls
-    from any thread and event loop share the model's steps. Each handle comes with a lease, which `release` drops.
+    `prefill` and `decode` encode a message with attention to any earlier messages, at the positions that the call
+    gives. Calls from any thread and event loop share the model's steps. Each handle comes with a lease, which `release`
+    drops.
     """
 
     def __init__(
@@ -61,16 +62,16 @@ class Engine:
     ) -> None:
         self._core, self._tenant = owner.core, owner.open(salt, calls_per_second)
         self._owner, self.admin = owner, owner if is_owners else None
-        """What concerns all tenants; None for an engine that `tenant` has made."""
+        """Operations for all tenants; None for an engine that `tenant` has returned."""
         self.branches = Branches(self._tenant)
-        """Maps and merges what parallel calls have said."""
+        """Maps and merges the answers of parallel calls."""
         self.kv = KVTransfer(self._tenant)
-        """Keys and values themselves: to read, take in, pin, and move about."""
+        """Reads, imports, pins and moves keys and values."""
         self.inspect = Inspection(self._tenant)
         self.threads = Threads(self._core.thread_leases, self._tenant.name, self._tenant.scopes)
-        """How messages came about; and what threads of graphs hold between their calls."""
+        """Lineage of messages, and the leases that threads of graphs hold between calls."""
         self.record, self.lineage = Recordings(self._tenant), LineageExchange(self._tenant)
-        """Records runs of graphs; and what messages are computed from, for a store."""
+        """Records runs of graphs, and exchanges messages' lineage with a store."""
 
     def __repr__(self) -> str:
         return f"Engine({self.model.name})"
@@ -100,18 +101,18 @@ class Engine:
         Args:
             model: `"embedded"`, a folder in Hugging Face's layout, a hub name, or a model loaded before.
             method: From the cache, or from re-encoded text (Prompt Choreography, section 3.1).
-            device: Where model and KV live; by default `"auto"`: the GPU if there is one. `dtype`: of both, and
-                `prepacked`: whether weights are laid out for a CPU; by default as `load_model` says.
-            generation_config: Whether calls sample as the checkpoint says unless they say otherwise: `"auto"`, the
-                default, or `"off"`; `engine.model.sampling_defaults` tells what that is.
+            device: Where model and KV are; by default `"auto"`: the GPU if there is one. `dtype`: of both, and
+                `prepacked`: whether weights are laid out for a CPU; by default as `load_model` chooses.
+            generation_config: Whether calls sample with the checkpoint's defaults: `"auto"`, the default, or `"off"`;
+                `engine.model.sampling_defaults` has them.
             memory: Where KV is kept, and how much. `scheduling`: what a step holds.
-            backend: What attends: by default the fastest that there is, `"reference"` the slow one to compare with; or
-                an object of your own. The model is checked with it.
-            seed: From which the seeds of calls without one are derived.
-            salt: The tenant's secret: another never gives the same handle ids. Without one, neither does another
-                engine: what is to be known again in another process needs one.
+            backend: Attention backend: by default the fastest available, `"reference"` is the slow one to compare with;
+                or an object of your own. The model is checked with it.
+            seed: Source of the seeds of calls that have none.
+            salt: The tenant's secret: handle ids depend on it. Without one they are unique to this engine: messages
+                that another process must recognize need one.
             sink: Receives trace events on the engine's thread.
-            adapter: What `load_adapter` takes, for calls of all tenants that name no other.
+            adapter: Default adapter of all tenants' calls; as for `load_adapter`.
             chat: Variables of the model's chat template, such as `{"enable_thinking": True}`, and `date`.
 
         Raises:
@@ -122,7 +123,7 @@ class Engine:
         chosen = {"method": method, "memory": memory or Memory(), "scheduling": scheduling or Scheduling()}
         settings = Settings(**chosen, backend=backend, seed=seed, sink=sink)
         options = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
-        loaded = _loaded(model, backend, options | {"generation_config": generation_config})
+        loaded = _load_model(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter)
         return cls(EngineAdmin(EngineCore(loaded, settings, own)), salt, is_owners=True)
 
@@ -137,11 +138,11 @@ class Engine:
     def prefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """Encode given tokens as a message (Prompt Choreography, section 2.3).
 
-        Arguments are the fields of `Prefill`, in its order or by name; or a list of `Prefill`, which is run as one
-        batch and gives a list.
+        Arguments are the fields of `Prefill`, in its order or by name; or a list of `Prefill`, which runs as one batch
+        and returns a list.
 
         Returns:
-            A leased handle. The same content encoded in the same place again costs nothing.
+            A leased handle. The same content encoded again at the same place costs nothing.
 
         Raises:
             InvalidRequestError: Empty content, no token, wrong offsets; `ContextLengthError` and `KVBudgetError` if it
@@ -149,7 +150,7 @@ class Engine:
             HandleError: A parent is unknown, released, or another model's.
             CapacityError: Pinned messages leave no room now. RequestTimeoutError: It took longer than `timeout_s`.
         """
-        return self._tenant.run(called(Prefill, content, args, options))
+        return self._tenant.run(plan_call(Prefill, content, args, options))
 
     @overload
     async def aprefill(
@@ -161,7 +162,7 @@ class Engine:
 
     async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._tenant.arun(called(Prefill, content, args, options))
+        return await self._tenant.arun(plan_call(Prefill, content, args, options))
 
     @overload
     def decode(
@@ -180,7 +181,7 @@ class Engine:
             A leased handle; `text` and `tokens` give what was generated. A batch gives as many for each call as its
             sampling's `n`, one after the other. Raises what `prefill` raises.
         """
-        return self._tenant.run(called(Decode, header, args, options))
+        return self._tenant.run(plan_call(Decode, header, args, options))
 
     @overload
     async def adecode(
@@ -192,7 +193,7 @@ class Engine:
 
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._tenant.arun(called(Decode, header, args, options))
+        return await self._tenant.arun(plan_call(Decode, header, args, options))
 
     def stream(self, header: Content, *args: Any, **options: Any) -> Generator[StreamedToken | MessageHandle]:
         """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
@@ -206,38 +207,39 @@ class Engine:
         return self._tenant.astream(require_one(Decode(header, *args, **options)))
 
     def text(self, handle: MessageHandle, *, special: bool = True) -> str:
-        """A message's text, with or without special tokens."""
+        """Return a message's text, with or without special tokens."""
         return self.model.decode(self.tokens(handle), special=special)
 
     def tokens(self, handle: MessageHandle) -> list[int]:
-        """A message's token ids."""
+        """Return a message's token ids."""
         return list(self._tenant.find(handle).tokens)
 
     def usage(self, handle: MessageHandle) -> Usage:
-        """What the call that made a message cost."""
+        """Return the usage of the call that made a message."""
         return self._tenant.find(handle).usage
 
     def logprobs(self, handle: MessageHandle) -> tuple[SampledToken, ...]:
-        """The tokens that were sampled for a message, with the log-probabilities that its call asked for."""
+        """Return a message's sampled tokens, with the log-probabilities that its call asked for."""
         return self._tenant.find(handle).chosen or ()
 
     def release(self, handle: MessageHandle, *, keep_last: bool = False) -> None:
-        """Drop one lease; with `keep_last`, unless it is the last, after which KV is freed and the handle refused."""
+        """Drop one lease; the last frees the message's KV and invalidates the handle, unless `keep_last` prevents
+        it."""
         self._tenant.release(handle, self._tenant.scope(), keep_last=keep_last)
 
     def scope(self) -> AbstractContextManager[Scope]:
         """Drop, at the end of the block, every lease that was taken inside and not yet released.
 
-        The block gets what `kv.offload` takes.
+        `kv.offload` accepts the scope that the block gets.
         """
         return self._tenant.scoped()
 
     def load_adapter(self, folder: str | Path, name: str | None = None) -> str:
-        """Load an adapter, a cache mapper or both, for this tenant's calls that name it; others keep what they have.
+        """Load an adapter, a cache mapper or both for this tenant's calls that name it.
 
         Args:
-            folder: That a training run of this package, or peft, has written.
-            name: What calls call it, and what is returned; by default the folder's name.
+            folder: Folder that a training run of this package, or peft, has written.
+            name: Name for calls, which is returned; by default the folder's name.
 
         Raises:
             AdapterError: It is another model's, its files are damaged, or another has that name.
@@ -246,25 +248,25 @@ class Engine:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The names that calls of this tenant can use: of the adapters that it has loaded, and of the engine's own."""
+        """Names of the adapters that this tenant's calls can use: its own, and the engine's default."""
         with self._core.lock:
             self._tenant.require_tenancy()
             return tuple(self._core.adapters.folders(self._tenant.name))
 
     def tenant(self, salt: str, *, calls_per_second: float | None = None) -> Engine:
-        """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
+        """Return the same engine for another tenant: one model, one pool, shared steps, but no shared messages.
 
-        Handles of one tenant are unknown to another, and what one has encoded is never found again by another, in no
-        tier. Scopes, adapters, `stats` and `kv.memory_map` are its own.
+        Handles of one tenant are unknown to another, and what one has encoded is never found by another, in any tier.
+        Scopes, adapters, `stats` and `kv.memory_map` are its own.
 
         Args:
             salt: The tenant's secret.
-            calls_per_second: How many of its calls may start in a second from now on, whoever makes them: the others
-                wait in the order they came. Each answer of a call with several (`Sampling.n`) is a start. None: as
-                before, which is no limit unless one was set; `math.inf` takes that off.
+            calls_per_second: Most of its calls that may start in a second from now on; others wait in order of arrival.
+                Each answer of a call with several (`Sampling.n`) is a start. None: unchanged, at first no limit;
+                `math.inf` removes the limit.
 
         Raises:
-            InvalidRequestError: `calls_per_second` is no number above 0.
+            InvalidRequestError: `calls_per_second` is not a number above 0.
         """
         return Engine(self._owner, salt, calls_per_second)
 
@@ -274,7 +276,7 @@ class Engine:
 
     @property
     def chat(self) -> ChatFormat:
-        """How the model writes chat turns."""
+        """The model's chat format."""
         return self._core.model.chat
 
     @property
@@ -286,7 +288,7 @@ class Engine:
         return self._core.settings.method
 
     def stats(self) -> EngineStats:
-        """What this tenant holds now and has done so far, and nothing of others: see `EngineAdmin.stats`."""
+        """Return this tenant's totals and current usage, without those of others: see `EngineAdmin.stats`."""
         return stats_of(self._core, self._tenant.name)
 
     def check(self) -> None:
@@ -294,10 +296,10 @@ class Engine:
         check_engine(self._core)
 
     def close(self) -> None:
-        """End this tenancy, or, of the engine that `load` returned, the engine with all tenants.
+        """End this tenancy; on the engine that `load` returned, end the engine with all tenants.
 
-        What is to be kept is written first. Unfinished calls fail with `EngineClosedError`, as does use afterwards. A
-        tenant's leases end, and what only it holds goes; the others go on, and `tenant` begins a new tenancy.
+        KV that is to be kept is written first. Unfinished calls fail with `EngineClosedError`, as do later ones. The
+        tenant's leases end, and what only it holds is dropped; others go on, and `tenant` begins a new tenancy.
         """
         if self.admin is None:
             self._owner.close_tenant(self._tenant)
@@ -312,37 +314,37 @@ class Engine:
 
 
 class EngineAdmin:
-    """All tenants' engine: `engine.admin`, of the engine that `Engine.load` returns. May be used from any thread.
+    """Operations on all tenants of an engine: `engine.admin`. May be used from any thread.
 
     Args:
-        core: Serves them.
+        core: Core that serves them.
     """
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._open: dict[str, Tenant] = {}
-        """By salt."""
+        """Open tenants by salt."""
         self._closed = core.lock.condition()
 
     def open(self, salt: str, calls_per_second: float | None = None) -> Tenant:
         """Return the tenant with this salt; for `calls_per_second` see `Engine.tenant`.
 
-        One that is being closed comes again when that is over, and finds nothing of before.
+        If it is being closed, wait for that; the new tenancy starts empty.
 
         Raises:
             InvalidRequestError: The rate is not above 0.
-            EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
+            EngineClosedError: It is being closed, which waits for the engine's thread, and this is that thread.
         """
         if not isinstance(salt, str):
             raise InvalidRequestError(f"a salt must be a text, not {salt!r}")
-        # Folders are made and looked into without the lock.
-        made = None if salt in self._open else Tenant(self.core, salt)
+        # Folders are created and read without the lock.
+        created = None if salt in self._open else Tenant(self.core, salt)
         with self.core.lock:
             while (tenant := self._open.get(salt)) is not None and tenant.closing:
                 if self.core.loop.is_here:
                     raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
                 self._closed.wait()
-            tenant = tenant or made or Tenant(self.core, salt)
+            tenant = tenant or created or Tenant(self.core, salt)
             if calls_per_second is not None:
                 tenant.limiter.set_rate(calls_per_second)
             if tenant.persistent_kv is not None and tenant.persistent_kv.store is not None:
@@ -359,39 +361,40 @@ class EngineAdmin:
                 return
             tenant.closing = True
         try:
-            tenant.close()  # waits for the engine's thread, which may be opening another
+            tenant.close()  # waits for the engine's thread, which may be opening another tenant
         finally:
             with self.core.lock:
-                self._open = {salt: each for salt, each in self._open.items() if each is not tenant}
+                self._open = {salt: opened for salt, opened in self._open.items() if opened is not tenant}
                 self._closed.notify_all()
 
     def tenants(self) -> Mapping[str, LeasedMemory]:
-        """What every open tenant leases: by a name that does not tell its salt, and that folders of its files have."""
+        """Return the memory that each open tenant leases, by a name that does not reveal its salt and that its folders
+        have."""
         with self.core.lock:
             self.core.cache.files.arrive_all()
-            held = leased_memory(self.core.table.messages(), lambda message: message.tenant, self.core.cache)
-            return {each.name: held.get(each.name, LeasedMemory()) for each in self._open.values()}
+            leased = leased_memory(self.core.table.messages(), lambda message: message.tenant, self.core.cache)
+            return {tenant.name: leased.get(tenant.name, LeasedMemory()) for tenant in self._open.values()}
 
     def stats(self) -> EngineStats:
-        """What the engine holds now and has done so far, for all tenants together."""
+        """Return totals and current usage, for all tenants together."""
         return stats_of(self.core)
 
     def memory_map(self) -> MemoryMap:
-        """How much is in each tier, and which authors keep it there, those of all tenants together."""
+        """Return how much is in each tier, and which authors keep it there, for all tenants together."""
         return memory_map_of(self.core)
 
     def restart(self) -> None:
         """Start again with empty memory; unfinished calls fail with `EngineClosedError`.
 
-        Also after a failure that has ended its thread. Handles stay good: what is read again is computed again.
+        Works also after a failure has ended its thread. Handles stay valid: messages are computed again when read.
 
         Raises:
-            EngineClosedError: The engine was closed, and stays so.
+            EngineClosedError: The engine was closed.
         """
         self.core.restart()
 
     def close(self) -> None:
-        """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with
+        """Write KV that is to be kept, and stop the engine for all tenants; unfinished calls fail with
         `EngineClosedError`."""
         if self.core.lock.is_the_parents:
             return
@@ -400,21 +403,22 @@ class EngineAdmin:
         self.core.close()
 
 
-def _loaded(
+def _load_model(
     model: str | Path | LoadedModel, backend: BackendName | AttentionBackend, options: dict[str, Any]
 ) -> LoadedModel:
-    said = {name: value for name, value in options.items() if value is not None}
+    explicit = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, LoadedModel):
-        return load_model(model, backend=backend, **said)
-    if said:
-        raise InvalidRequestError(f"the model is loaded already: give {' and '.join(said)} to load_model")
+        return load_model(model, backend=backend, **explicit)
+    if explicit:
+        raise InvalidRequestError(f"the model is loaded already: give {' and '.join(explicit)} to load_model")
     return model
 
 
 def twin_of(engine: Engine, method: MethodName) -> Engine:
-    """Start an engine of the same model, settings and adapters that serves by another method, with nothing encoded.
+    """Return an engine with the same model, settings and adapters but another method, and with nothing encoded.
 
-    It has no folder for KV, and memory of its own. Close it. Raises `InvalidRequestError` if it computes elsewhere.
+    It has memory of its own and no persistent folder; close it after use. Raises `InvalidRequestError` for a remote
+    engine.
     """
     core, tenant = engine._core, engine._tenant
     if type(core.execution) is not Execution:
@@ -425,7 +429,7 @@ def twin_of(engine: Engine, method: MethodName) -> Engine:
     with core.lock:
         folders, own = core.adapters.folders(tenant.name), core.adapters.default
     settings = core.settings
-    made = Engine.load(
+    twin = Engine.load(
         core.model,
         method=method,
         memory=settings.memory.model_copy(update={"disk": None, "persist_dir": None}),
@@ -434,6 +438,6 @@ def twin_of(engine: Engine, method: MethodName) -> Engine:
         seed=settings.seed,
         adapter=None if own is None else folders[own[0]],
     )
-    for name in folders.keys() - {*made.adapters}:
-        made.load_adapter(folders[name], name)
-    return made
+    for name in folders.keys() - {*twin.adapters}:
+        twin.load_adapter(folders[name], name)
+    return twin

@@ -1,4 +1,4 @@
-"""How messages came about: from what, in which order, and through whom."""
+"""Lineage of messages: their ancestors, their sources, and how each was made."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.request import FinishReason
 
 Channel = Literal["encoding", "words"]
-"""How a text can reach a message: through KV that attended to it, or through words decoded from it that were then
+"""Channel by which a text can reach a message: through KV that attended to it, or through text decoded from it and then
 encoded again."""
 
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A message that reached another."""
+    """A message that influenced another."""
 
     handle: MessageHandle
     authors: frozenset[str]
@@ -28,7 +28,7 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class MessageLineage:
-    """What reached one message, nearest first."""
+    """Messages that influenced one message, nearest first."""
 
     handle: MessageHandle
     authors: frozenset[str]
@@ -36,68 +36,68 @@ class MessageLineage:
     ancestors: tuple[Ancestor, ...]
 
     def through(self, channel: Channel) -> tuple[Ancestor, ...]:
-        """The ancestors that reached it through a channel, whether or not through the other as well."""
+        """Return the ancestors that reached it through a channel, whether or not through the other as well."""
         return tuple(ancestor for ancestor in self.ancestors if channel in ancestor.channels)
 
     @property
     def confidential_sources(self) -> tuple[Ancestor, ...]:
-        """The ancestors that are marked confidential."""
+        """Ancestors that are marked confidential."""
         return tuple(ancestor for ancestor in self.ancestors if ancestor.confidential)
 
 
 @dataclass(frozen=True)
 class LineageReport:
-    """What really happened, message by message."""
+    """Report of which messages influenced each of some messages."""
 
     messages: tuple[MessageLineage, ...]
 
 
 @dataclass(frozen=True)
 class Descent:
-    """From what one message was made. Messages are named by their ids."""
+    """Direct inputs of one message. Messages are named by their ids."""
 
     tokens: tuple[int, ...]
     parents: tuple[str, ...]
-    """What it attended to."""
+    """Messages it attended to."""
     sources: tuple[str, ...]
-    """The messages whose words were encoded again as this one: of all calls on the engine, whatever they were for."""
+    """Messages whose text was encoded again as this one: by any call on the engine."""
     authors: frozenset[str]
-    """All who said it, of all calls on the engine."""
+    """Authors in any call on the engine."""
     foreign: tuple[MessageHandle, ...] = ()
-    """The messages of other models whose words were encoded as this one: what those were made of, only the engines of
-    these models can tell."""
+    """Messages of other models whose text was encoded as this one; their ancestors are known only to engines of those
+    models."""
 
 
 @dataclass(frozen=True)
 class MessageRecord:
-    """One message, and the call that made it."""
+    """A message, and the call that made it."""
 
     handle: MessageHandle
     tokens: tuple[int, ...]
-    """All of them: a header and what closed a decoded message included."""
+    """All tokens: also a decoded message's header and turn suffix."""
     parents: tuple[MessageHandle, ...]
-    """What the call attended to, in order; under a method that keeps text only, whose words it read."""
+    """Messages the call attended to, in order; under a method that keeps text only, whose text it read."""
     offsets: tuple[int, ...]
-    """Where each parent appeared, ..."""
+    """Position of each parent, ..."""
     position: int
-    """... and where the message's first token stood: all positions of 0 or more."""
+    """... and of the message's first token: all are 0 or more."""
     sampled: tuple[int, int] | None
-    """Index of the first token that was sampled, and the end of those that were, which are none if the model ended at
+    """Index of the first sampled token, and the end of the sampled ones, of which there are none if the model ended at
     once; None: it was prefilled."""
     adapter: str | None
-    """The name of the adapter that encoded it; None: the model alone."""
+    """Name of the adapter that encoded it; None: the base model."""
     mapped: bool
-    """Whether a cache mapper made its KV of its one parent's."""
+    """Whether a cache mapper computed its KV from its one parent's."""
     author: str | None
     role: str | None
     foreign: tuple[MessageHandle, ...] = ()
-    """The messages of other models whose words it has."""
+    """Messages of other models whose text it encodes."""
     finish_reason: FinishReason | None = None
-    """Why it ended, as the call that decoded it last has it; None: it was prefilled."""
+    """Finish reason of the call that decoded it last; None: it was prefilled."""
 
 
 class Inspection:
-    """What lineage says of a tenant's messages: `engine.inspect`. Handles must be leased; what they come from need not.
+    """Lineage of a tenant's messages: `engine.inspect`. Handles must be leased; their ancestors need not be.
 
     Every method raises `HandleError` if a handle is unknown, released, or another model's.
     """
@@ -106,63 +106,64 @@ class Inspection:
         self._tenant = tenant
 
     def records(self, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
-        """How these messages and all that they descend from were made, released ones included: parents first."""
+        """Return how these messages and all their ancestors were made, released ones included: parents first."""
         with self._tenant.core.lock:
-            found: dict[str, Message] = {}
+            messages: dict[str, Message] = {}
             for message in [self._tenant.find(handle) for handle in handles]:
-                for each in message.unknown(lambda other: other.handle.id in found):
-                    found[each.handle.id] = each
-            return tuple(_record(self._tenant, message) for message in found.values())
+                for ancestor in message.unknown(lambda m: m.handle.id in messages):
+                    messages[ancestor.handle.id] = ancestor
+            return tuple(_record(self._tenant, message) for message in messages.values())
 
     def ancestors(self, handle: MessageHandle) -> dict[MessageHandle, str | None]:
-        """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
+        """Return all messages that a message's KV has ever attended to, with authors: nearest first, released ones
+        included."""
         return {message.handle: message.author for message in self._tenant.find(handle).ancestors()}
 
     def finish_reason(self, handle: MessageHandle) -> FinishReason | None:
-        """Why a message ended: `"stop"`, by itself; `"length"`, cut at `max_tokens`; None: it was not decoded.
+        """Return why a message ended: `"stop"`, by itself; `"length"`, cut at `max_tokens`; None: it was not decoded.
 
-        Of equal words in an equal place, why those ended that were decoded last.
+        Equal text at an equal place is one message: the last decode counts.
         """
         return self._tenant.find(handle).finish_reason
 
     def thoughts(
         self, handle: MessageHandle, author: str | None = None, *, idempotency_key: str | None = None
     ) -> tuple[MessageHandle, ...]:
-        """What was thought before a message was said: more than once, if several calls came to the same words.
+        """Return the thoughts before a message: several, if several calls came to the same answer.
 
-        Each holds thoughts and answer as they were decoded, in the order of the calls. Empty for what was said without
-        thinking. What a call has thought goes when its lease of the message does.
+        Each holds thoughts and answer as decoded, in the order of the calls. Empty for answers without thinking. A
+        call's thoughts end with its lease of the message.
 
         Args:
             handle: The message.
-            author: Whose thoughts; None: everybody's.
-            idempotency_key: Of the call whose thoughts they are; None: of any.
+            author: Author of the thoughts; None: any.
+            idempotency_key: Key of the call whose thoughts they are; None: of any.
         """
-        found = self._tenant.find(handle).thoughts
-        named = (each.message for each in found if idempotency_key is None or each.call == idempotency_key)
-        thought = (each.handle for each in named if author is None or thinker(author) in each.authors)
-        return tuple(dict.fromkeys(thought))
+        thoughts = self._tenant.find(handle).thoughts
+        named = (thought.message for thought in thoughts if idempotency_key is None or thought.call == idempotency_key)
+        matching = (message.handle for message in named if author is None or thinker(author) in message.authors)
+        return tuple(dict.fromkeys(matching))
 
     def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
-        """Who influenced these messages, and how: what each attended to, and whose words it or that was made of.
+        """Report which messages influenced these, and how: through attention, or through text encoded again.
 
-        Authors are those of all calls on this engine: equal words in an equal place are one message. Who they are in
-        one run of one graph, `app.audit(state)` tells.
+        Authors are those of all calls on this engine: equal text at an equal place is one message. For the authors in
+        one run of one graph, use `app.audit(state)`.
         """
         core = self._tenant.core
         with core.lock:
             return LineageReport(tuple(_traced(self._tenant.find(handle), core.method.keeps_kv) for handle in handles))
 
     def descent(self, handles: Sequence[MessageHandle], known: Container[str] = ()) -> dict[str, Descent]:
-        """From what these messages were made, and all that those were made of, by id; what is `known` is left out."""
+        """Return the direct inputs of these messages and of all their ancestors, by id, without those in `known`."""
         with self._tenant.core.lock:
-            found: dict[str, Descent] = {}
+            descents: dict[str, Descent] = {}
             queue = [self._tenant.find(handle) for handle in handles]
             for message in queue:
                 name = message.handle.id
-                if name in known or name in found:
+                if name in known or name in descents:
                     continue
-                found[name] = Descent(
+                descents[name] = Descent(
                     message.tokens,
                     tuple(parent.handle.id for parent in message.parents),
                     tuple(source.handle.id for source in message.sources),
@@ -170,7 +171,7 @@ class Inspection:
                     tuple(message.foreign),
                 )
                 queue += [*message.parents, *message.sources]
-            return found
+            return descents
 
 
 def _record(tenant: Tenant, message: Message) -> MessageRecord:
@@ -192,42 +193,42 @@ def _record(tenant: Tenant, message: Message) -> MessageRecord:
 
 
 def _traced(message: Message, keeps_kv: bool) -> MessageLineage:
-    """Follow a message's parents, and the sources of those whose words were encoded again.
+    """Follow a message's parents, and the sources of those that encode text again.
 
     Args:
-        message: Where to start.
-        keeps_kv: Whether parents are attended to as they were encoded; else their text is encoded again each time.
+        message: Message to start from.
+        keeps_kv: Whether messages attend to their parents' KV; else parents' text is encoded again each time.
     """
-    found: dict[Message, set[Channel]] = {}
-    seen: set[tuple[Message, Channel]] = set()
+    channels_of: dict[Message, set[Channel]] = {}
+    visited: set[tuple[Message, Channel]] = set()
     queue = list(_steps(message, "encoding", keeps_kv))
     for step in queue:
-        if step not in seen:
-            seen.add(step)
+        if step not in visited:
+            visited.add(step)
             ancestor, channel = step
-            found.setdefault(ancestor, set()).add(channel)
+            channels_of.setdefault(ancestor, set()).add(channel)
             queue.extend(_steps(ancestor, channel, keeps_kv))
             for thought in ancestor.thoughts:
-                found.setdefault(thought.message, set()).add("words")
+                channels_of.setdefault(thought.message, set()).add("words")
     for thought in message.thoughts:
-        # It saw what the message itself has seen: there is nothing more above it.
-        found.setdefault(thought.message, set()).add("words")
-    found.pop(message, None)
+        # It saw what the message itself has seen: it has no other ancestors.
+        channels_of.setdefault(thought.message, set()).add("words")
+    channels_of.pop(message, None)
     ancestors = tuple(
-        Ancestor(one.handle, frozenset(one.authors), one.confidential, frozenset(channels))
-        for one, channels in found.items()
+        Ancestor(source.handle, frozenset(source.authors), source.confidential, frozenset(channels))
+        for source, channels in channels_of.items()
     )
-    # Another model's KV reaches nobody here: whose words these are is all that is known of it.
+    # Another model's KV reaches nothing here: only the author of its text is known.
     ancestors += tuple(
-        Ancestor(said, frozenset(one.authors), one.confidential, frozenset[Channel](["words"]))
-        for one in (message, *found)
-        for said in one.foreign
+        Ancestor(handle, frozenset(source.authors), source.confidential, frozenset[Channel](["words"]))
+        for source in (message, *channels_of)
+        for handle in source.foreign
     )
     return MessageLineage(message.handle, frozenset(message.authors), message.confidential, ancestors)
 
 
 def _steps(message: Message, channel: Channel, keeps_kv: bool) -> Iterator[tuple[Message, Channel]]:
-    """The messages next above one that was reached through a channel."""
+    """Yield the parents and sources of a message that was reached through a channel, each with its own channel."""
     for parent in message.parents:
         yield parent, channel if keeps_kv else "words"
     for source in message.sources:

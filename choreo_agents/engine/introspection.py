@@ -1,4 +1,4 @@
-"""What an engine holds and has done, by tier and by who keeps it, and whether its books agree."""
+"""Statistics and memory maps of an engine, by tier and author, and a check of its invariants."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from choreo_agents.tracing import table_html
 
 @dataclass(kw_only=True)
 class EngineStats(Computing, TierCounters, Counters):
-    """A snapshot: totals since the engine was loaded or the tenancy began, and what there is now.
+    """Snapshot of an engine: totals since it was loaded or the tenancy began, and current usage.
 
-    A tenant's are its own: steps that held a row of its, their rows that were its, and what these read. Others
-    show in `evicted` and `recomputed` alone: one budget is kept for all.
+    A tenant's counts are its own: steps with a row of its own, those rows, and the KV they read. Other tenants affect
+    `evicted` and `recomputed` alone, since they share one budget.
     """
 
     unfinished: int
@@ -30,15 +30,15 @@ class EngineStats(Computing, TierCounters, Counters):
     """Leased messages now."""
     leases: int
     threads: int
-    """Threads of graphs, and runs that no checkpointer keeps, that lease something or are under way now."""
+    """Threads of graphs, and runs without a checkpointer, that lease something or are running now."""
     kv_bytes: int
-    """KV memory in use now, in the pool, ..."""
+    """Bytes of KV in use now, in the pool, ..."""
     host_bytes: int
     """... on the host, ..."""
     disk_bytes: int
     """... and on disk."""
     kv_budget_bytes: int
-    """Of the engine: all tenants share it."""
+    """Budget of the engine, shared by all tenants."""
 
     @property
     def rows_per_step(self) -> float:
@@ -51,22 +51,22 @@ class EngineStats(Computing, TierCounters, Counters):
 
     @property
     def unfinished_per_decode_step(self) -> float:
-        """Mean requests that were submitted and unfinished: what `rows_per_decode_step` could be at most."""
+        """Mean requests submitted and unfinished at a decode step: the upper bound of `rows_per_decode_step`."""
         return self.decode_unfinished / self.decode_steps if self.decode_steps else 0.0
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<24} {value}" for name, value in self._told())
+        return "\n".join(f"{name:<24} {value}" for name, value in self._items())
 
     def _repr_html_(self) -> str:
-        return table_html("what the engine has done, and holds", ("", ""), self._told())
+        return table_html("what the engine has done, and holds", ("", ""), self._items())
 
-    def _told(self) -> list[tuple[str, Any]]:
+    def _items(self) -> list[tuple[str, Any]]:
         return [(name.replace("_", " "), value) for name, value in asdict(self).items() if value not in (0, "")]
 
 
 @dataclass(frozen=True)
 class LeasedMemory:
-    """The leased messages of one author, or of one tenant."""
+    """Leased messages of one author or tenant."""
 
     messages: int = 0
     leases: int = 0
@@ -77,59 +77,59 @@ class LeasedMemory:
 
 @dataclass(kw_only=True)
 class MemoryMap(TierCounters):
-    """A snapshot of a tenant's memory, or of all tenants'. Bytes are of KV; a message may be in more than one tier."""
+    """Snapshot of the memory of one tenant or of all. Bytes are of KV; a message may be in more than one tier."""
 
     bytes_per_token: int
     tiers: Mapping[TierName, int]
-    """Bytes in each tier, also of what is not leased any more but still cached or read."""
+    """Bytes in each tier, also of messages that are not leased any more but still cached or read."""
     budgets: Mapping[TierName, int]
-    """Bytes that each may hold; 0 for a tier that there is not."""
+    """Most bytes in each tier; 0 for a tier that is not configured."""
     authors: Mapping[str, LeasedMemory]
-    """By author, `""` for messages of nobody named."""
+    """Leased messages by author, `""` for messages without one."""
     hit_rate: float
-    """Share of the tokens that calls read or asked to encode that were found encoded."""
+    """Share of the tokens that calls read or submitted that were found encoded."""
 
     def as_object(self) -> dict[str, Any]:
-        """The same as plain JSON."""
+        """Return the snapshot as plain JSON."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
         tiers = (
-            (tier, held, held // self.bytes_per_token, self.budgets[tier] or None) for tier, held in self.tiers.items()
+            (tier, size, size // self.bytes_per_token, self.budgets[tier] or None) for tier, size in self.tiers.items()
         )
-        held = (
-            (author or "nobody named", kept.messages, kept.leases, *(kept.tokens[tier] for tier in TIERS))
-            for author, kept in self.authors.items()
+        rows = (
+            (author or "nobody named", leased.messages, leased.leases, *(leased.tokens[tier] for tier in TIERS))
+            for author, leased in self.authors.items()
         )
         by_tier = table_html("KV memory by tier", ("tier", "bytes", "tokens", "budget"), tiers)
         columns = ("author", "messages", "leases", *TIERS)
-        return by_tier + table_html("tokens by author, and the fastest tier that has them", columns, held)
+        return by_tier + table_html("tokens by author, and the fastest tier that has them", columns, rows)
 
 
 def leased_memory(
-    messages: Iterable[Message], whose: Callable[[Message], str], memory: KVCache
+    messages: Iterable[Message], owner_of: Callable[[Message], str], memory: KVCache
 ) -> dict[str, LeasedMemory]:
-    """Return what messages keep, by whose they are, the largest first.
+    """Return what messages lease, by owner, the largest first.
 
     Args:
-        messages: Leased ones.
-        whose: A message is.
-        memory: Knows where they are.
+        messages: Leased messages.
+        owner_of: Returns a message's owner.
+        memory: Cache that knows where their KV is.
     """
     counts: dict[str, Counter[str]] = {}
     for message in messages:
-        own, tokens, entry = counts.setdefault(whose(message), Counter()), len(message.tokens), message.entry
+        own, tokens, entry = counts.setdefault(owner_of(message), Counter()), len(message.tokens), message.entry
         own.update(messages=1, leases=message.leases, pinned=tokens * (entry is not None and entry.pins > 0))
         own[tier_of(message, memory)] += tokens
-    made = {
+    leased = {
         owner: LeasedMemory(own["messages"], own["leases"], {tier: own[tier] for tier in TIERS}, own["pinned"])
         for owner, own in counts.items()
     }
-    return dict(sorted(made.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
+    return dict(sorted(leased.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
 
 
 def tier_of(message: Message, memory: KVCache) -> TierName:
-    """The fastest tier that has it."""
+    """Return the fastest tier that has a message's KV."""
     entry = message.entry
     if memory.is_elsewhere(message.handle.id):
         return "device"
@@ -140,10 +140,10 @@ def tier_of(message: Message, memory: KVCache) -> TierName:
 
 
 def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
-    """What a tenant holds and has done, or all together."""
+    """Return the totals and current usage of a tenant, or of all tenants."""
     with core.lock:
         messages, leases = core.table.counts(tenant)
-        # What a tenant cannot have done alone it is not told.
+        # Numbers that would reveal other tenants' work are hidden from a tenant.
         of_all: dict[str, int] = {} if tenant is None else {"graphs": 0, "steps_ahead": 0}
         return EngineStats(
             **asdict(core.counters.so_far(tenant)),
@@ -159,17 +159,17 @@ def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
 
 
 def memory_map_of(core: EngineCore, tenant: str | None = None) -> MemoryMap:
-    """How much of a tenant's is in each tier, and which of its authors keep it there; or of all together."""
+    """Return how much of a tenant's KV, or of all, is in each tier, and which authors keep it there."""
     with core.lock:
         budgets, stats = core.settings.memory, stats_of(core, tenant)
         disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
-        asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
+        requested = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
         return MemoryMap(
             bytes_per_token=core.pool.geometry.bytes_per_token,
             tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
             budgets={"device": core.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
             authors=leased_memory(core.table.messages(tenant), lambda message: message.author or "", core.cache),
-            hit_rate=stats.tokens_reused / asked if asked else 0.0,
+            hit_rate=stats.tokens_reused / requested if requested else 0.0,
             **asdict(core.tier_counters.so_far(tenant)),
         )
 
@@ -183,7 +183,7 @@ def check_engine(core: EngineCore) -> None:
         core.method.check()
         if not core.loop.unfinished() and core.method.keeps_kv:
             leased = {message.entry for message in core.table.messages()}
-            held = core.cache.entries_of(None)
-            assert all(entry in leased or entry.wanted for entry in held), "KV outlived its message"
-            owned = sum(entry.segment is not None for entry in held)
+            entries = core.cache.entries_of(None)
+            assert all(entry in leased or entry.wanted for entry in entries), "KV outlived its message"
+            owned = sum(entry.segment is not None for entry in entries)
             assert core.pool.live_segments() == owned, "a segment outlived its message"

@@ -1,7 +1,7 @@
-"""Messages as a store keeps them: out of the engine, and back into one that has never computed them.
+"""Lineage of messages for a store: export it, and import it into an engine that has never computed them.
 
-row     from what it is computed: the same for whoever says it, wherever
-note    what one thread says of it: who has said it, of whose words it was made
+row     what a message's KV is computed from: the same for every author and engine
+note    what one thread knows of it: its author, its usage, whose text it encodes
 """
 
 from __future__ import annotations
@@ -30,55 +30,55 @@ class DamagedRowError(ChoreoError, ValueError):
 
 @dataclass(frozen=True)
 class LineageRow:
-    """All that a message's KV is computed from."""
+    """Everything that a message's KV is computed from."""
 
     id: str
     model: str
-    """What makes its KV, as its handle says."""
+    """Fingerprint of what computes its KV, as in its handle."""
     tokens: Annotated[tuple[int, ...], Field(min_length=1)]
     parents: tuple[tuple[str, int], ...]
-    """Ids, and offsets relative to the message's first token."""
+    """Parents' ids, and offsets relative to the message's first token."""
     at: int
-    """The position of its first token where it was encoded."""
+    """Position at which its first token was encoded."""
 
-    def plain(self, others: Iterable[LineageRow] = ()) -> dict[str, Any]:
-        """As `read` takes it. Of parents that stand where another row has them too, that row is named in their place:
-        each message of a conversation reads what the one before has read.
+    def plain(self, known_rows: Iterable[LineageRow] = ()) -> dict[str, Any]:
+        """Return it as `read` takes it. A prefix of parents that another row also has is replaced by a reference to
+        that row: each message of a conversation reads what the one before has read.
 
         Args:
-            others: Rows that whoever reads it will know.
+            known_rows: Rows that the reader will know.
         """
-        own, shared, like = self._seen(), 0, ""
-        for other in others:
-            if (count := _alike(own, other._seen())) > shared:
-                shared, like = count, other.id
-        told: dict[str, Any] = {"id": self.id, "model": self.model, "tokens": [*self.tokens], "at": self.at}
-        told["parents"] = [[*parent] for parent in own[shared:]]
-        return told | ({"like": [like, shared]} if shared else {})
+        own, shared, like = self._placed_parents(), 0, ""
+        for row in known_rows:
+            if (count := _count_common(own, row._placed_parents())) > shared:
+                shared, like = count, row.id
+        plain: dict[str, Any] = {"id": self.id, "model": self.model, "tokens": [*self.tokens], "at": self.at}
+        plain["parents"] = [[*parent] for parent in own[shared:]]
+        return plain | ({"like": [like, shared]} if shared else {})
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any], known: Mapping[str, LineageRow]) -> LineageRow:
-        """A row that `plain` wrote.
+    def read(cls, plain: Mapping[str, Any], rows: Mapping[str, LineageRow]) -> LineageRow:
+        """Return the row that `plain` wrote.
 
         Raises:
-            DamagedRowError: It did not, or the row that it names is not known.
+            DamagedRowError: It is not of that form, or refers to an unknown row.
         """
         try:
             like, shared = plain.get("like") or ("", 0)
             row = _ROW.validate_python(plain)
-            seen = [*(known[like]._seen()[:shared] if shared else ()), *row.parents]
-            return replace(row, parents=tuple((each, stands - row.at) for each, stands in seen))
+            parents = [*(rows[like]._placed_parents()[:shared] if shared else ()), *row.parents]
+            return replace(row, parents=tuple((parent, stands - row.at) for parent, stands in parents))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedRowError(f"it is damaged: {error!r}") from error
 
-    def _seen(self) -> list[tuple[str, int]]:
-        """Its parents, and the positions at which it has read them."""
-        return [(each, self.at + offset) for each, offset in self.parents]
+    def _placed_parents(self) -> list[tuple[str, int]]:
+        """Return its parents with the positions at which it has read them."""
+        return [(parent, self.at + offset) for parent, offset in self.parents]
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a thread says of a message."""
+    """A thread's record of a message."""
 
     id: str
     author: str | None = None
@@ -87,47 +87,47 @@ class Note:
     origin: str = ""
     header: int = 0
     sampled: int | tuple[SampledToken, ...] | None = None
-    """Tokens as they were chosen, with their log-probabilities; or, without such, how many of those behind its header.
-    None: it was not decoded."""
+    """Sampled tokens with their log-probabilities; or, without such, how many sampled tokens follow its header. None:
+    it was not decoded."""
     finish: FinishReason | None = None
     usage: Usage | None = None
-    """What the call cost that made it."""
+    """Usage of the call that made it."""
     authors: tuple[str, ...] = ()
     marked: bool = False
     is_thought: bool = False
     sources: tuple[str, ...] = ()
-    """Ids of the messages whose words it encodes again, as far as the thread holds them."""
+    """Ids of the messages whose text it encodes again, as far as the thread leases them."""
     foreign: tuple[MessageHandle, ...] = ()
-    """Those that other models have said."""
+    """Messages of other models whose text it encodes."""
     thoughts: tuple[tuple[str, str | None], ...] = ()
-    """What was thought before it was said, and by which call."""
+    """Ids of the thoughts before it, each with its call's idempotency key."""
 
     def plain(self) -> dict[str, Any]:
-        """As `read` takes it: without what is as usual."""
+        """Return it as `read` takes it, without default values."""
         plain: dict[str, Any] = _NOTE.dump_python(self, mode="json", exclude_defaults=True)
         return plain
 
-    def merged(self, other: Note) -> Note:
-        """With what was said later of the message in the same thread, by whichever process."""
+    def merged(self, later: Note) -> Note:
+        """Return it merged with a later note on the message in the same thread, by any process."""
         return replace(
             self,
-            header=self.header or other.header,
-            sampled=other.sampled if self.sampled is None else self.sampled,
-            finish=other.finish or self.finish,
-            authors=_both(self.authors, other.authors),
-            marked=self.marked or other.marked,
-            is_thought=self.is_thought or other.is_thought,
-            sources=_both(self.sources, other.sources),
-            foreign=_both(self.foreign, other.foreign),
-            thoughts=_both(self.thoughts, other.thoughts),
+            header=self.header or later.header,
+            sampled=later.sampled if self.sampled is None else self.sampled,
+            finish=later.finish or self.finish,
+            authors=_union(self.authors, later.authors),
+            marked=self.marked or later.marked,
+            is_thought=self.is_thought or later.is_thought,
+            sources=_union(self.sources, later.sources),
+            foreign=_union(self.foreign, later.foreign),
+            thoughts=_union(self.thoughts, later.thoughts),
         )
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Note:
-        """A note that `plain` wrote.
+        """Return the note that `plain` wrote.
 
         Raises:
-            DamagedRowError: It did not.
+            DamagedRowError: It is not of that form.
         """
         try:
             return _NOTE.validate_python(plain)
@@ -140,62 +140,62 @@ _ROW, _NOTE = TypeAdapter(LineageRow), TypeAdapter(Note)
 
 @dataclass
 class ReadLog:
-    """What a thread has written."""
+    """Everything that a thread has written."""
 
     rows: dict[str, LineageRow] = field(default_factory=dict)
     notes: dict[str, Note] = field(default_factory=dict)
-    """All that was said of each message."""
+    """Merged notes by message id."""
     answers: dict[str, str] = field(default_factory=dict)
-    """The ids of messages that answer calls, by the calls' idempotency keys: the last that did."""
+    """Ids of messages that answer calls, by idempotency key: the last answer counts."""
     damaged: str | None = None
-    """Why something in it is not believed."""
+    """Why an entry in it is rejected, if one is."""
 
 
 class DescribedMessage(NamedTuple):
-    """A message as it is written."""
+    """A message as it is written to a store."""
 
     row: LineageRow | None
-    """None: the thread has written that."""
+    """Row of the message; None: the thread has written it already."""
     note: Note
     memos: tuple[str, ...] = ()
-    """The thread's calls that it answers."""
+    """Idempotency keys of the thread's calls that it answers."""
 
 
 class LineageExchange:
-    """What a tenant's messages are computed from, for those who keep it elsewhere: `engine.lineage`.
+    """Export and import of the lineage of a tenant's messages: `engine.lineage`.
 
     Args:
-        tenant: Whose.
+        tenant: Tenant whose messages they are.
     """
 
     def __init__(self, tenant: Tenant) -> None:
         self._tenant = tenant
         self.seals = tenant.message_ids.seals
-        """What tells whether something that comes back is what the tenant gave out."""
+        """Signs what the tenant gives out, and verifies what comes back."""
 
     @property
     def name(self) -> str:
-        """What the tenant is called in a store; does not tell the salt."""
+        """Name of the tenant in a store; does not reveal the salt."""
         return self._tenant.name
 
     def unknown(self, handles: Iterable[MessageHandle], thread: Scope) -> list[MessageHandle]:
-        """Those of this engine's model that it does not know, or not as the thread's: what was released on purpose it
-        does."""
+        """Return those handles of this engine's model that it does not know, or that the thread does not lease.
+        Deliberately released ones count as known."""
         core, model = self._tenant.core, self._tenant.core.model.adapter.fingerprint
         with core.lock:
             self._tenant.require_open()
             return [handle for handle in handles if handle.base_model == model and self._is_unknown(handle, thread)]
 
     def recall(self, answered: Mapping[str, str], thread: Scope) -> list[str]:
-        """Have the thread's calls answered so, by their idempotency keys; return the ids of those that it does not
+        """Restore answers of the thread's calls, by idempotency key; return the ids of those that the thread does not
         lease."""
         table = self._tenant.core.table
         with self._tenant.core.lock:
-            found = [(memo, message_id, table.get(message_id)) for memo, message_id in answered.items()]
-            for memo, _, message in found:
+            answers = [(memo, message_id, table.get(message_id)) for memo, message_id in answered.items()]
+            for memo, _, message in answers:
                 if message is not None and message.scoped[thread] and table.memos.get(memo) is not message:
                     table.remember(memo, message, thread)
-            return [each for _, each, message in found if message is None or not message.scoped[thread]]
+            return [message_id for _, message_id, message in answers if message is None or not message.scoped[thread]]
 
     def described(
         self,
@@ -203,26 +203,26 @@ class LineageExchange:
         thread: Scope,
         noted: Mapping[str, Note],
         answered: Mapping[str, str],
-        asked: str | None,
+        current_call: str | None,
     ) -> list[DescribedMessage]:
-        """Messages, and all that they come from, as they are to be written for a thread: what it has written is left
-        out, unless more is to be said of it now.
+        """Return messages and all their ancestors as they are to be written for a thread, without what it has written
+        already.
 
         Args:
-            handles: Leased messages; of others nothing is said.
+            handles: Leased messages; others are skipped.
             thread: The thread's scope.
-            noted: What it has written of messages, by id.
-            answered: The ids of those that it has written to answer its calls, by the calls' idempotency keys.
-            asked: The call that was made now, whose answer takes the place of another's; of any other somebody else may
-                have said more since.
+            noted: Notes that it has written, by message id.
+            answered: Ids of the answers that it has written, by their calls' idempotency keys.
+            current_call: The call made now, whose answer replaces an earlier one; for any other call another process
+                may have written a newer answer since.
         """
         core = self._tenant.core
         with core.lock:
             self._tenant.require_open()
-            given = [core.table.get(each) for each in dict.fromkeys(handle.id for handle in handles)]
-            waiting = [message for message in given if message is not None and message.tenant == self._tenant.name]
-            seen = {message.handle.id for message in waiting}
-            found = list[DescribedMessage]()
+            leased = [core.table.get(message_id) for message_id in dict.fromkeys(handle.id for handle in handles)]
+            waiting = [message for message in leased if message is not None and message.tenant == self._tenant.name]
+            queued = {message.handle.id for message in waiting}
+            described = list[DescribedMessage]()
             for message in waiting:
                 before, own = noted.get(message.handle.id), message.handle.id
                 note = _note(message, thread, before)
@@ -231,57 +231,54 @@ class LineageExchange:
                     memo
                     for memo, scope in message.idempotency_keys.items()
                     if scope is thread
-                    and (memo not in answered or (answered[memo] != own and memo.rpartition(" ")[0] == asked))
+                    and (memo not in answered or (answered[memo] != own and memo.rpartition(" ")[0] == current_call))
                 )
                 if note == before and not memos:
                     continue
                 row = row_of(message) if before is None else None
-                found.append(DescribedMessage(row, note, memos))
-                for each in _made_of(message, thread):
-                    if each.handle.id not in seen and each.handle.id not in noted:
-                        seen.add(each.handle.id)
-                        waiting.append(each)
-            return found
+                described.append(DescribedMessage(row, note, memos))
+                for source in _sources_of(message, thread):
+                    if source.handle.id not in queued and source.handle.id not in noted:
+                        queued.add(source.handle.id)
+                        waiting.append(source)
+            return described
 
-    def take_in(self, wanted: Sequence[str], found: ReadLog, thread: Scope) -> dict[str, str]:
-        """Know messages as if they had been computed here: their KV is, from their own parents, when it is read.
+    def import_messages(self, ids: Sequence[str], log: ReadLog, thread: Scope) -> dict[str, str]:
+        """Import messages as if they had been computed here: KV is computed from their parents when it is read.
 
         Args:
-            wanted: Ids of those that the thread leases from now on.
-            found: What the thread has written.
+            ids: Ids of the messages that the thread leases from now on.
+            log: Everything that the thread has written.
             thread: The thread's scope.
 
         Returns:
-            Why those that could not be taken in were not, by id.
+            The reasons why some could not be imported, by id.
         """
         core = self._tenant.core
         with core.lock:
             self._tenant.require_open()
-            taking = _TakingIn(self._tenant, found)
-            for message_id in wanted:
+            taking = _Importer(self._tenant, log)
+            for message_id in ids:
                 taking.make(message_id)
-            taking.tell_all()
+            taking.apply_notes()
             if not thread.closed:
-                for message_id in wanted:
+                for message_id in ids:
                     taking.lease(message_id, thread)
             return taking.refused
 
     def held_by_thread_alone(self, ids: Iterable[str], thread: Collection[Scope]) -> list[str]:
-        """Return the messages that no one leases but a thread, by its scopes, or no one at all."""
+        """Return the ids of messages that are leased only by a thread, given its scopes, or by nobody."""
         table = self._tenant.core.table
         with self._tenant.core.lock:
-            found = ((each, table.get(each)) for each in ids)
-            return [
-                name for name, each in found if each is None or each.leases == sum(each.scoped[it] for it in thread)
-            ]
+            messages = ((message_id, table.get(message_id)) for message_id in ids)
+            return [name for name, m in messages if m is None or m.leases == sum(m.scoped[s] for s in thread)]
 
     def look_for_kv(self, ids: Iterable[str]) -> None:
-        """See which messages have files, also of other processes: they are read from these in place of being computed.
-        Slow.
-        """
-        if (kept := self._tenant.persistent_kv) is not None:
+        """Look for files of these messages, also of other processes: their KV is read from there instead of computed.
+        Slow."""
+        if (persistent := self._tenant.persistent_kv) is not None:
             for message_id in ids:
-                kept.has(message_id)
+                persistent.has(message_id)
 
     def _is_unknown(self, handle: MessageHandle, thread: Scope) -> bool:
         try:
@@ -292,34 +289,34 @@ class LineageExchange:
             return False
 
 
-class _TakingIn:
-    """Under the engine's lock."""
+class _Importer:
+    """Import of one thread's messages. Used under the engine's lock."""
 
-    def __init__(self, tenant: Tenant, found: ReadLog) -> None:
-        self._tenant, self._table, self._found = tenant, tenant.core.table, found
+    def __init__(self, tenant: Tenant, log: ReadLog) -> None:
+        self._tenant, self._table, self._log = tenant, tenant.core.table, log
         self._memos = defaultdict[str, list[str]](list)
-        """Of the calls that each message answers."""
-        for memo, message_id in found.answers.items():
+        """Idempotency keys of the calls that each message answers."""
+        for memo, message_id in log.answers.items():
             self._memos[message_id].append(memo)
         self.made: dict[str, Message] = {}
-        """By id: made now, or known before."""
+        """Messages by id, created now or known before."""
         self.refused: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._applied: set[str] = set()
 
     def make(self, message_id: str) -> None:
-        """Make a message and all that it comes from, parents first; no recursion: a conversation may be long."""
+        """Create a message and its ancestors, parents first; iteratively, since a conversation may be long."""
         waiting = [message_id]
         while waiting:
             current = waiting[-1]
-            row = self._found.rows.get(current)
-            known = self._table.known(current)
+            row = self._log.rows.get(current)
+            message = self._table.known(current)
             if current in self.made or current in self.refused:
                 pass
-            elif known is not None and known.tenant == self._tenant.name:
-                self.made[current] = known
+            elif message is not None and message.tenant == self._tenant.name:
+                self.made[current] = message
             elif row is None:
                 self.refused[current] = "it is not in the store"
-            elif above := [each for each, _ in row.parents if each not in self.made and each not in self.refused]:
+            elif above := [p for p, _ in row.parents if p not in self.made and p not in self.refused]:
                 waiting += above
                 continue
             else:
@@ -327,12 +324,12 @@ class _TakingIn:
             waiting.pop()
 
     def _make(self, row: LineageRow) -> None:
-        lost = next((each for each, _ in row.parents if each in self.refused), None)
+        lost = next((parent for parent, _ in row.parents if parent in self.refused), None)
         if lost is not None:
             self.refused[row.id] = f"it comes of {lost}, and {self.refused[lost]}"
             return
-        adapter, mapper = _encoders(row.model)
-        parents = tuple(self.made[each] for each, _ in row.parents)
+        adapter, mapper = _split_encoder(row.model)
+        parents = tuple(self.made[parent] for parent, _ in row.parents)
         placement = Placement(tuple(row.at + offset for _, offset in row.parents), row.at)
         lineage = Lineage(row.tokens, parents, placement, self._tenant.name, adapter, mapper)
         handle, loaded = self._tenant.message_ids.handle(lineage), self._tenant.core.adapters
@@ -341,22 +338,22 @@ class _TakingIn:
         elif (adapter and adapter not in loaded.loras) or (mapper and mapper not in loaded.mappers):
             self.refused[row.id] = f"the adapter {adapter or mapper!r} that encoded it is not loaded"
         else:
-            note = self._found.notes.get(row.id, Note(row.id))
+            note = self._log.notes.get(row.id, Note(row.id))
             usage = note.usage or Usage.of_existing(0)
             message = Message(handle, lineage, note.author, note.role, usage, note.label, note.origin)
-            message.forgotten = True  # until somebody leases it: whoever has its words may encode them again
+            message.forgotten = True  # until it is leased: callers that have its text may encode it again
             self._table.fill(message, None)
             self.made[row.id] = message
 
-    def tell_all(self) -> None:
-        """Say of all that was made what the thread has said of it, and so on of what that makes."""
-        while waiting := [message_id for message_id in self.made if message_id not in self._told]:
+    def apply_notes(self) -> None:
+        """Apply the thread's notes to all created messages, and to those that this creates in turn."""
+        while waiting := [message_id for message_id in self.made if message_id not in self._applied]:
             for message_id in waiting:
-                self._told.add(message_id)
-                self._tell(message_id)
+                self._applied.add(message_id)
+                self._apply_note(message_id)
 
-    def _tell(self, message_id: str) -> None:
-        message, note = self.made[message_id], self._found.notes.get(message_id)
+    def _apply_note(self, message_id: str) -> None:
+        message, note = self.made[message_id], self._log.notes.get(message_id)
         if note is None:
             return
         message.authors |= {*note.authors}
@@ -368,24 +365,24 @@ class _TakingIn:
         message.finish_reason = message.finish_reason or note.finish
         for source in note.sources:
             self.make(source)
-            if (found := self.made.get(source)) is not None and found not in message.sources:
-                message.sources.append(found)
+            if (source_message := self.made.get(source)) is not None and source_message not in message.sources:
+                message.sources.append(source_message)
         message.foreign += [foreign for foreign in note.foreign if foreign not in message.foreign]
 
     def lease(self, message_id: str, thread: Scope) -> None:
-        """Have the thread lease a message, with what was thought before it, and remember which calls it answers."""
-        message, note = self.made.get(message_id), self._found.notes.get(message_id)
+        """Lease a message for the thread, with its thoughts, and remember which calls it answers."""
+        message, note = self.made.get(message_id), self._log.notes.get(message_id)
         if message is None:
             return
-        with self._table.entering(message) as entered:
+        with self._table.insert_transaction(message) as entered:
             if not entered.scoped[thread]:
                 self._table.lease(entered, thread)
         for thought_id, call in note.thoughts if note is not None else ():
             self.make(thought_id)
             thought = self.made.get(thought_id)
-            known = [(each.message, each.call) for each in message.thoughts]
-            if thought is not None and (thought, call) not in known and len(known) < message.leases:
-                self.tell_all()
+            pairs = [(earlier.message, earlier.call) for earlier in message.thoughts]
+            if thought is not None and (thought, call) not in pairs and len(pairs) < message.leases:
+                self.apply_notes()
                 self._table.lease(thought, thread)
                 self._table.keep(message, Thought(thought, call, thread), thread)
                 self._remember(thought, thread)
@@ -397,20 +394,20 @@ class _TakingIn:
                 self._table.remember(memo, message, thread)
 
 
-def _made_of(message: Message, thread: Scope) -> list[Message]:
-    """What a message attended to; and, as far as the thread has it, whose words it encodes and what was thought."""
-    thoughts = [each.message for each in message.thoughts if each.scope is thread]
-    return [*message.parents, *(each for each in message.sources if each.scoped[thread]), *thoughts]
+def _sources_of(message: Message, thread: Scope) -> list[Message]:
+    """Return a message's parents; also, as far as the thread leases them, its sources and thoughts."""
+    thoughts = [thought.message for thought in message.thoughts if thought.scope is thread]
+    return [*message.parents, *(source for source in message.sources if source.scoped[thread]), *thoughts]
 
 
 def row_of(message: Message) -> LineageRow:
-    """From what a message is computed."""
+    """Return the row that describes a message."""
     key = kv_key(message)
     return LineageRow(key.id, key.model, key.tokens, key.parents, key.native_offset)
 
 
 def _note(message: Message, thread: Scope, before: Note | None) -> Note:
-    """What a thread says of a message now: what it held of others when it wrote before, it may hold no longer."""
+    """Return a thread's note on a message now; it may hold less of other messages than when it wrote before."""
     return Note(
         message.handle.id,
         message.author,
@@ -424,9 +421,9 @@ def _note(message: Message, thread: Scope, before: Note | None) -> Note:
         tuple(sorted(message.authors)),
         message.marked,
         message.is_thought,
-        tuple(each.handle.id for each in message.sources if each.scoped[thread]),
+        tuple(source.handle.id for source in message.sources if source.scoped[thread]),
         tuple(message.foreign),
-        tuple((each.message.handle.id, each.call) for each in message.thoughts if each.scope is thread),
+        tuple((thought.message.handle.id, thought.call) for thought in message.thoughts if thought.scope is thread),
     )
 
 
@@ -438,17 +435,17 @@ def _sampled(message: Message) -> int | tuple[SampledToken, ...] | None:
     return len(chosen) if chosen == tuple(map(SampledToken, behind)) else chosen
 
 
-def _encoders(model: str) -> tuple[str, str]:
-    """The fingerprints of adapter and mapper, of that of all that has made an encoding."""
-    rest, _, mapper = model.partition("~")
-    return rest.partition("+")[2], mapper
+def _split_encoder(model: str) -> tuple[str, str]:
+    """Split the fingerprint of a model with adapter and mapper; return those of adapter and mapper."""
+    encoder, _, mapper = model.partition("~")
+    return encoder.partition("+")[2], mapper
 
 
-def _both(some: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys([*some, *others]))
+def _union(earlier: tuple[T, ...], later: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys([*earlier, *later]))
 
 
-def _alike(one: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> int:
-    """How many of the first are the same."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _count_common(first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]) -> int:
+    """Return the length of the common prefix."""
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

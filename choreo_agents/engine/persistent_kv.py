@@ -1,6 +1,6 @@
-"""KV of one tenant in files that outlive the engine: written in the background, found again by what it is of.
+"""KV of one tenant in files that outlive the engine, written in the background and found again by content.
 
-And KV that is wanted outside of steps: what to wait for until it is in memory, and copies of it.
+Also helpers to read KV outside of steps: wait until it is in memory, and copy it.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from choreo_agents.kv.tiers import HostKV
 
 T = TypeVar("T")
 _HELD_BYTES = 1 << 28
-"""Of messages that memory must not lose before they are written, at most. Others it may: they are computed again."""
+"""Most bytes of messages that memory must keep until they are written. It may lose others: they are computed again."""
 
 
 def kv_key(message: Message) -> KVKey:
-    """What names a message's KV. Under the engine's lock."""
+    """Return the key of a message's KV. Call it under the engine's lock."""
     at = message.native_offset if message.entry is None else message.entry.native_offset
-    seen = zip(message.parents, message.relative_offsets, strict=True)
-    parents = tuple((parent.handle.id, offset) for parent, offset in seen)
+    pairs = zip(message.parents, message.relative_offsets, strict=True)
+    parents = tuple((parent.handle.id, offset) for parent, offset in pairs)
     return KVKey(message.handle.id, message.handle.model, message.tokens, parents, at)
 
 
 def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[], object] | None:
-    """What to wait with until a wanted message's KV is in memory; None: it is. Under the engine's lock.
+    """Return a function that waits until a wanted message's KV is in memory; None if it is. Call it under the lock.
 
-    Afterwards it may be somewhere else again: ask again.
+    Afterwards the KV may have moved again: call it again.
     """
     if core.cache.lost(entry):
-        done, request = core.recomputer.recompute(message, None)
+        future, request = core.recomputer.recompute(message, None)
         if request is not None:
             try:
                 core.loop.submit([request])
             except BaseException:
-                request.owner.abandon(request)  # else all who ask for it next would wait for this one
+                request.owner.abandon(request)  # else later callers would wait for a request that never runs
                 raise
-        return done.result
+        return future.result
     if not core.cache.fetch(entry):
         return partial(wait, [] if entry.fetching is None else [entry.fetching])
     if entry.segment is not None and entry.arriving is not None and not entry.arriving.is_there:
@@ -58,7 +58,7 @@ def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[
 
 
 def give_back(core: EngineCore, pool: KVPool, segment: Segment) -> None:
-    """A copy beside steps has ended: who waits for room looks again."""
+    """Return a borrowed segment after a copy, and wake the loop: requests may wait for the memory."""
     with core.lock:
         pool.give_back(segment)
         core.loop.wake()
@@ -68,30 +68,30 @@ def give_back(core: EngineCore, pool: KVPool, segment: Segment) -> None:
 def wanted_until(
     core: EngineCore, message: Message, settled: Callable[[CacheEntry], T | Callable[[], object]]
 ) -> Iterator[tuple[KVPool, T]]:
-    """Want a message for a block, which gets what has settled it, and that of the pool to itself. Slow.
+    """Want a message for a block, which gets the pool and the result of `settled`; a segment is borrowed for it. Slow.
 
     Args:
-        core: Has it.
-        message: Which.
-        settled: Called under the engine's lock, with where its KV is; says what to wait with before it is asked again.
+        core: Core that has it.
+        message: Message to want.
+        settled: Called under the engine's lock with the message's entry; returns the result, or a function that waits.
     """
     entry: CacheEntry | None = None
     try:
         while True:
             with core.lock:
                 if entry is None or message.entry is not entry:
-                    entry = core.table.want(message)  # or the engine has started again meanwhile
-                found, pool = settled(entry), core.pool
-                if isinstance(found, Segment):
-                    pool.borrow(found)
-            if not callable(found):
+                    entry = core.table.want(message)  # or the engine has restarted meanwhile
+                result, pool = settled(entry), core.pool
+                if isinstance(result, Segment):
+                    pool.borrow(result)
+            if not callable(result):
                 break
-            found()
+            result()
         try:
-            yield pool, found
+            yield pool, result
         finally:
-            if isinstance(found, Segment):
-                give_back(core, pool, found)
+            if isinstance(result, Segment):
+                give_back(core, pool, result)
     finally:
         with core.lock:
             if entry is not None and message.entry is entry:
@@ -99,17 +99,17 @@ def wanted_until(
 
 
 def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey, HostKV] | None:
-    """A copy of a message's KV, as it is kept below the pool. Slow.
+    """Return a copy of a message's KV in host memory. Slow.
 
-    Steps go on meanwhile, and nothing has to leave the pool for it unless it is computed again.
+    Steps go on meanwhile, and nothing is evicted for it unless it must be computed again.
 
     Args:
-        core: Has it.
-        message: Of which.
-        lost_too: Whether what is lost is computed for that; else there is None, unless some call has it computed.
+        core: Core that has it.
+        message: Message to copy.
+        lost_too: Whether lost KV is computed for that; else return None, unless a call has it computed anyway.
 
     Raises:
-        ChoreoError: It is lost, and cannot be computed again now; or the engine was closed or started again.
+        ChoreoError: It is lost and cannot be computed now; or the engine was closed or restarted.
     """
     key: KVKey | None = None
 
@@ -122,18 +122,18 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
         key = kv_key(message)
         return core.cache.below(entry) if entry.segment is None else entry.segment
 
-    with wanted_until(core, message, here) as (pool, found):
-        kv = pool.read(found) if isinstance(found, Segment) else found
+    with wanted_until(core, message, here) as (pool, result):
+        kv = pool.read(result) if isinstance(result, Segment) else result
     return None if key is None or kv is None else (key, kv)
 
 
 def _is_coming(core: EngineCore, entry: CacheEntry) -> bool:
-    """Whether a lost message is computed in any case, for a call that reads it."""
+    """Return whether a lost message is being computed anyway, for a call that reads it."""
     return any(entry in request.encoding.reads() for request in core.loop.requests_of(entry.tenant))
 
 
 class WantedKV:
-    """A message's KV that memory keeps until it is written: see `Unwritten`. Made under the engine's lock."""
+    """KV that memory keeps until it is written: see `Unwritten`. Created under the engine's lock."""
 
     def __init__(self, core: EngineCore, message: Message) -> None:
         self._core = core
@@ -147,13 +147,13 @@ class WantedKV:
             core.held_bytes += self._held_bytes
 
     def read(self) -> tuple[KVKey, HostKV]:
-        """A copy. Raises what `copied` does."""
-        found = copied(self._core, self._message, lost_too=True)
-        assert found is not None
-        return found
+        """Return a copy. Raises what `copied` does."""
+        copy = copied(self._core, self._message, lost_too=True)
+        assert copy is not None
+        return copy
 
     def release(self) -> None:
-        """Memory may lose it."""
+        """Let memory lose it again."""
         with self._core.lock:
             self._core.held_bytes -= self._held_bytes
             if self._entry is not None and self._message.entry is self._entry:
@@ -161,12 +161,12 @@ class WantedKV:
 
 
 class PersistentKV:
-    """May be used from any thread. Slow, but for `knows` and `keep`.
+    """Persistence of one tenant's KV. May be used from any thread. Slow, but for `knows` and `keep`.
 
     Args:
-        core: Has the KV, and reads it again.
-        find: The message of a handle; raises a `HandleError` if it is not known and leased.
-        store: Gets the files; None: the tenant has no salt, and so no file.
+        core: Core that has the KV.
+        find: Returns the message of a handle; raises a `HandleError` if it is not known and leased.
+        store: Store of the files; None: the tenant has no salt, and so no files.
     """
 
     def __init__(self, core: EngineCore, find: Callable[[MessageHandle], Message], store: KVStore | None) -> None:
@@ -176,60 +176,60 @@ class PersistentKV:
         self._writer = None if store is None else KVWriter(store, core.unwritten_file)
 
     def knows(self, message_id: str) -> bool:
-        """Whether a message has a file, as far as is known without looking."""
+        """Return whether a message has a file, as far as is known without looking."""
         return self.store is not None and self.store.knows(message_id)
 
     def has(self, message_id: str) -> bool:
-        """Whether a message has a file, perhaps of another process: it is read from there if memory has lost it."""
+        """Return whether a message has a file, perhaps of another process, from which lost KV is read."""
         return self.store is not None and self.store.has(message_id)
 
     def persist(self, handles: Sequence[MessageHandle], *, lost_too: bool = False) -> None:
-        """Have the KV of messages written that have no file yet; does not wait for it.
+        """Write the KV of messages that have no file yet, in the background.
 
-        Mapped copies are made of their sources again, and what is larger than the budget is left out. Until it is
-        written memory does not lose it, within bounds.
+        Mapped copies, which are mapped from their sources again, and KV larger than the budget are left out. Memory
+        keeps the KV until it is written, within bounds.
 
         Args:
-            handles: Of the messages.
-            lost_too: Whether what has no KV is computed for that; else it is left out.
+            handles: Messages to persist.
+            lost_too: Whether missing KV is computed for that; else the message is left out.
 
         Raises:
             HandleError: One is unknown or released.
-            InvalidRequestError: The tenant has no salt, and there is something to be kept.
+            InvalidRequestError: The tenant has no salt, and there is something to persist.
             EngineClosedError: The engine, or the tenancy, was closed.
         """
         core = self._core
         with core.lock:
-            found = dict.fromkeys(self._find(handle) for handle in handles)
-            new = [message for message in found if self._is_new(message, lost_too=lost_too)]
+            messages = dict.fromkeys(self._find(handle) for handle in handles)
+            new = [message for message in messages if self._is_new(message, lost_too=lost_too)]
             if new and self._writer is None:
                 raise InvalidRequestError(WITHOUT_SALT)
-            wanted: list[WantedKV] = []
+            to_write: list[WantedKV] = []
             with ExitStack() as undone:
                 for message in new:
-                    wanted.append(WantedKV(core, message))
-                    undone.callback(wanted[-1].release)
+                    to_write.append(WantedKV(core, message))
+                    undone.callback(to_write[-1].release)
                 undone.pop_all()
         if self._writer is not None:
-            self._writer.write(wanted)
+            self._writer.write(to_write)
 
     def unpersist(self, message_ids: Sequence[str]) -> None:
-        """Have files removed, and those that are still to be written; does not wait for it, as `flush` does."""
+        """Remove files, and cancel those still to be written, in the background; `flush` waits for it."""
         if self._writer is not None:
             self._writer.drop(message_ids)
 
     def require_gone(self, message_ids: Sequence[str]) -> None:
         """Raise `OSError` if a message has a file, good or not."""
-        left = [message_id for message_id in message_ids if self.has(message_id)]
-        if left:
+        files = [message_id for message_id in message_ids if self.has(message_id)]
+        if files:
             assert self.store is not None
             raise OSError(
-                f"{len(left)} of {len(message_ids)} files in {str(self.store.folder)!r} cannot be removed, or were "
-                f"kept again meanwhile, such as {left[0]!r}: see to the folder, and discard them again"
+                f"{len(files)} of {len(message_ids)} files in {str(self.store.folder)!r} cannot be removed, or were "
+                f"kept again meanwhile, such as {files[0]!r}: see to the folder, and discard them again"
             )
 
     def wait(self) -> None:
-        """Return when all that was asked before was tried: `flush` tells what failed."""
+        """Wait until all earlier writes and removals were tried; `flush` raises their errors."""
         if self._writer is not None:
             if self._core.loop.is_here:
                 raise InvalidRequestError(
@@ -238,17 +238,17 @@ class PersistentKV:
             self._writer.wait()
 
     def flush(self) -> None:
-        """Return when all that was asked before is written.
+        """Wait until all earlier writes and removals are done.
 
         Raises:
-            OSError: Something could not be. ChoreoError: It was lost before, and could not be computed again.
+            OSError: A file could not be written. ChoreoError: KV was lost before, and could not be computed again.
         """
         self.wait()
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is to be written, if this is not the engine's thread, and be asked nothing more."""
+        """Write what is pending, waiting for it unless this is the engine's thread; accept nothing more."""
         if self._writer is not None:
             self._writer.close(wait=not self._core.loop.is_here)
 
@@ -270,7 +270,8 @@ WITHOUT_SALT = (
 def lasting_store(
     core: EngineCore, message_ids: MessageIds, folder: Path, budget_bytes: int, skipped: Callable[[Path, str], None]
 ) -> tuple[KVStore, LastingPlace]:
-    """A tenant's store of this model in a folder that outlives the engine, and its place, perhaps still to be made."""
+    """Return a tenant's store for this model in a folder that outlives the engine, and its place, which may not exist
+    yet."""
     with core.lock:
         encoder = message_ids.encoder(core.adapters.find(None, message_ids.tenant).lora_key)
     place = LastingPlace(folder, encoder, message_ids.tenant)
@@ -280,7 +281,7 @@ def lasting_store(
 def persistent_kv_of(
     core: EngineCore, message_ids: MessageIds, find: Callable[[MessageHandle], Message]
 ) -> PersistentKV | None:
-    """What keeps a tenant's KV where the engine was told to; None: it was told nothing, or keeps none.
+    """Return the persistence of a tenant's KV as the engine is configured; None if it has no folder, or keeps no KV.
 
     Raises:
         InvalidRequestError: The folder is another user's.
@@ -291,6 +292,6 @@ def persistent_kv_of(
     if not message_ids.salted:
         return PersistentKV(core, find, None)
     store, place = lasting_store(core, message_ids, memory.persist_dir, memory.persist_bytes, core.skipped_file)
-    with suppress(OSError):  # told when something is to be kept
+    with suppress(OSError):  # reported when something is to be written
         place.make()
     return PersistentKV(core, find, store)

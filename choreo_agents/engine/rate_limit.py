@@ -1,4 +1,4 @@
-"""How many of a tenant's calls may start in a second."""
+"""Rate limit for the starts of a tenant's calls."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from asyncio_throttle import Throttler
 from choreo_agents.errors import EngineClosedError, InvalidRequestError, RequestTimeoutError
 
 _LOOPS: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process: a fork has the memory, and not the thread."""
+"""Event loops by process id: a fork has the memory, and not the thread."""
 _LOCK = threading.Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop, on a thread of its own, that waits for all rates of this process."""
+    """Return this process' event loop for rate limits, which runs on a thread of its own."""
     with _LOCK:
         if (process := os.getpid()) not in _LOOPS:
             _LOOPS[process] = asyncio.new_event_loop()
@@ -26,9 +26,9 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class RateLimiter(Throttler):  # type: ignore[misc]
-    """A queue that lets calls start at a rate, in the order they came, whichever thread and event loop they come from.
+    """Queue that lets calls start at a rate, in order of arrival, from any thread and event loop.
 
-    Nobody waits while `period` is 0.
+    No call waits while `period` is 0.
     """
 
     def __init__(self, calls_per_second: float = float("inf")) -> None:
@@ -37,15 +37,15 @@ class RateLimiter(Throttler):  # type: ignore[misc]
         self.set_rate(calls_per_second)
 
     def set_rate(self, calls_per_second: float) -> None:
-        """Keep another rate from now on, none if it is infinite; what has started counts.
+        """Set another rate from now on, unlimited if it is infinite; earlier starts still count.
 
         Raises:
-            InvalidRequestError: It is no number above 0.
+            InvalidRequestError: It is not a number above 0.
         """
         if not isinstance(calls_per_second, int | float) or not calls_per_second > 0.0:
             raise InvalidRequestError(f"calls_per_second must be a number above 0, not {calls_per_second!r}")
         self.rate_limit = max(1, round(min(calls_per_second, 1e6)))
-        self.period = 0.0 if self._closed else self.rate_limit / calls_per_second  # one in so many seconds, below 1
+        self.period = 0.0 if self._closed else self.rate_limit / calls_per_second  # rates below 1: one per period
 
     def enter(self, calls: int, timeout_s: float | None = None) -> Future[None]:
         """Return a future that is done when so many more calls may start.
@@ -55,16 +55,16 @@ class RateLimiter(Throttler):  # type: ignore[misc]
         return asyncio.run_coroutine_threadsafe(self._enter(calls, timeout_s), _loop())
 
     def close(self) -> None:
-        """Fail whoever waits."""
+        """Fail all waiting calls."""
         self._closed, self.period = True, 0.0
 
     async def _enter(self, calls: int, timeout_s: float | None) -> None:
         try:
-            # The throttler lets in whoever looks first: only whose turn it is may look.
+            # The throttler admits whichever task checks first: the lock keeps the order of arrival.
             async with asyncio.timeout(timeout_s), self._turn:
                 for _ in range(calls):
                     await self.acquire()
-                    await asyncio.sleep(0)  # where there is room nothing else lets others have a turn
+                    await asyncio.sleep(0)  # without a wait, nothing else yields to other tasks
         except TimeoutError as error:
             raise RequestTimeoutError("no start in time: see calls_per_second, and the call's timeout_s") from error
         if self._closed:

@@ -1,6 +1,6 @@
-"""Calls become requests: read, their parents found and placed, refused if they can never work, and named.
+"""Builder of requests: tokenizes and validates calls, finds and places their parents, and names them.
 
-And messages under way: who waits for one, and what becomes of it when its request has ended.
+Also the owner of a running request, which turns its end into a message for all its callers.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ OnToken = Callable[[SampledToken], None]
 
 @dataclass(frozen=True)
 class ReadCall:
-    """A call whose texts are tokens."""
+    """A call whose texts are tokenized."""
 
     call: Prefill | Decode
     tokens: tuple[int, ...]
     turn_suffix: tuple[int, ...]
     sample: int = 0
-    """Which of the answers that the call asks for this is."""
+    """Index among the answers that the call asks for."""
     stops: frozenset[int] = frozenset()
     """Tokens after which a decode ends."""
     over: frozenset[int] = frozenset()
-    """These, and the one of its closing that tells that the message is over, if there is any."""
+    """These, and the token of its turn suffix that ends the message, if there is one."""
     led: ConstrainedDecode | None = None
-    """What leads its answers; None: nothing."""
+    """Constraint on its answers; None: none."""
     left_out: frozenset[int] = frozenset()
-    """See `Decoding`."""
+    """Same as in `Decoding`."""
     closes: frozenset[int] = frozenset()
-    """See `Decoding`."""
+    """Same as in `Decoding`."""
     thoughts: int = 0
-    """Tokens that thoughts and what closes them can take."""
+    """Most tokens that thoughts and their end can take."""
 
     @property
     def longest(self) -> int:
-        """Tokens that it can add to these at most."""
+        """Most tokens that it can add to these."""
         if isinstance(self.call, Prefill):
             return 0
         sampled = self.call.sampling.longest if self.led is None else self.led.longest
@@ -94,47 +94,47 @@ class PlacedCall:
 
     read: ReadCall
     lineage: Lineage
-    said: Label
-    """What it says of its message."""
+    label: Label
+    """Metadata that it gives its message."""
     name: str | None
-    """What the same call is found by: of a prefill, the id of the message that it makes; of a decode, under what its
-    answer is remembered."""
+    """Name by which an equal call is found: for a prefill, the id of its message; for a decode, the key of its
+    remembered answer."""
 
 
 @dataclass(eq=False)
 class Pending:
-    """A message that a request will be: owns the request (see `Owner`)."""
+    """Owner of a request that will be a message (see `Owner`)."""
 
     core: EngineCore
     message_ids: MessageIds
     placed: PlacedCall
-    """The call that was made first."""
+    """The first of its calls."""
     encodes_end: bool
     running: dict[str, Request]
-    """Where the same call finds the request while it is under way, by its name."""
+    """Running requests by the call's name, where an equal call finds it."""
     scopes: dict[Answer, Scope | None] = field(default_factory=dict)
-    """Who waits for it, and under which leases."""
+    """Scopes for the leases of its callers."""
     labels: list[Label] = field(default_factory=list)
-    """What those who wait say about the message."""
+    """Metadata that its callers give the message."""
     prefills: set[Answer] = field(default_factory=set)
-    """Those who asked for it to be encoded now: all but one of them have found it."""
+    """Futures of prefills that want it encoded now: all but one of them have found it."""
 
     def awaited(
         self, request: Request, placed: PlacedCall, scope: Scope | None, until: float | None, on_token: OnToken | None
     ) -> Answer:
-        """Somebody more waits for it.
+        """Add a caller, and return its future.
 
         Args:
             request: Its request.
-            placed: The call of this one.
-            scope: Which takes the lease.
-            until: When this one gives up, as `time.perf_counter` counts.
-            on_token: Told of every token, also of those that were sampled before.
+            placed: Call of the caller.
+            scope: Scope that takes the lease.
+            until: Deadline of the caller, in seconds of `time.perf_counter`.
+            on_token: Called with every token, also with those sampled before.
         """
         answer: Answer = Future()
         request.futures.append(answer)
         self.scopes[answer] = scope
-        self.labels.append(placed.said)
+        self.labels.append(placed.label)
         if isinstance(placed.read.call, Prefill) and not placed.read.call.lazy:
             self.prefills.add(answer)
         if until is not None:
@@ -146,12 +146,12 @@ class Pending:
         return answer
 
     def finish(self, request: Request) -> MessageHandle:
-        """Make a message of the finished request, with a lease for everyone who waits for it: all or nothing."""
+        """Make a message of the finished request, with a lease for each of its callers: all or nothing."""
         self._forget()
-        core, lineage, made = self.core, self.placed.lineage, self._made(request)
+        core, lineage, created = self.core, self.placed.lineage, self._build_message(request)
         request.encoding.close(request)
-        # From here on the table sees to the segment.
-        with core.table.entering(made, request.hand_over()) as message:
+        # From here on the table owns the segment.
+        with core.table.insert_transaction(created, request.hand_over()) as message:
             for label in self.labels:
                 label.put_on(message)
             scopes = [self.scopes[answer] for answer in request.futures]
@@ -160,26 +160,26 @@ class Pending:
                 core.table.lease(message, scope)
             if request.decoding is not None and self.placed.name is not None and message.leases:
                 core.table.remember(self.placed.name, message, next(iter(open_scopes), None))
-            found = max(0, len(self.prefills.intersection(request.futures)) - 1)
-            # Of prefills that found their message on its way for another call.
-            core.counters.add(lineage.tenant, "tokens_reused", lineage.prompt_tokens() * found)
+            joined = max(0, len(self.prefills.intersection(request.futures)) - 1)
+            # Prefills that found their message being encoded for another call.
+            core.counters.add(lineage.tenant, "tokens_reused", lineage.prompt_tokens() * joined)
         return message.handle
 
     def abandon(self, request: Request) -> None:
-        """Give back all that an unfinished request holds."""
+        """Release everything that an unfinished request holds."""
         self._forget()
         try:
             request.give_back(self.core.pool)
         finally:
-            # A model's own samplers may fail at it: what the engine holds is given back before.
+            # A model's own sampler may fail here: the engine's memory is released before.
             if request.decoding is not None:
                 request.decoding.sampler.withdraw()
 
-    def _made(self, request: Request) -> Message:
-        """The message that a finished request is."""
+    def _build_message(self, request: Request) -> Message:
+        """Return the message of a finished request."""
         assert request.binding is not None
-        given = self.placed.lineage.tokens
-        lineage = replace(self.placed.lineage, tokens=given + tuple(request.tokens[len(request.binding.prompt) :]))
+        prompt = self.placed.lineage.tokens
+        lineage = replace(self.placed.lineage, tokens=prompt + tuple(request.tokens[len(request.binding.prompt) :]))
         return Message(
             self.message_ids.handle(lineage),
             lineage,
@@ -189,12 +189,12 @@ class Pending:
             request.label,
             self.labels[0].origin(request.label),
             None if request.decoding is None else tuple(request.chosen),
-            header=len(given),
+            header=len(prompt),
             finish_reason=None if request.decoding is None else request.decoding.finish_reason,
         )
 
     def _forget(self) -> None:
-        """It is no longer under way."""
+        """Remove it from the running requests."""
         if self.placed.name is not None:
             self.running.pop(self.placed.name, None)
 
@@ -203,40 +203,40 @@ _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
 _GRAMMARS_KEPT = 256
 _LONGEST_KEPT = 1024
-"""Characters of a text whose tokens are kept."""
+"""Most characters of a text whose tokens are cached."""
 
 
 class RequestBuilder:
-    """Turns a tenant's calls into requests: reads, finds, places, and refuses before any work is done.
+    """Turns a tenant's calls into requests; rejects those that can never work before any work is done.
 
     Args:
-        core: The engine that they are for.
-        naming: The tenant's.
+        core: Core that they are for.
+        message_ids: Ids of the tenant's messages.
     """
 
     def __init__(self, core: EngineCore, message_ids: MessageIds) -> None:
         self._core, self._message_ids = core, message_ids
         self.running: dict[str, Request] = {}
-        """By the call's name, from when a request is made until it ends; under the engine's lock."""
+        """Running requests by the call's name, from creation to end; used under the engine's lock."""
         self._repeats: OrderedDict[str, int] = OrderedDict()
-        # Agents say the same headers, system prompts and messages of the input in every call. A tenant's own, since
-        # the time that a text takes would tell whether somebody else has said it.
-        # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
+        # Agents repeat headers, system prompts and input messages in every call. The cache is per tenant, since timing
+        # would reveal whether another tenant has tokenized a text. A `str` and a `PromptText` of equal characters are
+        # different keys.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
-        # A model whose tokens cannot be guided is told so where a constraint is asked for.
+        # A model whose tokens cannot be constrained raises only where a constraint is used.
         self._compiled = lru_cache(_GRAMMARS_KEPT)(lambda grammar: core.model.grammars.compile(grammar))  # noqa: PLW0108 - see above
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
-        """Check and tokenize a call by itself, once for every answer that it asks for.
+        """Validate and tokenize a call, once for every answer that it asks for.
 
         Needs no lock: long texts take long.
         """
         require_urgency(call)
         _require_labels(call)
         if isinstance(call, Prefill):
-            tokens = self._filled(call, call.content, "content", "nothing to prefill: the content is empty")
+            tokens = self._nonempty_tokens(call, call.content, "content", "nothing to prefill: the content is empty")
             return [ReadCall(call, tokens, ())]
-        tokens = self._filled(
+        tokens = self._nonempty_tokens(
             call,
             call.header,
             "header",
@@ -245,14 +245,18 @@ class RequestBuilder:
         )
         if not isinstance(call.sampling, Sampling):
             raise InvalidRequestError(f"sampling must be a Sampling, as in Sampling(seed=1), not {call.sampling!r}")
-        # Before anything is derived from it: names, seeds and samplers know one sampling only.
+        # First of all: names, seeds and samplers must use the same sampling.
         call = replace(call, sampling=call.sampling.with_defaults(self._core.model.sampling_defaults))
         self._tokens(call.sampling.forced_token_ids or (), "sampling.forced_token_ids")
         closing = self._tokens(() if call.turn_suffix is None else call.turn_suffix, "turn_suffix")
         closes = frozenset(self._tokens(call.extra_stop_token_ids, "extra_stop_token_ids"))
-        model, named, said = self._core.model, call.sampling.stop_tokens, self._core.model.said_of(closing)
-        # The token of a closing that tells that the message is over, if there is any.
-        closer = () if call.in_parts else closing[max(0, said - 1) : said]
+        model, named, closer_end = (
+            self._core.model,
+            call.sampling.stop_tokens,
+            self._core.model.turn_end_length(closing),
+        )
+        # Token of the turn suffix that ends the message, if there is one.
+        closer = () if call.in_parts else closing[max(0, closer_end - 1) : closer_end]
         stops = closes.union((*model.adapter.end_tokens, *closer) if named is None else named)
         over = stops.union(closer)
         led = constrained_answer(model, call, over, self._compiled)
@@ -267,32 +271,32 @@ class RequestBuilder:
         ]
 
     def place(self, read: ReadCall) -> PlacedCall:
-        """Find and place the parents; raises what `Engine.prefill` raises. Under the engine's lock."""
+        """Find and place the parents; raises what `Engine.prefill` raises. Call it under the engine's lock."""
         call = read.call
-        parents = tuple(self.find(parent) for parent in _listed(call.parents, "parents"))
+        parents = tuple(self.find(parent) for parent in _as_list(call.parents, "parents"))
         if isinstance(call, Prefill) and call.maps:
-            lineage = self._mapping(read, call, parents)
+            lineage = self._mapped_lineage(read, call, parents)
         else:
-            offsets = None if call.offsets is None else _listed(call.offsets, "offsets")
+            offsets = None if call.offsets is None else _as_list(call.offsets, "offsets")
             placement = place([len(parent.tokens) for parent in parents], offsets, call.position)
             adapter = self._core.adapters.find(call.adapter, self._message_ids.tenant).lora_key
             lineage = Lineage(read.tokens, parents, placement, self._message_ids.tenant, adapter)
-        read = self._shortened(read, lineage)
+        read = self._fit_max_tokens(read, lineage)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
         source, model = call.source if isinstance(call, Prefill) else None, self._core.model.adapter.fingerprint
         foreign = None if source is None or require_handle(source).base_model == model else source
         own = None if source is None or foreign is not None else self.find(source)
-        said = Label(call.author, call.confidential, own, foreign, is_thought=bool(read.thoughts))
-        return PlacedCall(read, lineage, said, self._name(read, lineage))
+        label = Label(call.author, call.confidential, own, foreign, is_thought=bool(read.thoughts))
+        return PlacedCall(read, lineage, label, self._call_name(read, lineage))
 
     def request(self, placed: PlacedCall) -> Request:
-        """A new request for a call, which wants what it reads from now on."""
+        """Return a new request for a call, which wants what it reads from now on."""
         core, call, lineage = self._core, placed.read.call, placed.lineage
         if isinstance(call, Prefill):
-            decoding, role, label = None, call.role, lineage.label(call.author, call.role, placed.said.source)
+            decoding, role, label = None, call.role, lineage.label(call.author, call.role, placed.label.source)
         else:
             decoding, role = self._decoding(lineage, placed.read, call), "assistant"
-            # What tells it from others of its author over an equal view (see `Lineage.label`).
+            # Distinguishes it from other calls of its author over an equal view (see `Lineage.label`).
             place = "" if call.played is None else f" {call.played.place}"
             label = lineage.label(call.author, f"decode {placed.read.sample}{place}")
         keeps_end = decoding is None or core.method.keeps_kv
@@ -308,7 +312,7 @@ class RequestBuilder:
             adapter=lineage.adapter,
             mapper=lineage.mapper,
             again=isinstance(call, Prefill) and call.recomputed,
-            is_foreign=placed.said.foreign is not None,
+            is_foreign=placed.label.foreign is not None,
             label=label,
             tenant=lineage.tenant,
             priority=call.priority,
@@ -318,28 +322,29 @@ class RequestBuilder:
         return request
 
     def find(self, handle: MessageHandle) -> Message:
-        """The leased message that one of the tenant's handles names; raises a `HandleError` otherwise."""
+        """Return the leased message of one of the tenant's handles; raises a `HandleError` otherwise."""
         return self._core.table.find(handle, self._message_ids.tenant)
 
     def key(self, call: Prefill) -> KVKey:
-        """What names the KV that a prefill would make; its parents are not looked for.
+        """Return the key of the KV that a prefill would make; its parents need not exist.
 
         Raises:
-            InvalidRequestError: It can never work, is a mapped copy's, or its parents are no handles or wrongly placed.
+            InvalidRequestError: It can never work, is a mapped copy's, or its parents are not handles or wrongly
+                placed.
         """
         [read] = self.read(call)
         if call.maps:
             raise InvalidRequestError("a cache mapper's copy is made of its source: its KV has no key")
-        parents = _listed(call.parents, "parents")
+        parents = _as_list(call.parents, "parents")
         for parent in parents:
             require_handle(parent)
-        offsets = None if call.offsets is None else _listed(call.offsets, "offsets")
+        offsets = None if call.offsets is None else _as_list(call.offsets, "offsets")
         placed = place([parent.length for parent in parents], offsets, call.position)
         with self._core.lock:
             adapter = self._core.adapters.find(call.adapter, self._message_ids.tenant).lora_key
         return self._message_ids.key(read.tokens, parents, placed.offsets, placed.position, adapter)
 
-    def _name(self, read: ReadCall, lineage: Lineage) -> str | None:
+    def _call_name(self, read: ReadCall, lineage: Lineage) -> str | None:
         call = read.call
         if isinstance(call, Prefill):
             return self._message_ids.handle(lineage).id
@@ -351,13 +356,11 @@ class RequestBuilder:
         thinking += " in parts" if call.in_parts else ""
         constraint = "" if call.constraint is None else f" constraint {call.constraint.key!r}"
         named = self._message_ids.handle(lineage).id
-        asked = f"{read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{constraint}"
-        return (
-            f"{call.idempotency_key} {hashlib.sha256(asked.encode()).hexdigest()[:32]}"  # it is stored: without words
-        )
+        identity = f"{read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{constraint}"
+        return f"{call.idempotency_key} {hashlib.sha256(identity.encode()).hexdigest()[:32]}"  # stored: no text
 
-    def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
-        """What maps a message: the same tokens in the same place."""
+    def _mapped_lineage(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
+        """Return the lineage of a mapped copy: the same tokens at the same place."""
         mapper = self._core.adapters.find(call.adapter, self._message_ids.tenant).mapper_key
         if len(parents) != 1 or not mapper:
             raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
@@ -371,7 +374,7 @@ class RequestBuilder:
         return Lineage(source.tokens, parents, Placement((at,), at), self._message_ids.tenant, mapper=mapper)
 
     def _decoding(self, lineage: Lineage, read: ReadCall, call: Decode) -> Decoding:
-        """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
+        """Return how a decode samples. Derives its seed, so call it once for each decode that really runs."""
         sampling, model = call.sampling, self._core.model
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
         constraint: Callable[[], AnswerConstraint] | None = None if read.led is None else read.led.make
@@ -379,7 +382,7 @@ class RequestBuilder:
             constraint = partial(thinking_constraint, model, sampling, call.thinking, read.over, read.led)
         sampler: Sampler
         played = call.played
-        if model.sampler is None or (played is not None and played.at_once):  # nobody is asked what is known
+        if model.sampler is None or (played is not None and played.at_once):  # a known answer needs no sampler
             sampler = TokenSampler(
                 sampling, seed, lineage.text(), call.logits_callback, None if constraint is None else constraint()
             )
@@ -397,35 +400,35 @@ class RequestBuilder:
             complete = ends_replay(model, call, read.over, self._compiled, forced[thoughts:])
         decoding = Decoding(sampling, sampler, *ends, thoughts, complete, seed=seed)
         if played is not None and played.at_once:
-            decoding.known = played.tokens if forced is None else forced
+            decoding.known_answer = played.tokens if forced is None else forced
         elif played is not None and played.tokens is not None and isinstance(sampler, TokenSampler):
             sampler.played = played.tokens
         return decoding
 
-    def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:
-        """Tokens, of which there must be some."""
+    def _nonempty_tokens(self, call: Prefill | Decode, content: Content, name: str, empty: str) -> tuple[int, ...]:
+        """Return the tokens of a text; raises if there are none."""
         tokens = self._tokens(
-            PromptText.plain(content) if call.escape_special_tokens and isinstance(content, str) else content, what
+            PromptText.plain(content) if call.escape_special_tokens and isinstance(content, str) else content, name
         )
         if not tokens:
             raise InvalidRequestError(empty)
         return tokens
 
-    def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
+    def _tokens(self, content: Content, name: str) -> tuple[int, ...]:
         if isinstance(content, str | PromptText):
             try:
                 if len(content) > _LONGEST_KEPT:
                     return tuple(self._core.model.encode(content))
                 return self._encoded(content)
             except (TypeError, UnicodeError) as error:
-                raise InvalidRequestError(f"the {what} cannot be tokenized: {error}") from error
+                raise InvalidRequestError(f"the {name} cannot be tokenized: {error}") from error
         if isinstance(content, bytes | bytearray | Mapping) or not isinstance(content, Iterable):
-            raise InvalidRequestError(f"the {what} must be text or token ids, not {content!r:.80}")
+            raise InvalidRequestError(f"the {name} must be text or token ids, not {content!r:.80}")
         size = self._core.model.adapter.vocabulary_size
-        return tuple(_token(item, size) for item in _listed(content, what))
+        return tuple(_token(item, size) for item in _as_list(content, name))
 
-    def _shortened(self, read: ReadCall, lineage: Lineage) -> ReadCall:
-        """A call whose answer fits behind its view, if nobody has said how long it may be."""
+    def _fit_max_tokens(self, read: ReadCall, lineage: Lineage) -> ReadCall:
+        """Lower the default of `max_tokens` so that the answer fits behind its view."""
         if isinstance(read.call, Prefill) or read.call.sampling.is_bounded:
             return read
         core, sampling = self._core, read.call.sampling
@@ -455,7 +458,7 @@ class RequestBuilder:
             )
 
     def _call_seed(self, lineage: Lineage, sampling: Sampling) -> int:
-        """Different for each repetition of a call, the same in each run of a program."""
+        """Return a seed that differs for each repetition of a call, and is the same in each run of a program."""
         call = f"{self._message_ids.lasting(lineage)} {canonical(sampling)}"
         repeat = self._repeats.pop(call, 0)
         self._repeats[call] = repeat + 1
@@ -466,7 +469,7 @@ class RequestBuilder:
 
 
 def require_urgency(call: Prefill | Decode) -> None:
-    """Raise unless priority and timeout are numbers that can be compared."""
+    """Raise `InvalidRequestError` unless priority and timeout are valid numbers."""
     if not isinstance(call.priority, int):
         raise InvalidRequestError(f"priority must be an integer, not {call.priority!r}")
     timeout = call.timeout_s
@@ -475,29 +478,29 @@ def require_urgency(call: Prefill | Decode) -> None:
 
 
 def _require_labels(call: Prefill | Decode) -> None:
-    """Raise unless what a call says of its message, and of itself, can be kept with it."""
+    """Raise `InvalidRequestError` unless a call's metadata is valid."""
     for name in ("author", "adapter", "role", "idempotency_key"):
-        if not isinstance(said := getattr(call, name, None), str | None):
-            raise InvalidRequestError(f"{name} must be a string or None, not {said!r}")
+        if not isinstance(value := getattr(call, name, None), str | None):
+            raise InvalidRequestError(f"{name} must be a string or None, not {value!r}")
     for name in ("confidential", "lazy", "maps", "recomputed", "regenerate"):
-        if not isinstance(said := getattr(call, name, False), bool):
-            raise InvalidRequestError(f"{name} must be True or False, not {said!r}")
+        if not isinstance(value := getattr(call, name, False), bool):
+            raise InvalidRequestError(f"{name} must be True or False, not {value!r}")
     callback = None if isinstance(call, Prefill) else call.logits_callback
     if callback is not None and not callable(callback):
         raise InvalidRequestError(f"logits_callback must be a function of the logits, not {callback!r}")
 
 
 def canonical(sampling: Sampling) -> str:
-    """Return it as JSON without unused fields of later releases, under the first names of fields: seeds stay."""
+    """Return a sampling as JSON without unused later fields, under first names: calls keep their derived seeds."""
     unused = set() if sampling.choices else {"choices", "answer_prefix"}
     unused |= set() if sampling.constraint is not None else {"constraint"}
-    unused |= set() if sampling.is_bounded else {"max_tokens"}  # as long as there was room for
+    unused |= set() if sampling.is_bounded else {"max_tokens"}  # lowered to the memory that was free
     unused |= {name for name in ("presence_penalty", "frequency_penalty") if not getattr(sampling, name)}
     return sampling.model_dump_json(exclude=unused, by_alias=True)
 
 
 def _token(item: Any, size: int) -> int:
-    """A token id, also as numpy and torch write integers."""
+    """Return a token id, also of numpy's and torch's integers."""
     try:
         token = operator.index(item)
     except TypeError:
@@ -507,7 +510,7 @@ def _token(item: Any, size: int) -> int:
     return token
 
 
-def _listed(items: Any, what: str) -> list[Any]:
+def _as_list(items: Any, name: str) -> list[Any]:
     if isinstance(items, MessageHandle | str) or not isinstance(items, Iterable):
-        raise InvalidRequestError(f"{what} must be a list, not {items!r}")
+        raise InvalidRequestError(f"{name} must be a list, not {items!r}")
     return list(items)

@@ -1,4 +1,4 @@
-"""How an engine runs: settings that belong together are one frozen object."""
+"""Settings of an engine: each group is one frozen object."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ from choreo_agents.runtime.step_trace import StepTrace
 from choreo_agents.tracing import EventSink
 
 MethodName = Literal["choreo", "baseline", "naive"]
-"""From the cache, or from re-encoded text with or without a prefix cache."""
+"""Method of reading messages: from their KV, or from their text with or without a prefix cache."""
 
 
 class Memory(Options):
-    """Where an engine keeps KV, and how much of it."""
+    """Tiers and budgets of an engine's KV memory."""
 
     kv_budget_bytes: int | None = Field(None, ge=1)
-    """Upper bound of the KV memory that steps read; None: a share of what is free once the weights are there, half of a
-    CPU's and nine tenths of a GPU's, which is then in the log. What nothing reads or pins leaves it when others need
-    the room, the least recently used first, and comes back when it is read."""
+    """Most bytes of KV that steps can read; None: a share of what is free once the weights are loaded, half of a CPU's
+    and nine tenths of a GPU's, which is then logged. When memory is short, KV that nothing reads or pins is evicted,
+    least recently used first, and comes back when it is read."""
     host_bytes: int = Field(0, ge=0)
-    """Upper bound of the host memory for what left it."""
+    """Most bytes of host memory for evicted KV."""
     disk: Path | None = None
-    """A folder for what has no room there either. Without one it is computed again from its lineage."""
+    """Folder for KV that does not fit there either. Without one it is computed again from its lineage."""
     disk_bytes: int = Field(1 << 34, ge=1)
-    """Upper bound of this model's files in that folder."""
+    """Most bytes of this model's files in that folder."""
     persist_dir: Path | None = None
-    """A folder for what is to outlive the engine (`engine.kv.persist`): in it are folders for each model and tenant,
-    whose files are sealed with the tenant's salt, and which processes may share. What is nowhere else is read from
-    there."""
+    """Folder for KV that outlives the engine (`engine.kv.persist`), with a sub-folder for each model and tenant; files
+    are signed with the tenant's salt, and processes may share them. KV that is in no other tier is read from there."""
     persist_bytes: int = Field(1 << 34, ge=1)
-    """Upper bound of one model's and tenant's files in that folder; the longest unused are removed."""
+    """Most bytes of one model's and tenant's files in that folder; the longest unused are removed."""
 
 
 class Scheduling(Options):
-    """What a step of an engine holds."""
+    """Limits and policy of the steps of an engine."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     max_batched_tokens: int = Field(512, ge=1)
-    """Tokens encoded in one forward pass at most; longer prefills are cut into chunks."""
+    """Most tokens encoded in one forward pass; longer prefills are cut into chunks."""
     max_num_seqs: int = Field(256, ge=1)
-    """Requests served at once at most."""
+    """Most requests served at once."""
     policy: SchedulingPolicy = FirstComeFirstServed()
-    """Decides who is admitted, and who encodes how many tokens."""
+    """Decides which requests are admitted, and how many tokens each encodes."""
     graphs: bool = True
-    """Whether passes of up to 256 tokens whose sizes recur are captured as CUDA graphs, where the attention backend can
-    be captured (`"triton"`). Without, they say the same, launch by launch."""
+    """Whether passes of up to 256 tokens whose sizes recur are captured as CUDA graphs, where the attention backend
+    supports it (`"triton"`). Results are the same without."""
     ahead: bool = True
-    """Whether such passes are begun before the step before them has said its tokens, with those that the device has
-    drawn: it does not wait for the host. Rows say the same without. Not where there is a timetable."""
+    """Whether such passes start before the tokens of the step before are known to the host, with those that the device
+    has drawn. Results are the same without. Ignored with a step trace."""
     step_trace: StepTrace | None = None
-    """Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit by bit."""
+    """Records what each step holds or, made by `replay()`, prescribes it: to compare two runs bit by bit."""
 
     @field_validator("policy", mode="plain")
     @classmethod
@@ -70,10 +69,10 @@ class Scheduling(Options):
 
 
 class Settings(Options):
-    """See `Engine.load`."""
+    """All settings of an engine: see `Engine.load`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
-    told_as = "Engine.load"
+    error_name = "Engine.load"
 
     method: MethodName
     memory: Memory

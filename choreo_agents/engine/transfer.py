@@ -1,4 +1,4 @@
-"""KV out of the engine and into it: what one process has encoded serves another that runs the same model."""
+"""KV transfer: reading, importing, pinning, offloading and persisting messages' KV."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from choreo_agents.kv.tiers import HostKV, shapes_of
 
 @contextmanager
 def in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Segment]]:
-    """A message's segment, wherever its KV was before; it stays in the pool for the block."""
+    """Bring a message's KV into the pool, and keep it there for the block."""
     core, message = tenant.core, tenant.find(handle)
 
     def brought(entry: CacheEntry) -> Segment | Callable[[], object]:
@@ -55,7 +55,7 @@ def in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Seg
 
 
 def no_room(tenant: Tenant, tokens: int) -> CapacityError:
-    """Why so many tokens cannot be brought into the pool."""
+    """Return the error for tokens that cannot be brought into the pool."""
     pool = tenant.core.pool
     return CapacityError(
         f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
@@ -63,8 +63,8 @@ def no_room(tenant: Tenant, tokens: int) -> CapacityError:
     )
 
 
-def allocated(tenant: Tenant, tokens: int, at: int) -> Segment:
-    """Room in the pool, borrowed until it is `filled`; raises `CapacityError` if there is none now."""
+def allocate_borrowed(tenant: Tenant, tokens: int, at: int) -> Segment:
+    """Allocate a segment, borrowed until it is `filled`; raises `CapacityError` if there is no memory now."""
     core = tenant.core
     core.method.evict(core.pool.rounded(tokens))
     segment = core.pool.allocate(tokens, at, tenant.name)
@@ -76,9 +76,9 @@ def allocated(tenant: Tenant, tokens: int, at: int) -> Segment:
 
 @contextmanager
 def filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> Iterator[None]:
-    """Copy KV into a borrowed segment, and give that back after a block that takes over its pin, under the lock.
+    """Copy KV into a borrowed segment, and return that after a block, run under the lock, that takes over its pin.
 
-    The engine's lock is not held before: no step knows the segment yet, so steps go on meanwhile.
+    Call it without the engine's lock: no step knows the segment yet, so steps go on meanwhile.
     """
     core = tenant.core
     try:
@@ -94,26 +94,26 @@ def filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> Iterat
         give_back(core, pool, segment)
 
 
-def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
-    """The message that an adopted prefill makes."""
+def imported_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
+    """Return the message of an imported prefill."""
     table, call, handle = tenant.core.table, placed.read.call, tenant.message_ids.handle(lineage)
     assert isinstance(call, Prefill)
-    known = table.get(handle.id)
-    usage = Usage.of_existing(0) if known is None else known.usage
+    existing = table.get(handle.id)
+    usage = Usage.of_existing(0) if existing is None else existing.usage
     label = lineage.label(call.author, call.role)
     return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
 
 
 def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
-    """Raise unless KV is of so many tokens of the engine's model."""
-    wanted = shapes_of(tenant.core.model.adapter.geometry, tokens)
-    if not isinstance(kv, HostKV) or kv.shapes() != wanted:
-        found = kv.shapes() if isinstance(kv, HostKV) else kv
-        raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")
+    """Raise `InvalidRequestError` unless KV has the shapes of `tokens` tokens of the engine's model."""
+    expected = shapes_of(tenant.core.model.adapter.geometry, tokens)
+    if not isinstance(kv, HostKV) or kv.shapes() != expected:
+        actual = kv.shapes() if isinstance(kv, HostKV) else kv
+        raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {actual!r}, not {expected!r}")
 
 
 def require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
-    """Where KV was encoded; raises if it or what it attends to could not have stood there."""
+    """Return the position where KV was encoded; raises if it or its parents could not have stood there."""
     placement = lineage.placement
     at = placement.position if native_offset is None else native_offset
     most = tenant.core.model.adapter.max_positions
@@ -131,11 +131,11 @@ T = TypeVar("T")
 
 @dataclass
 class Leases:
-    """Leases that are dropped together, in whichever scope that happens."""
+    """Leases that are dropped together, in any scope."""
 
     tenant: Tenant
     scope: Scope | None
-    """In which they were taken: if it has ended, they have ended with it."""
+    """Scope in which they were taken: if it has ended, they have ended with it."""
     handles: list[MessageHandle]
 
     def add(self, handles: Sequence[MessageHandle]) -> None:
@@ -143,7 +143,7 @@ class Leases:
         self.handles.extend(handles)
 
     def release(self) -> None:
-        """Drop them; once."""
+        """Drop them; idempotent."""
         handles, self.handles = self.handles, []
         for handle in handles if self.scope is None or not self.scope.closed else ():
             with suppress(HandleError, EngineClosedError):
@@ -151,20 +151,20 @@ class Leases:
 
 
 class KVTransfer:
-    """Keys and values themselves, for those who keep them elsewhere or move them about: `engine.kv`.
+    """Keys and values themselves, to store them elsewhere or move them: `engine.kv`.
 
-    Unless it says otherwise, every method raises `HandleError` if a handle is unknown, released, or another model's.
+    Unless stated otherwise, every method raises `HandleError` if a handle is unknown, released, or another model's.
     """
 
     def __init__(self, tenant: Tenant) -> None:
         self._tenant = tenant
 
     def key(self, of: MessageHandle | Prefill) -> KVKey:
-        """What names a message's KV, as a store writes it beside the KV.
+        """Return the key of a message's KV, as a store writes it with the KV.
 
         Args:
-            of: The message, or the prefill that would make it: then nothing is encoded or leased, and its parents are
-                named without asking whether the engine has them.
+            of: The message, or the prefill that would make it: then nothing is encoded or leased, and its parents need
+                not exist.
 
         Raises:
             InvalidRequestError: The prefill can never work, or is a mapped copy's.
@@ -178,13 +178,13 @@ class KVTransfer:
             return kv_key(tenant.find(of))
 
     def read(self, handle: MessageHandle) -> HostKV:
-        """A copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
+        """Return a copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
 
-        It is brought into the KV memory for it, if it is not there.
+        If they are not in the pool, they are brought there first.
 
         Raises:
             InvalidRequestError: The engine's method keeps no KV.
-            CapacityError: Pinned and running messages leave no room for it now.
+            CapacityError: Pinned and running messages leave no memory for it now.
         """
         if not self._tenant.core.method.keeps_kv:
             method = self._tenant.core.settings.method
@@ -193,32 +193,32 @@ class KVTransfer:
             return pool.read(segment)
 
     def prefetch(self, handles: Sequence[MessageHandle]) -> None:
-        """Bring messages into the KV memory, or compute them again, before they are read.
+        """Bring messages into the pool, or compute them again, before they are read.
 
         Raises:
-            CapacityError: Pinned and running messages leave no room for one of them now.
+            CapacityError: Pinned and running messages leave no memory for one of them now.
         """
         for handle in handles if self._tenant.core.method.keeps_kv else ():
             with in_pool(self._tenant, handle):
                 pass
 
     def import_kv(self, call: Prefill, kv: HostKV, native_offset: int | None = None) -> MessageHandle:
-        """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
+        """Import KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
 
-        The message is as if it had been prefilled here: found again by its content, and computed again from its
-        lineage if its KV is lost. If the engine has its KV already, that serves.
+        The message behaves as if it had been prefilled here: it is found again by content, and computed again from its
+        lineage if its KV is lost. KV that the engine has already is kept.
 
         Args:
             call: The prefill that made it.
-            kv: Its keys and values, as `read` gives them.
-            native_offset: The position that its first token was encoded at; None: where the call places it.
+            kv: Its keys and values, as `read` returns them.
+            native_offset: Position at which its first token was encoded; None: where the call places it.
 
         Returns:
             A leased handle.
 
         Raises:
             InvalidRequestError: The call can never work, or the kv is not of this model's shapes and type.
-            CapacityError: Pinned and running messages leave no room for it now.
+            CapacityError: Pinned and running messages leave no memory for it now.
         """
         if not isinstance(call, Prefill):
             raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
@@ -231,19 +231,19 @@ class KVTransfer:
                 raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
             require_shapes(tenant, kv, len(read.tokens))
             lineage = placed.lineage.at(require_native(tenant, placed.lineage, native_offset))
-            known, pool = core.table.get(tenant.message_ids.handle(lineage).id), core.pool
-            if known is not None and known.entry is not None and not core.cache.lost(known.entry):
-                return tenant.answered(known, placed, scope).result()
+            existing, pool = core.table.get(tenant.message_ids.handle(lineage).id), core.pool
+            if existing is not None and existing.entry is not None and not core.cache.lost(existing.entry):
+                return tenant.answer_with(existing, placed, scope).result()
             if not core.method.keeps_kv:
-                return tenant.answered(adopted_message(tenant, placed, lineage), placed, scope).result()
-            segment = allocated(tenant, len(lineage.tokens), lineage.placement.position)
+                return tenant.answer_with(imported_message(tenant, placed, lineage), placed, scope).result()
+            segment = allocate_borrowed(tenant, len(lineage.tokens), lineage.placement.position)
         with filled(tenant, pool, segment, kv):
             if tenant.closed:
                 pool.unpin(segment)
                 tenant.require_open()
-            # If the engine has started again meanwhile, its memory is empty: lineage is left.
+            # If the engine has restarted meanwhile, its memory is empty: only the lineage is kept.
             taken = segment if core.pool is pool else None
-            answer = tenant.answered(adopted_message(tenant, placed, lineage), placed, scope, taken)
+            answer = tenant.answer_with(imported_message(tenant, placed, lineage), placed, scope, taken)
             core.tier_counters.add(tenant.name, "adopted")
             return answer.result()
 
@@ -251,36 +251,36 @@ class KVTransfer:
         """Take one more lease of each message, or none if one of them raises.
 
         Args:
-            handles: What to lease.
+            handles: Messages to lease.
             scoped: Whether the end of the scope drops them, too; else they last until they are released.
         """
         scope, tenant = self._tenant.scope() if scoped else None, self._tenant
         with tenant.core.lock:
-            found = [tenant.find(handle) for handle in handles]
-            for message in found if scope is None or not scope.closed else ():
+            messages = [tenant.find(handle) for handle in handles]
+            for message in messages if scope is None or not scope.closed else ():
                 tenant.core.table.lease(message, scope)
         return Leases(tenant, scope, list(handles))
 
     def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName | None]:
-        """The fastest tier that has each message's KV: `"lineage"` if none has, None if it is not known and leased.
+        """Return the fastest tier of each message's KV: `"lineage"` if none has it, None if it is not known and leased.
 
-        Of a closed engine, too.
+        Works on a closed engine, too.
         """
         core = self._tenant.core
         with core.lock:
             self._tenant.require_tenancy()
-            found = [core.table.get(require_handle(handle).id) for handle in handles]
-            mine = [
+            messages = [core.table.get(require_handle(handle).id) for handle in handles]
+            own = [
                 m if m and (m.handle, m.tenant) == (h, self._tenant.name) else None
-                for m, h in zip(found, handles, strict=True)
+                for m, h in zip(messages, handles, strict=True)
             ]
-            return [None if message is None else tier_of(message, core.cache) for message in mine]
+            return [None if message is None else tier_of(message, core.cache) for message in own]
 
     def offload(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
-        """Give the pool's memory back for now: of messages, of what only a scope leases, or of everything.
+        """Free the pool's memory for now: of messages, of what only a scope leases, or of everything.
 
-        What is being read or pinned stays. The rest goes to the host or the disk, or is forgotten and computed again,
-        and comes back when it is next read: handles stay good.
+        KV that is being read or pinned stays. The rest goes to the host or the disk, or is dropped and computed again,
+        and comes back when it is next read: handles stay valid.
         """
         tenant, core = self._tenant, self._tenant.core
         with core.lock:
@@ -292,11 +292,11 @@ class KVTransfer:
             core.cache.offload(m.entry for m in parked if m.entry is not None)
 
     def pin(self, handle: MessageHandle) -> None:
-        """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
+        """Keep a message in the pool, however little memory that leaves; `unpin` undoes it.
 
         Raises:
-            HandleError: The message is not there, or another tenant's.
-            CapacityError: Pinned messages leave no room for it.
+            HandleError: The message does not exist, or is another tenant's.
+            CapacityError: Pinned messages leave no memory for it.
         """
         self._pin(handle, 1)
 
@@ -314,15 +314,16 @@ class KVTransfer:
                 entry.pins += by
 
     def store(self, folder: str | Path, budget_bytes: int = 1 << 34) -> KVStore:
-        """KV of this model and tenant in a folder that outlives the engine and may be shared between processes.
+        """Return a store for KV of this model and tenant in a folder that outlives the engine and that processes may
+        share.
 
         Args:
-            folder: Has a folder for each model in it, and in that one for each tenant.
-            budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
+            folder: Folder with a sub-folder for each model, and in that one for each tenant.
+            budget_bytes: Most bytes of this model's and tenant's files; the longest unused ones are removed.
 
         Raises:
-            InvalidRequestError: The tenant has no salt: what outlives the engine is sealed from it. Or the folder is
-                another user's.
+            InvalidRequestError: The tenant has no salt, which seals what outlives the engine. Or the folder is another
+                user's.
         """
         tenant, core = self._tenant, self._tenant.core
         if not tenant.message_ids.salted:
@@ -334,57 +335,57 @@ class KVTransfer:
         return store
 
     def persistent_kv(self, store: KVStore | None) -> PersistentKV:
-        """What writes the tenant's messages to a store, or nowhere, in the background; close it before the engine."""
+        """Return a background writer of the tenant's messages to a store, or to none; close it before the engine."""
         return PersistentKV(self._tenant.core, self._tenant.find, store)
 
     def persist(self, handles: Sequence[MessageHandle]) -> None:
-        """Have the KV of messages written to `Memory(persist_dir=...)`, in the background: it outlives the engine.
+        """Write the KV of messages to `Memory(persist_dir=...)`, in the background: it outlives the engine.
 
-        What is lost is read from there, bit by bit the same, by this engine and by others of the same model and salt.
-        Nothing happens without such a folder, or for what has a file, has no KV, is a mapped copy, or is larger than
-        the budget. `flush` tells what could not be written, as does a `CacheWriteFailed` event, once.
+        Lost KV is read from there, bit by bit the same, by this engine and by others of the same model and salt.
+        Nothing happens without such a folder, or for a message that has a file, has no KV, is a mapped copy, or is
+        larger than the budget. `flush` raises errors of writes, and a `CacheWriteFailed` event reports them once.
 
         Raises:
-            InvalidRequestError: The tenant has no salt: what outlives the engine is sealed from it.
+            InvalidRequestError: The tenant has no salt, which seals what outlives the engine.
         """
         if self._tenant.persistent_kv is not None:
             self._tenant.persistent_kv.persist(handles)
 
     def unpersist(self, messages: Sequence[MessageHandle | str]) -> None:
-        """Remove files that `keep` has written, or is to write, and return when they are gone.
+        """Remove files that `persist` has written, or is to write, and return when they are gone.
 
         Args:
-            messages: Handles or their ids, known here or not. What memory has of them stays.
+            messages: Handles or their ids, known here or not. KV in memory stays.
 
         Raises:
-            OSError: One is there still; `flush` tells why.
+            OSError: A file still exists; `flush` tells why.
         """
         if self._tenant.persistent_kv is not None:
-            gone = [each.id if isinstance(each, MessageHandle) else each for each in messages]
-            self._tenant.persistent_kv.unpersist(gone)
+            ids = [m.id if isinstance(m, MessageHandle) else m for m in messages]
+            self._tenant.persistent_kv.unpersist(ids)
             self._tenant.persistent_kv.wait()
-            self._tenant.persistent_kv.require_gone(gone)
+            self._tenant.persistent_kv.require_gone(ids)
 
     def flush(self) -> None:
-        """Return when all that was to be kept is written; closing does so, too, and tells nobody.
+        """Wait until everything to be persisted is written; closing does so, too, but reports no errors.
 
         Raises:
-            OSError: Something could not be.
+            OSError: A file could not be written.
         """
         self._tenant.core.lock.require_own()
         if self._tenant.persistent_kv is not None:
             self._tenant.persistent_kv.flush()
 
     def memory_map(self) -> MemoryMap:
-        """How much is in each tier, and which of the tenant's authors keep it there."""
+        """Return how much is in each tier, and which of the tenant's authors keep it there."""
         self._tenant.require_tenancy()
         return memory_map_of(self._tenant.core, self._tenant.name)
 
     def get_or_create(self, make: Callable[..., T], *args: Any) -> T:
-        """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.
+        """Return an object that keeps messages for this tenant: made once, and returned again while the tenancy lasts.
 
         Args:
-            make: A function or class; the same one finds the same again. Called under the engine's lock.
-            args: What it is called with.
+            make: A function or class, called under the engine's lock; the same one returns the same object.
+            args: Its arguments.
         """
         return self._tenant.keeper(make, *args)

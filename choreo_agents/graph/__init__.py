@@ -1,4 +1,4 @@
-"""LangGraph graphs whose edges declare visibility."""
+"""LangGraph graphs for agents that share KV: edges declare which node sees which, and audits check it."""
 
 from langgraph.graph import END, START
 from langgraph.types import Command, Send

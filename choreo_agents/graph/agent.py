@@ -1,4 +1,4 @@
-"""A node that speaks: it sees its view of what was said, and adds one message."""
+"""`Agent`: a LangGraph node that reads its view of the conversation and adds one message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from choreo_agents.graph.visibility import (
     rules_of,
     with_input,
 )
-from choreo_agents.graph.words.prompts import Prompt, required_arguments, required_words
+from choreo_agents.graph.words.prompts import Prompt, require_prompt, required_arguments
 from choreo_agents.graph.words.thoughts import Thinks, required_thinking
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
@@ -46,51 +46,55 @@ class Agent(Runnable[Any, dict[str, Any]]):
 
     Args:
         name: The speaker's name, in the header of its turns; also the node's name unless `add_node` gives another.
-        system: Its private system prompt: part of its own views only. Text, or a function of the graph's state.
-        persona: Whose node this is, if several nodes are one speaker: all that these nodes said and were asked is
-            each other's own, and their system prompt is one private context, `<persona>.system`. By default its own.
-        prompt: What it is asked before it speaks: a user's turn at the end of its view, or a function of the state that
-            makes one. Part of its persona's later views only. Or a prompt of a schema, which stands where a system
-            prompt would: its modules are encoded once for all agents of the engine, each with no sight of the others;
-            arguments and words of its own are the agent's alone.
-        confidential: Whether its messages are a private context of their own: a plan, a chain of thought.
-        header: What its messages start with, after the chat template's assistant header; by default its name.
-        choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
-            ends with, exactly one of them, so that a vote or a stop can always be read. None or none of them: anything.
-        lead: What comes before the answer, behind whatever else it says: "I vote for". Without one the answer is all.
-        output: What each of its messages is that calls nothing: a pydantic model, or any type that pydantic knows; a
+        system: Private system prompt, in its own views only: text, or a function of the graph's state.
+        persona: Name of the speaker, if several nodes are one: each sees the others' messages and prompts as its own,
+            and their system prompts are one private context, `<persona>.system`. By default the node is its own
+            persona.
+        prompt: Prompt for each call: a user's turn at the end of its view, or a function of the state that returns one.
+            It stays in its persona's later views only. Or a prompt of a schema, which takes the place of a system
+            prompt: its modules are encoded once for all agents of the engine, each without attending to the others;
+            arguments and text of its own are the agent's alone.
+        confidential: Whether its messages are a private context: a plan, a chain of thought.
+        assistant_prefix: Text at the start of its messages, after the chat template's assistant header; by default its
+            name.
+        choices: The possible answers, or a function of the state that returns them: its message is, or ends with,
+            exactly one of them, so that a vote or a stop can always be read. None or empty: any answer.
+        answer_prefix: Text before the choice, after whatever else it says: "I vote for". Without it the choice is the
+            whole message.
+        response_format: Format of each message without tool calls: a pydantic model, or any type that pydantic knows; a
             JSON schema; a `re.compile(...)`; or `{"regex": ...}`, `{"grammar": ...}`. Needs the extra `guided`.
-        writes: The channel of the graph's state that gets what it says: JSON as plain values, anything else as words;
+        output_key: Channel of the graph's state that also gets its answer: JSON as plain values, anything else as text;
             a list of these from a `Worker`.
-        tools: What it may call, as `bind_tools` takes it. Its calls are `tool_calls` of its message, left to a
-            `ToolNode`; its turns then start without its name, unless it has a header.
-        tool_choice: `"auto"`: it calls if it wants to; `"none"`: it knows of no tools; `"required"`, or a tool's name:
-            its message is one such call, and nothing else. Needs the extra `guided`.
-        adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
-            asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
-            the model alone.
-        thinking: Whether it thinks before it speaks, or for how many tokens at most; by default as its chat template
+        tools: Tools that it may call, as `bind_tools` takes them. Calls are `tool_calls` of its message, left to a
+            `ToolNode`; its turns then start without its name, unless it has an `assistant_prefix`.
+        tool_choice: `"auto"`: it decides; `"none"`: it does not see the tools; `"required"`, or a tool's name: its
+            message is one such call, and nothing else. Needs the extra `guided`.
+        adapter: Name of an adapter of its engine, which encodes its system prompt, its prompts, its messages, and text
+            that is encoded again for it, but no modules. None: the engine's; `"base"`: the model alone.
+        thinking: Whether it thinks before it answers, or for how many tokens at most; by default as its chat template
             has it. Thoughts are a private context, `<node>.thoughts`, a reasoning block of its message, and in no KV
             that others read: its answer is encoded again for them. `sampling` is of the answer.
-        sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
-            and the branch.
-        update: What becomes of what it said: a function of it, and of the state with it, that makes an update of any
-            channel, or a `Command`.
-        history: How many messages it sees at most, its own among them, or a `HistoryLimit`; 0: none. By default all.
-        tags: Of its runs in traces and streams, as `nostream`; and `metadata`.
-        metadata: Of its runs, beside the graph's.
-        engine: The name of one of its graph's, if that has several; in a stock `StateGraph`, the engine itself.
-        reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `VisibilityRule` with
-            a mode and a history. Input text is shared with it unless declared otherwise. `"*"`: everyone; as a source,
-            all who are not named, without what they say confidentially: `{"*": "reencoded", "critic": "private"}`.
-        public: Public root, for a stock `StateGraph`: a system prompt that all agents share.
+        sampling: Sampling parameters. Without a seed, one is derived from the run's seed, the node, the superstep and
+            the branch.
+        on_output: Function of its message, and of the state with it, that returns an update of any channel, or a
+            `Command`.
+        history: Most messages that it sees, its own included, or a `HistoryLimit`; 0: none. By default all.
+        tags: Tags of its runs in traces and streams, such as `nostream`.
+        metadata: Metadata of its runs, beside the graph's.
+        engine: Name of one of the graph's engines, if that has several; in a stock `StateGraph`, the engine itself.
+        reads: Sources by name, in the order in which messages of one superstep are shown: a mode, or a `VisibilityRule`
+            with a mode and a history. Input text is shared with it unless declared otherwise. `"*"`: everyone; as a
+            source, all that are not named, without their confidential messages: `{"*": "reencoded", "critic":
+            "private"}`.
+        shared_system: Public root, for a stock `StateGraph`: a system prompt that all agents share.
         positions: `sequential`: the messages of its view follow each other; `parallel`: those of one superstep start at
-            one offset, and what follows starts after the longest of them. By default the graph's.
+            one position, and what follows starts after the longest of them. By default the graph's.
 
     Raises:
-        InvalidRequestError: The prompt is none, or one of a schema beside a system prompt; a tool cannot be had;
-            `choices` stand beside an `output` or tools.
-        GrammarError: No message can be led by its output: names the keyword of the schema that is in the way.
+        InvalidRequestError: The prompt is no prompt, or a prompt of a schema beside a system prompt; a tool is invalid;
+            or `choices` are given beside a `response_format` or tools.
+        GrammarError: Its messages cannot be constrained to the response format; names the keyword of the schema in the
+            way.
         PMLError: With an engine: the prompt's schema is longer than the model's context, or an argument than its slot.
     """
 
@@ -122,20 +126,20 @@ class Agent(Runnable[Any, dict[str, Any]]):
         shared_system: str | None = None,
         positions: Positions | None = None,
     ) -> None:
-        for what, said in {
+        for option, text in {
             "name": name,
             "persona": persona or name,
             "assistant_prefix": assistant_prefix or name,
         }.items():
-            if not isinstance(said, str) or not said:
-                raise InvalidRequestError(f"the {what} of an agent must be a text with something in it, not {said!r}")
+            if not isinstance(text, str) or not text:
+                raise InvalidRequestError(f"the {option} of an agent must be a text with something in it, not {text!r}")
         if positions not in (None, *get_args(Positions)):
             raise InvalidRequestError(f"positions must be 'sequential' or 'parallel', not {positions!r}")
         self.name: str = name
         self.__name__ = name  # as StateGraph.add_sequence asks for
-        self.system = required_words(name, "system", system)
+        self.system = require_prompt(name, "system", system)
         self.persona = persona
-        self.prompt, self.schema_prompt = _told_apart(name, prompt)
+        self.prompt, self.schema_prompt = _split_prompt(name, prompt)
         _require_one_system(self)
         self.confidential = confidential
         self.assistant_prefix = assistant_prefix
@@ -161,33 +165,33 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.rules: Mapping[str, VisibilityRule] = rules_of(reads or {})
         self.shared_system = shared_system
         self.positions = positions
-        self.imported = _imported(self, self.engine, shared_system)
+        self.imported = _import_prompt(self, self.engine, shared_system)
         """Its prompt of a schema, once it has an engine."""
         self.n = 1
-        """Messages that it says at a time."""
+        """Number of messages that it writes per call."""
         self.merging: MergeSpec | None = None
-        """What it merges, if it is a synthesizer."""
+        """The branches that it merges, if it is a synthesizer."""
         self._reader_rules: ReaderRules | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
     def speaker(self, _: Any) -> str:
-        """Whose name stands in the header, given the state."""
+        """Return the name in the header of its turn, given the state."""
         return self.name
 
     def bound(self, engine: Engine | None, rules: ReaderRules) -> Agent:
-        """A copy that reads by these rules; its own engine, if it has one, stays."""
+        """Return a copy that reads by these rules; an engine of its own stays."""
         agent = copy.copy(self)
         agent.engine = self.engine or engine
         agent.rules = rules.sources
         agent.shared_system = rules.shared_system
         agent._reader_rules = rules
-        agent.imported = _imported(agent, agent.engine, rules.shared_system)
+        agent.imported = _import_prompt(agent, agent.engine, rules.shared_system)
         return agent
 
     def with_system(self, text: str) -> Agent:
-        """A copy with another system prompt.
+        """Return a copy with another system prompt.
 
         Raises:
             InvalidRequestError: It has a prompt of a schema instead.
@@ -198,7 +202,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         return agent
 
     def reader_rules(self) -> ReaderRules:
-        """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
+        """Return the rules for its views: its graph's, or, in a stock `StateGraph`, its own."""
         if self._reader_rules is not None:
             return self._reader_rules
         rules = with_input(self.rules)
@@ -207,27 +211,27 @@ class Agent(Runnable[Any, dict[str, Any]]):
         return ReaderRules(rules, undeclared, self.shared_system, self.positions or "sequential", guard=guard)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
-        """Speak once. Takes graph state, returns its update."""
+        """Make one call: take the graph's state, return its update."""
         return run_coroutine(self.ainvoke(input, config, **options))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
-        """Speak once. Takes graph state, returns its update."""
+        """Make one call: take the graph's state, return its update."""
         require_known(f"invoke of {self!r}", options, ())
         config = ensure_config(config)
         agent, engine = serving(self, config)
-        said = await AgentTurn(agent, engine, input, config).speak()
-        return await with_update(self, said, input, config)
+        update = await AgentTurn(agent, engine, input, config).speak()
+        return await with_update(self, update, input, config)
 
 
 class _ServedPrompts(WeakKeyDictionary[Agent, ImportedPrompt]):
-    """The prompts of schemas that one tenant, or twin of an engine, has."""
+    """Prompts of schemas by agent, for the engine of one tenant or one twin."""
 
 
 def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
-    """An agent as the run with this config has it, and its engine: the run's tenant's, where there are several.
+    """Return an agent and its engine for a run: the run's tenant's engine, where there are several tenants.
 
     Raises:
-        InvalidRequestError: It has no engine, or nobody says which tenant the run is for.
+        InvalidRequestError: It has no engine, or the run's tenant is not known.
     """
     if agent.engine is None:
         raise InvalidRequestError(
@@ -255,7 +259,7 @@ def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
     return served, engine
 
 
-def _imported(agent: Agent, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
+def _import_prompt(agent: Agent, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
     if engine is None or agent.schema_prompt is None:
         return None
     return ImportedPrompt(engine, agent.schema_prompt, public)
@@ -270,15 +274,15 @@ def _require_one_system(agent: Agent) -> None:
         )
 
 
-def _told_apart(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | None]:
-    """What an agent is asked, and its prompt of a schema."""
+def _split_prompt(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | None]:
+    """Return the prompt as a user's turn, or as a prompt of a schema; the other is None."""
     if isinstance(prompt, SchemaPrompt):
         return None, prompt
     if isinstance(prompt, Schema):
         raise InvalidRequestError(
             f"the prompt of {name!r} is a schema, which says nothing yet: write schema.prompt(...)"
         )
-    return required_words(name, "prompt", prompt), None
+    return require_prompt(name, "prompt", prompt), None
 
 
 def _required_sampling(name: str, sampling: Any) -> Sampling:
@@ -302,5 +306,5 @@ def _required_update(name: str, update: Any) -> Update | None:
         if not callable(update):
             raise InvalidRequestError(f"the update of {name!r} must be a function, not {type(update).__name__}")
         required_arguments(name, "on_output", update, ["said", "state"])
-    found: Update | None = update
-    return found
+    function: Update | None = update
+    return function

@@ -1,4 +1,4 @@
-"""A `StateGraph` whose edges say what each node may see."""
+"""`ChoreoGraph`: a LangGraph `StateGraph` whose edges declare what each node may see."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from choreo_agents.graph.audit.static import audit_as_run, chart_as_run
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.binding import (
     agents_among,
+    bind_agent,
     bind_routes,
-    bound_agent,
     contexts_of,
     destinations_of,
     require_by_tenant,
     require_channels,
     require_personas,
-    require_ways,
-    unwrapped,
+    require_schemas,
+    unwrap,
 )
 from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, find_runnable
-from choreo_agents.graph.compiling.flow import note_unseen, require_bounded_loops
+from choreo_agents.graph.compiling.flow import log_unseen_pairs, require_bounded_loops
 from choreo_agents.graph.drawing import Drawing, draw_audit
 from choreo_agents.graph.durable.finding import require_choice
-from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, serving_together
+from choreo_agents.graph.engines import EngineChoice, Engines, choose_signer, require_distinct
 from choreo_agents.graph.langgraph_internals import relabelled
-from choreo_agents.graph.nesting import around, placed_node
+from choreo_agents.graph.nesting import observe, placed_node
 from choreo_agents.graph.provenance import require_silent, sign
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
@@ -66,11 +66,11 @@ class ChoreoGraph(DeclaringGraph):
     Args:
         state_schema: `ChoreoState`, or a TypedDict that extends it.
         system: The public root: a system prompt that every view starts with, encoded once.
-        policy: What it promises about its private contexts beyond what it declares `private`.
-        positions: Where the messages of a view stand, unless an agent says otherwise (see `Agent`).
-        visibility: How every agent sees all nodes of which nothing else is said, as programs that pass on all
-            messages have it: then edges are control flow. Confidential messages are for those alone to whom they
-            are declared. By default it sees whom it has edges from.
+        policy: Promises about private contexts beyond what is declared `private`.
+        positions: Positions of the messages of a view, unless an agent has others (see `Agent`).
+        visibility: Mode in which every agent sees all nodes without a declaration, as in programs that pass on all
+            messages; edges are then control flow. Confidential messages are still only for readers that they are
+            declared to. By default an agent sees the nodes that it has edges from.
         **options: As for `StateGraph`.
     """
 
@@ -110,17 +110,17 @@ class ChoreoGraph(DeclaringGraph):
         """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
 
         Args:
-            node: Its name, or what runs; `action` and `options` as LangGraph's.
-            persona: Of a function: for whose agents it speaks. It may write in their name, and edit what they said; by
-                default all that it writes is its own, also what it has edited.
-            writes: `()`: it writes neither messages nor handles, as a router, a counter or a barrier, and who sees it
-                sees what it sees. None: it may.
+            node: Its name, or the runnable; `action` and `options` as LangGraph's.
+            persona: For a function: the persona it speaks for. It may write in the name of that persona's agents, and
+                edit their messages; by default all that it writes is its own, edited messages included.
+            writes: `()`: it writes neither messages nor handles, as a router, a counter or a barrier, and its readers
+                see what it sees. None: it may.
 
         Raises:
-            InvalidRequestError: An agent is wrapped otherwise than by `with_retry` or `with_config`, or has a persona;
-                or `writes` is of no function, or is not `()`.
+            InvalidRequestError: An agent is wrapped otherwise than by `with_retry` or `with_config`, or is given a
+                persona here; or `writes` is not `()`, or given for a node that is no function.
         """
-        agent, policy = unwrapped(node if action is None else action)
+        agent, policy = unwrap(node if action is None else action)
         if isinstance(agent, str):
             raise InvalidRequestError(
                 f"node {node!r} runs nothing: add_node(Agent({node!r})), or give what runs behind it"
@@ -139,7 +139,7 @@ class ChoreoGraph(DeclaringGraph):
         if isinstance(agent, Agent) and persona is not None:
             raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
         graphs = [*find_runnable(agent, CompiledStateGraph)]
-        inside = [*find_runnable(agent, Agent), *(each for inner in graphs for each in agents_of(inner.builder))]
+        inside = [*find_runnable(agent, Agent), *(member for inner in graphs for member in agents_of(inner.builder))]
         if writes is not None and (inside or graphs or persona is not None or tuple(writes)):
             raise InvalidRequestError(
                 f"writes={writes!r}: only () can be said, of a function that speaks for nobody and writes no messages"
@@ -148,12 +148,12 @@ class ChoreoGraph(DeclaringGraph):
         if isinstance(agent, Agent) and agent.on_output is not None:
             options = {"destinations": destinations_of(agent.on_output)} | options
         super().add_node(node, action, **options)
-        added = {each for each in self.nodes.keys() - before if not self.nodes[each].is_error_handler}
+        added = {name for name in self.nodes.keys() - before if not self.nodes[name].is_error_handler}
         self.personas |= dict.fromkeys(added, persona) if persona is not None else {}
         self.table.describe(
             silent=added if writes is not None else (),
-            confidential=added if any(each.confidential for each in inside) else (),
-            told=_told({name: self.nodes[name] for name in added}),
+            confidential=added if any(member.confidential for member in inside) else (),
+            personas=_instructed({name: self.nodes[name] for name in added}),
         )
         if isinstance(agent, Agent):
             for source, rule in agent.rules.items():
@@ -170,21 +170,22 @@ class ChoreoGraph(DeclaringGraph):
         history: History | None = None,
         scope: Scope | Sequence[str] | None = None,
     ) -> Self:
-        """Add an edge and say what the node at its end sees of the node at its start.
+        """Add an edge and declare what the node at its end sees of the node at its start.
 
         Args:
             start_key: One node, or several that must all be done.
             end_key: The reader.
-            visibility: `"shared"` (the default, but from START to an agent with a system prompt, which reads the input
-                behind that, `"reencoded"`), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a
-                `VisibilityRule`; or a dict from source to one of these, which says all that this edge declares: `{}`
-                makes it mere control flow.
+            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a
+                `VisibilityRule`; or a dict from source to one of these, which is all that this edge declares: `{}`
+                makes it mere control flow. From START to an agent with a system prompt the default is `"reencoded"`:
+                input stands behind that prompt.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
-            scope: What re-encoded words attend to: the `"reader"`'s view so far (the default), the `"public"` root
-                alone, or private contexts by name.
+            scope: The context that re-encoded text attends to: the `"reader"`'s view so far (the default), the
+                `"public"` root alone, or private contexts by name.
 
         Raises:
-            VisibilityError: No such mode, END has no view, or the pair was declared otherwise before.
+            VisibilityError: There is no such mode, END is given a visibility, or the pair was declared otherwise
+                before.
         """
         explicit = visibility is not None or history is not None or scope is not None
         if end_key == END and explicit:
@@ -192,7 +193,7 @@ class ChoreoGraph(DeclaringGraph):
         starts = [start_key] if isinstance(start_key, str) else start_key
         if start_key == START and scope is not None and visibility is None:
             visibility = REENCODED
-        rules = _declared(visibility, [start for start in starts if start != end_key], history, scope)
+        rules = _edge_rules(visibility, [start for start in starts if start != end_key], history, scope)
         super().add_edge(start_key, end_key)
         self.control_flow |= {(start, end_key) for start in starts if start not in rules}
         if end_key != END:
@@ -208,7 +209,7 @@ class ChoreoGraph(DeclaringGraph):
         *,
         visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None = None,
     ) -> Self:
-        """As `StateGraph.add_conditional_edges`; targets that are known beforehand see the source, as over an edge.
+        """Add a route, as `StateGraph.add_conditional_edges` does; known targets see the source, as over an edge.
 
         Args:
             source: The node after which control branches; `path` and `path_map` as LangGraph's.
@@ -224,7 +225,7 @@ class ChoreoGraph(DeclaringGraph):
                 self.control_flow.add((source, EVERYONE))
             for target in (branch.ends or {}).values():
                 starts = [source] if source != target else []
-                rules = {} if target == END else _declared(visibility, starts)
+                rules = {} if target == END else _edge_rules(visibility, starts)
                 self.control_flow |= {(start, target) for start in starts if start not in rules}
                 for start, rule in rules.items():
                     self.table.declare(start, target, rule, explicit=visibility is not None)
@@ -244,42 +245,46 @@ class ChoreoGraph(DeclaringGraph):
         return self
 
     def visibility_table(self) -> dict[str, dict[str, VisibilityRule]]:
-        """Every declaration, by reader and source, as plain data; `"*"` for how it sees all others."""
+        """Return every declaration, by reader and source, as plain data; source `"*"`: all others."""
         return self.table.declared(self.nodes)
 
     def with_rule(self, source: str, reader: str, rule: Mode | VisibilityRule) -> Self:
-        """A copy in which one reader sees one source otherwise, whatever was declared."""
-        changed = self._copied()
+        """Return a copy in which one reader sees one source by another rule, whatever was declared."""
+        changed = self._copy()
         changed.table.change(source, reader, rule_of(rule), explicit=True)
         return changed
 
     def with_policy(self, policy: Policy) -> Self:
-        """A copy with another policy."""
-        changed = self._copied()
+        """Return a copy with another policy."""
+        changed = self._copy()
         changed.policy = policy
         return changed
 
     def with_system(self, node: str, text: str) -> Self:
-        """A copy in which an agent, or all of a persona, have another system prompt; raises what `Agent.with_system`
-        does, and `VisibilityError` if there is no such agent."""
-        meant = {
-            name: each.with_system(text) for name, each in agents_among(self.nodes) if node in (name, each.persona)
+        """Return a copy in which an agent, or all agents of a persona, have another system prompt.
+
+        Raises:
+            InvalidRequestError: An agent has a prompt of a schema instead.
+            VisibilityError: There is no such agent or persona.
+        """
+        agents = {
+            name: agent.with_system(text) for name, agent in agents_among(self.nodes) if node in (name, agent.persona)
         }
-        if not meant:
+        if not agents:
             raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
-        changed = self._copied()
-        changed.nodes |= {name: replace(self.nodes[name], runnable=agent) for name, agent in meant.items()}
-        changed.table.describe(told=_told(changed.nodes))
+        changed = self._copy()
+        changed.nodes |= {name: replace(self.nodes[name], runnable=agent) for name, agent in agents.items()}
+        changed.table.describe(personas=_instructed(changed.nodes))
         return changed
 
     def with_strategy(self, strategy: Strategy) -> Self:
-        """A copy in which all synthesizers merge by another strategy.
+        """Return a copy in which all synthesizers merge by another strategy.
 
         Raises:
-            InvalidRequestError: It has none, or there is no such strategy.
+            InvalidRequestError: The graph has no synthesizer, or there is no such strategy.
         """
         require_strategy(strategy)
-        changed = self._copied()
+        changed = self._copy()
         merging = {name: spec for name, spec in self.nodes.items() if isinstance(spec.runnable, Synthesizer)}
         for name, spec in merging.items():
             node: Any = spec.runnable
@@ -292,22 +297,22 @@ class ChoreoGraph(DeclaringGraph):
             raise InvalidRequestError("the graph has no synthesizer that could merge otherwise")
         return changed
 
-    def _copied(self) -> Self:
+    def _copy(self) -> Self:
         copied = copy.copy(self)
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
         copied.waiting_edges = set(self.waiting_edges)
-        copied.branches = defaultdict(dict, {source: dict(each) for source, each in self.branches.items()})
+        copied.branches = defaultdict(dict, {source: dict(routes) for source, routes in self.branches.items()})
         copied.personas, copied.control_flow = dict(self.personas), set(self.control_flow)
         copied.audited = None
         copied.table = self.table.copy()
         return copied
 
     def chart(self, engines: Engines | None = None) -> Chart:
-        """The graph as the audit sees it, that of subgraphs included; served by `engines` where agents have none."""
+        """Return the chart of the graph and its subgraphs; `engines` serve the agents that have none."""
         return chart_of(self, engines=engines)
 
     def audit(self) -> AuditReport:
-        """Who can be influenced by which private context, and how: from the graph alone, whatever is said in it.
+        """Report which private contexts can influence which agents: from the graph alone, for any run.
 
         Raises:
             VisibilityError: A declaration names no node or private context.
@@ -316,13 +321,13 @@ class ChoreoGraph(DeclaringGraph):
         return audit_as_run(self.chart(), self.policy.on_violation)[1] if self.audited is None else self.audited
 
     def draw(self) -> Drawing:
-        """The graph as a Mermaid flowchart: see `CompiledChoreoGraph.draw`."""
+        """Return the graph as a Mermaid flowchart: see `CompiledChoreoGraph.draw`."""
         return Drawing(draw_audit(self, self.audit()))
 
     def _repr_markdown_(self) -> str:
         try:
             return self.draw()._repr_markdown_()
-        except VisibilityError:  # it is being built: what is declared of nodes comes before these
+        except VisibilityError:  # the graph is still being built: a declaration may name a node that is added later
             return f"`{self!r}`"
 
     def __repr__(self) -> str:
@@ -339,19 +344,21 @@ class ChoreoGraph(DeclaringGraph):
         lineage: LineageChoice = None,
         **options: Any,
     ) -> CompiledChoreoGraph:
-        """Compile as `StateGraph.compile` does, bind every agent to `engine` and to what it may read.
+        """Compile as `StateGraph.compile` does, and bind every agent to `engine` and to what it may read.
 
-        The graph itself is not changed: it can be compiled again with another engine. Several, one for each model, are
-        given by name, which agents choose from: `{"small": ..., "large": ...}`. What another model has said is encoded
-        again, once for all readers of a model; `strict`: is a `ForeignHandleError` where encodings are shared. Given
-        `tenant`, each run is served for the tenant that it names (see `Resolver`), and threads are their first
-        tenant's: for any other they raise `ForeignThreadError`. What messages are computed from is kept in `lineage`,
-        a store, by which other processes go on: by default `store`, or beside a SQLite checkpointer; False: nowhere.
+        The graph itself is not changed: it can be compiled again with another engine. Several engines, one for each
+        model, are given by name, which agents choose from: `{"small": ..., "large": ...}`. Messages of another model
+        are encoded again, once for all readers of a model; with `strict` they raise `ForeignHandleError` where
+        encodings are shared. With `tenant`, each run is served for the tenant that it names (see `Resolver`), and a
+        thread belongs to its first tenant: for any other it raises `ForeignThreadError`. The lineage of messages is
+        kept in `lineage`, a store, from which other processes go on: by default `store`, or beside a SQLite
+        checkpointer; False: nowhere.
 
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
                 model's context.
-            InvalidRequestError: An agent has no engine, or names none; or these are several tenants' or one model's.
+            InvalidRequestError: An agent has no engine, or names none; or the engines are several tenants' or run one
+                model.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
         if tenant is not None and not callable(tenant):
@@ -360,60 +367,60 @@ class ChoreoGraph(DeclaringGraph):
             )
         _require_names(self)
         require_channels(self)
-        require_ways(self, self.table.explicit())
-        bound = self._copied()
-        bound.origin, bound.resolver = self._copied(), tenant
+        require_schemas(self, self.table.explicit())
+        bound = self._copy()
+        bound.origin, bound.resolver = self._copy(), tenant
         engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
         whole, bound.audited = chart_as_run(self.chart(engines).as_served(), self.policy.on_violation)
         bound.declared = Declared(whole, TextsByModel(bound))
-        # What the policy has changed for it to run is changed in what is bound.
+        # Agents are bound to the rules that the policy re-encoded.
         bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in bound.audited.changed)
         for hop, rule in bound.changed:
-            if hop.reader in bound.nodes:  # what is given to agents of subgraphs they know by the chart
+            if hop.reader in bound.nodes:  # agents of subgraphs get their rules from the chart at run time
                 bound.table.change(hop.source, hop.reader, rule)
-        note_unseen(self, whole)
+        log_unseen_pairs(self, whole)
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
         require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
         bound.nodes = _bound_nodes(bound, engines)
         bind_routes(bound.branches)
         if tenant is not None:
             require_by_tenant(bound)
-        bound.engines = serving_together([*engines.given, *(agent.engine for agent in agents_of(bound))])
-        bound.engine, bound.lineage = sealing_of(bound.engines), lineage
+        bound.engines = require_distinct([*engines.engines, *(agent.engine for agent in agents_of(bound))])
+        bound.engine, bound.lineage = choose_signer(bound.engines), lineage
         require_choice(lineage, bound.engine, by_tenant=tenant is not None)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
 
 
 def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
-    """Its nodes: agents that know what they may read, and functions that sign what they write."""
+    """Return the nodes of a compiled graph: agents with their rules, and functions whose updates are signed."""
     nodes: dict[str, Any] = {}
     contexts = contexts_of(bound.nodes)
     for name, spec in bound.nodes.items():
         node: Any = spec.runnable
         if isinstance(node, Agent):
-            nodes[name] = bound_agent(bound, name, spec, engines, contexts)
+            nodes[name] = bind_agent(bound, name, spec, engines, contexts)
         else:
             signing = partial(sign, node=name, persona=bound.personas.get(name))
             signing = partial(require_silent, node=name) if name in bound.table.silent else signing
             holds_agents = _holds_agents(node)
-            placed = placed_node(node if holds_agents else around(node), name, signing, holds_agents=holds_agents)
+            placed = placed_node(node if holds_agents else observe(node), name, signing, holds_agents=holds_agents)
             nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
     return nodes
 
 
 def _holds_agents(node: Any) -> bool:
-    """Whether a node is a graph whose nodes are to be listened to, each by itself."""
-    inner = list(find_runnable(node, CompiledStateGraph))
-    return any(isinstance(each, CompiledChoreoGraph) or any(agents_of(each.builder)) for each in inner)
+    """Return whether a node is a graph whose nodes are observed one by one."""
+    graphs = list(find_runnable(node, CompiledStateGraph))
+    return any(isinstance(graph, CompiledChoreoGraph) or any(agents_of(graph.builder)) for graph in graphs)
 
 
 def _require_names(graph: ChoreoGraph) -> None:
     """Raise `VisibilityError` if a declaration names no node or private context."""
     chart = graph.chart()
     contexts = [context.name for context in chart.contexts]
-    # Whether agents think may be their model's to say, and this chart is of no engine: a graph is audited, and its
-    # names are looked at, before one is given. So thoughts of any agent may be named.
+    # Whether an agent thinks may depend on its model, and this chart has no engine yet. So a policy may name thoughts
+    # of any agent.
     thoughts = {f"{name}.thoughts" for name, _ in agents_among(graph.nodes)}
     contexts += thoughts & graph.policy.confidential.keys()
     graph.table.require_nodes(graph.nodes)
@@ -423,18 +430,18 @@ def _require_names(graph: ChoreoGraph) -> None:
     graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
 
-def _told(nodes: Mapping[str, Any]) -> dict[str, str]:
-    """The personas of the agents that have a system prompt, by node."""
+def _instructed(nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the personas of the agents that have a system prompt, by node."""
     return {name: agent.persona or name for name, agent in agents_among(nodes) if agent.system is not None}
 
 
-def _declared(
+def _edge_rules(
     visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None,
     starts: Sequence[str],
     history: History | None = None,
     scope: Scope | Sequence[str] | None = None,
 ) -> dict[str, VisibilityRule]:
-    """What an edge declares, by source."""
+    """Return the rules that an edge declares, by source."""
     if isinstance(visibility, Mapping):
         return {source: rule_of(spelling, history, scope) for source, spelling in visibility.items()}
     rule = rule_of(visibility, history, scope)

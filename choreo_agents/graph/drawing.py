@@ -1,4 +1,5 @@
-"""A graph's pictures: LangGraph's own with visibilities on its edges, and one with the paths of private contexts."""
+"""Draws a graph: LangGraph's own drawing with visibilities on its edges, and a flowchart with paths of private
+contexts."""
 
 from __future__ import annotations
 
@@ -27,31 +28,30 @@ class Drawing(str):
 _ARROWS = {"encoding": "==>", "words": "-.->"}
 
 
-def rules_drawn(graph: DeclaringGraph) -> Callable[[str, str], VisibilityRule | None]:
-    """Return how nodes see each other, by source and reader, as drawings say it; None: a function reads, or nothing is
-    seen.
+def edge_rules(graph: DeclaringGraph) -> Callable[[str, str], VisibilityRule | None]:
+    """Return a function that gives the rule to draw for (source, reader); None: a function reads, or nothing is seen.
 
-    What agents say confidentially is not for who reads it by a default alone.
+    Confidential messages are not seen by default rules.
     """
     chart, table = chart_of(graph), graph.table.declared(graph.nodes)
 
     def seen_by(node: ChartNode, source: str) -> VisibilityRule | None:
-        said_by, rule = chart.inside(source), node.rules.get(source)
-        seen = rule is None or not rule.mode.shows or not said_by or any(node.reads(source, each) for each in said_by)
-        return rule if seen else None
+        nodes, rule = chart.inside(source), node.rules.get(source)
+        shown = rule is None or not rule.mode.shows or not nodes or any(node.reads(source, author) for author in nodes)
+        return rule if shown else None
 
     def rule_of(source: str, reader: str) -> VisibilityRule | None:
         inside = chart.inside(reader)
-        # Of a graph, how its agents see the source, if they all do so alike.
+        # For a subgraph: the rule of its agents, if they all have the same.
         rules = {seen_by(node, source) for node in inside if len(inside) == 1 or not node.is_function}
         return rules.pop() if len(rules) == 1 else rule_between(table, source, reader)
 
     return rule_of
 
 
-def labelled(drawing: Graph, graph: DeclaringGraph) -> Graph:
-    """LangGraph's drawing, changed: rules on its edges, and an edge for each declared pair without control flow."""
-    drawn, rule_of = {(edge.source, edge.target) for edge in drawing.edges}, rules_drawn(graph)
+def label_edges(drawing: Graph, graph: DeclaringGraph) -> Graph:
+    """Add to LangGraph's drawing the rules on its edges, and an edge for each declared pair without control flow."""
+    drawn, rule_of = {(edge.source, edge.target) for edge in drawing.edges}, edge_rules(graph)
     drawing.edges = [
         edge if edge.data or rule is None else edge._replace(data=rule.words())
         for edge in drawing.edges
@@ -67,14 +67,16 @@ def labelled(drawing: Graph, graph: DeclaringGraph) -> Graph:
 
 
 def draw_audit(graph: DeclaringGraph, report: AuditReport) -> str:
-    """Nodes and edges of a graph in grey, and over them each context's way to its readers: thick for encodings, dotted
-    for words, red where a promise is broken."""
+    """Return a Mermaid flowchart of nodes, edges and each context's paths to its readers.
+
+    Thick arrows are encodings, dotted ones text; a broken promise is red.
+    """
     chart, flow = chart_of(graph), [*_flow(graph)]
     lines = ["flowchart TD", *_nodes(chart), *flow]
     styles: list[str] = []
     count = len(flow)
-    taken, told = {node.name for node in chart.nodes}, [each.name for each in report.contexts if each.kind != "message"]
-    boxes = {name: _id(name, "c" if name in taken else "n") for name in told}
+    taken, boxed = {node.name for node in chart.nodes}, [c.name for c in report.contexts if c.kind != "message"]
+    boxes = {name: _id(name, "c" if name in taken else "n") for name in boxed}
     drawn: set[str] = set()
     for finding in report.listed:
         for place, hop in enumerate(finding.path):
@@ -105,8 +107,8 @@ def _nodes(chart: Chart) -> Iterator[str]:
 
 
 def _flow(graph: DeclaringGraph) -> Iterator[str]:
-    """Control flow, with the visibility of each edge."""
-    rule_of = rules_drawn(graph)
+    """Yield the control flow, with the visibility of each edge."""
+    rule_of = edge_rules(graph)
     pairs = set(graph.edges) | {(start, end) for starts, end in graph.waiting_edges for start in starts}
     for source, branches in graph.branches.items():
         pairs |= {(source, end) for branch in branches.values() for end in (branch.ends or {}).values()}
@@ -119,7 +121,7 @@ def _flow(graph: DeclaringGraph) -> Iterator[str]:
 
 
 def _text(words: str) -> str:
-    """Return words as Mermaid takes them for what it shows."""
+    """Return text as Mermaid takes it in labels."""
     return words if re.fullmatch(r"[\w .,]+", words) else _quoted(words)
 
 
@@ -128,5 +130,5 @@ def _quoted(words: str) -> str:
 
 
 def _id(name: str, kind: str = "n") -> str:
-    """A name as Mermaid takes it for a node."""
-    return f"{kind}_" + re.sub(r"[^0-9A-Za-z]", lambda found: f"_{ord(found.group())}_", name)
+    """Return a name as Mermaid takes it for a node."""
+    return f"{kind}_" + re.sub(r"[^0-9A-Za-z]", lambda match: f"_{ord(match.group())}_", name)

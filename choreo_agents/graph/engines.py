@@ -1,4 +1,4 @@
-"""Which engines serve a graph: one, or one for each model, by the names that its agents call them by."""
+"""The engines that serve a graph: one, or several by the names that agents choose from, one for each model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 
 EngineChoice = Engine | Mapping[str, Engine]
-"""What a graph is compiled with: an engine, or engines by name."""
+"""The engine that a graph is compiled with, or engines by name."""
 
 
 class Engines:
-    """Of one graph.
+    """The engines of one graph.
 
     Args:
-        given: One for all agents, or by the names that agents choose from; None: agents bring their own.
+        choice: One engine for all agents, or engines by name; None: agents bring their own.
 
     Raises:
         InvalidRequestError: It is neither; or two of them run one model: neither knows what the other has encoded.
@@ -30,44 +30,44 @@ class Engines:
             raise InvalidRequestError(
                 f"engine must be an Engine, as of Engine.load(), or a dict of Engines by name: not {given!r:.80}"
             )
-        self.given = tuple(dict.fromkeys([given] if isinstance(given, Engine) else self._named.values()))
-        """All that the graph was given, each once."""
+        self.engines = tuple(dict.fromkeys([given] if isinstance(given, Engine) else self._named.values()))
+        """All engines given to the graph, each once."""
         models: dict[str, str] = {}
         for name, engine in self._named.items():
-            other = models.setdefault(engine.model.adapter.fingerprint, name)
-            if self._named[other] is not engine:
+            first = models.setdefault(engine.model.adapter.fingerprint, name)
+            if self._named[first] is not engine:
                 raise InvalidRequestError(
-                    f"engines {other!r} and {name!r} run the same model, and neither knows what the other has encoded: "
+                    f"engines {first!r} and {name!r} run the same model, and neither knows what the other has encoded: "
                     "load it once, and give both names the same engine"
                 )
 
     def of(self, agent: Agent) -> Engine | None:
-        """That of an agent: its own, that which it names, or the graph's only one; None: nobody has said.
+        """Return an agent's engine: its own, the one it names, or the graph's only one; None: there is none yet.
 
         Raises:
             InvalidRequestError: It names none of the graph's, or the graph has several and it names none.
         """
         if agent.engine is not None:
             return agent.engine
-        known = ", ".join(map(repr, self._named))
+        names = ", ".join(map(repr, self._named))
         if agent.engine_name is not None and agent.engine_name not in self._named:
-            has = f"has {known}" if self._named else "has no names for engines: compile(engine={...})"
+            has = f"has {names}" if self._named else "has no names for engines: compile(engine={...})"
             raise InvalidRequestError(f"agent {agent.name!r} runs on engine {agent.engine_name!r}, and the graph {has}")
         if agent.engine_name is not None:
             return self._named[agent.engine_name]
         if len(self._named) > 1:
             raise InvalidRequestError(
-                f"agent {agent.name!r} does not say on which engine it runs, and the graph has {known}: "
+                f"agent {agent.name!r} does not say on which engine it runs, and the graph has {names}: "
                 f"Agent(..., engine={next(iter(self._named))!r})"
             )
-        return next(iter(self.given), None)
+        return next(iter(self.engines), None)
 
 
-def serving_together(engines: Iterable[Engine | None]) -> tuple[Engine, ...]:
-    """Those among these that there are, each once.
+def require_distinct(engines: Iterable[Engine | None]) -> tuple[Engine, ...]:
+    """Return the engines, each once and without None.
 
     Raises:
-        InvalidRequestError: Two of them run one model: each would take what the other has encoded for forgotten.
+        InvalidRequestError: Two of them run one model: each would take what the other has encoded for lost.
     """
     different = tuple(dict.fromkeys(engine for engine in engines if engine is not None))
     if len({engine.model.adapter.fingerprint for engine in different}) < len(different):
@@ -79,11 +79,11 @@ def serving_together(engines: Iterable[Engine | None]) -> tuple[Engine, ...]:
     return different
 
 
-def sealing_of(engines: Sequence[Engine]) -> Engine | None:
-    """The engine whose tenant's key signs what is said in a graph: all of its nodes sign and check with this one.
+def choose_signer(engines: Sequence[Engine]) -> Engine | None:
+    """Return the engine whose tenant's key signs all messages of a graph.
 
-    A key comes of a salt, whatever the model: engines of one salt have the same. Without a salt it is random, so that
-    one with a salt goes before those without; among these, the first.
+    A key is derived from a salt, whatever the model: engines of one salt have the same key. Without a salt the key is
+    random, so that engines with a salt go first; among equals, the first.
 
     Raises:
         InvalidRequestError: They have different salts: a conversation is one tenant's.

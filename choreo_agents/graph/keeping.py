@@ -1,4 +1,4 @@
-"""Which thread keeps what a call of a graph encodes: until it is forgotten, or has not been used for long."""
+"""Leases of a thread on the KV of its runs: until the thread is deleted, or idle for `thread_ttl_s`."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ from choreo_agents.kv.handle import MessageHandle
 
 
 def thread_in(config: RunnableConfig, graph: Any = None) -> str | EphemeralRun:
-    """The thread that keeps what is encoded in the run of a compiled graph that is called with this config, or in the
-    node whose config it is: that of the outermost graph of ours, which its nodes know.
+    """Return the thread that leases KV of a graph's call, or of a node's run: that of the outermost Choreo graph.
 
-    In a graph of LangGraph's own nobody says when a run ends: without a checkpointer each call is kept by itself.
+    In a stock LangGraph graph the end of a run is unknown: without a checkpointer each call has leases of its own.
     """
-    if (known := RunContext.of(config).thread) is not None:
-        return known
+    if (outer := RunContext.of(config).thread) is not None:
+        return outer
     thread = thread_of(config)
     return EphemeralRun(is_whole=graph is not None) if thread is None or saver_of(config, graph) is None else thread
 
 
 @asynccontextmanager
-async def speaking(
+async def lease_to_thread(
     engine: Engine, config: RunnableConfig, entries: Sequence[HandleEntry], answers: Sequence[MessageHandle] = ()
 ) -> AsyncGenerator[RunLineage | None]:
-    """A block whose calls lease what they make for the thread of a node's run, and all that is left of these entries
-    and answers: a fork holds what it has from where it was forked, and another model what is its own.
+    """Lease new messages, and all that exist of these entries and answers, to the thread of a node's run.
+
+    A fork so leases what it inherits, and each model's engine its own KV.
 
     Yields:
-        The thread's lineage, from which the engine has learnt again what it did not know of them.
+        The thread's lineage; missing entries were restored from it.
     """
     thread = thread_in(config)
-    with engine.threads.used(thread) as held, engine.threads.speaking(thread) as scope:
-        lineage = await lineage_of(engine, config, thread, scope, held.noted)
+    with engine.threads.used(thread) as leases, engine.threads.speaking(thread) as scope:
+        lineage = await lineage_of(engine, config, thread, scope, leases.noted)
         if lineage is not None:
-            await lineage.restore(named_in(entries))
-        engine.threads.hold([*named_in(entries), *answers], scope)
+            await lineage.restore(all_handles(entries))
+        engine.threads.hold([*all_handles(entries), *answers], scope)
         yield lineage
 
 
-def named_in(entries: Iterable[HandleEntry]) -> Iterator[MessageHandle]:
-    """All handles in entries, of whatever model."""
+def all_handles(entries: Iterable[HandleEntry]) -> Iterator[MessageHandle]:
+    """Yield all handles in entries, of all models."""
     for entry in entries:
         yield from handles_of(entry)
-        for noted in (entry.get("prompt"), entry.get("thoughts")):
-            if noted is not None:
-                yield MessageHandle.model_validate(noted)
+        for plain in (entry.get("prompt"), entry.get("thoughts")):
+            if plain is not None:
+                yield MessageHandle.model_validate(plain)
 
 
 @contextmanager
-def under_way(config: RunnableConfig) -> Iterator[None]:
-    """A block in which nothing of a run's thread is forgotten."""
-    with ExitStack() as all_of_them:
+def thread_in_use(config: RunnableConfig) -> Iterator[None]:
+    """Keep a run's thread in use, so that it is neither deleted nor expires."""
+    with ExitStack() as stack:
         for engine in RunContext.of(config).engines.values():
-            all_of_them.enter_context(engine.threads.used(thread_in(config)))
+            stack.enter_context(engine.threads.used(thread_in(config)))
         yield
 
 
 @contextmanager
-def forgetting(engines: Sequence[Engine], thread: str) -> Iterator[Callable[[Sequence[str]], None]]:
-    """A block in which a thread cannot be used, and after which its leases are given back, unless the block fails.
+def deleting_thread(engines: Sequence[Engine], thread: str) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Lock a thread against use, and release its leases after the block, unless the block fails.
 
     Yields:
-        What removes the files of messages, by their ids, that nobody else leases. It raises an `OSError` if it cannot.
+        Function of message ids that removes their files, if no other thread leases them. It may raise an `OSError`.
 
     Raises:
-        ThreadBusyError: It is under way.
+        ThreadBusyError: The thread is in use.
     """
-    with ExitStack() as all_of_them:
-        held = [(engine, all_of_them.enter_context(engine.threads.forgetting(thread))) for engine in engines]
+    with ExitStack() as stack:
+        leases = [(engine, stack.enter_context(engine.threads.forgetting(thread))) for engine in engines]
 
         def discard(ids: Sequence[str]) -> None:
-            for engine, holding in held:
-                engine.kv.unpersist(engine.lineage.held_by_thread_alone(ids, holding.scopes.values()))
+            for engine, lease in leases:
+                engine.kv.unpersist(engine.lineage.held_by_thread_alone(ids, lease.scopes.values()))
 
         yield discard

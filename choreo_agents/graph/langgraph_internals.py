@@ -1,7 +1,4 @@
-"""What we know of LangGraph that it does not promise: its private modules, keys and attributes stand here alone.
-
-A new LangGraph that breaks us breaks this file.
-"""
+"""The only module that uses LangGraph's private modules, keys and attributes, which a new release may change."""
 
 from __future__ import annotations
 
@@ -27,28 +24,28 @@ from langgraph.store.base import BaseStore
 from choreo_agents.errors import InvalidRequestError
 
 _GROWS_FROM = (1, 2, 20)
-"""Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
+"""First LangGraph whose `DeltaChannel`, in beta, reads correctly after forks and overwritten values."""
 _UPDATES_APART = 20
-"""Updates of a channel after which a checkpoint has all of it. Fewer make longer checkpoints, more make a thread that
-goes on slower: it reads back all since then."""
+"""Updates between full snapshots of a channel. Fewer make longer checkpoints; more make resuming a thread slower, as it
+reads all updates since the last snapshot."""
 T = TypeVar("T")
 SENDS = TASKS
-"""The channel of what is sent: an update may write it, too."""
+"""The channel of `Send`s; an update may write it, too."""
 _HIDDEN = "__pregel_choreo"
-"""LangGraph leaves configurable values whose names start with `__pregel` out of what it stores and shows."""
+"""Key of our configurable value. LangGraph neither stores nor shows keys that start with `__pregel`."""
 
 
-# A graph as it is declared and compiled
+# Declared and compiled graphs
 
 
 def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any]) -> Any:
-    """What says of a channel of a state how its updates are merged, so that a checkpoint has what is new in it alone.
+    """Return the reducer of a state channel, such that a checkpoint stores only what is new in it.
 
-    Under an older LangGraph every checkpoint has all of it.
+    Under an older LangGraph every checkpoint stores the whole value.
 
     Args:
-        merge: The value with one update.
-        merge_all: With several, the same as one after the other.
+        merge: Merges one update into the value.
+        merge_all: Merges several, with the same result as one after the other.
     """
     if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
         return merge
@@ -56,7 +53,7 @@ def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence
 
 
 def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:
-    """Whether a channel merges updates by one of these functions."""
+    """Return whether a channel merges updates by one of these functions."""
     return any(getattr(channel, name, None) in merging for name in ("operator", "reducer"))
 
 
@@ -66,7 +63,7 @@ def is_cached(builder: StateGraph[Any, Any, Any, Any], node: str) -> bool:
 
 
 class AroundNode(RunnableCallable):
-    """A node of a graph inside of functions of ours. What a node is, and holds, is seen through it.
+    """A node wrapped in functions of ours; `find_runnable` looks through it.
 
     Args:
         node: The node.
@@ -80,35 +77,35 @@ class AroundNode(RunnableCallable):
 
 
 def stops_of(compiled: Any) -> dict[str, Any]:
-    """What a graph was compiled with beside its checkpointer, its cache and its debugging: where it stops, its store
-    and its name."""
+    """Return a graph's compile arguments, except checkpointer, cache and debug: interrupts, store and name."""
     stops = {f"interrupt_{when}": getattr(compiled, f"interrupt_{when}_nodes") for when in ("before", "after")}
     listed = {name: nodes if isinstance(nodes, str) else list(nodes) for name, nodes in stops.items()}
     return {**listed, "store": compiled.store, "name": compiled.name}
 
 
 def strict_serializer(builder: StateGraph[Any, Any, Any, Any] | None) -> JsonPlusSerializer:
-    """Reads back plain values, messages, and what a graph's own schemas are made of: no pickle, no other types."""
+    """Return a serializer that reads back plain values, messages and the graph's own schemas: no pickle, no other
+    types."""
     schemas: list[Any] = [] if builder is None else [*builder.schemas]
     allowed = build_serde_allowlist(schemas=schemas, channels=None if builder is None else builder.channels)
     return JsonPlusSerializer(allowed_msgpack_modules=[key for key in allowed if len(key) == 2])
 
 
 def relabelled(compiled: Any, kind: type[T]) -> T:
-    """A compiled graph as one of a class of ours: `StateGraph.compile` names the class of what it makes."""
+    """Return a compiled graph as an instance of our class: `StateGraph.compile` hard-codes the class of its result."""
     compiled.__class__ = kind
     assert isinstance(compiled, kind)
     return compiled
 
 
-# Where a node runs: of the config that it gets
+# A node's config: where it runs
 
 
 def nodes_behind(config: RunnableConfig, depth: int) -> tuple[str, ...]:
-    """The nodes that LangGraph names the task of this config by, behind so many parts of that name."""
+    """Return the nodes in LangGraph's name of this config's task, after the first `depth` parts."""
     parts, graphs = task_parts_of(config), _configurable(config).get("checkpoint_map") or {}
-    # Of several graphs that one task has called, the second and those after it have their number there. A node may be
-    # called by a number, too: then the graph that it is of is named by what stands before it.
+    # If one task calls several graphs, LangGraph adds a number as a part for the second and later ones. A node's name
+    # may be a number, too: then the parts before it name a graph.
     return tuple(
         part.partition(":")[0]
         for at, part in enumerate(parts)
@@ -117,66 +114,67 @@ def nodes_behind(config: RunnableConfig, depth: int) -> tuple[str, ...]:
 
 
 def branch_of(config: RunnableConfig) -> int:
-    """Which of several `Send` branches a node is; 0 if it was not sent."""
+    """Return the index of a node's `Send` branch; 0 if it was not sent."""
     path: Sequence[Any] = _metadata(config).get("langgraph_path") or ()
     branch = path[1] if len(path) > 1 else None
     return branch if isinstance(branch, int) else 0
 
 
 def place_in_superstep(config: RunnableConfig) -> str:
-    """Which task of its superstep a node runs in: the same again in every run; empty outside LangGraph."""
+    """Return a node's task within its superstep: the same again in every run; empty outside LangGraph."""
     path: Sequence[Any] = _metadata(config).get("langgraph_path") or ()
     return repr((*path,)) if path else ""
 
 
 def superstep_of(config: RunnableConfig) -> int:
-    """LangGraph's number of the superstep that a node runs in."""
+    """Return LangGraph's number of a node's superstep."""
     return int(_metadata(config).get("langgraph_step", 0))
 
 
 def run_step_of(config: RunnableConfig) -> str:
-    """Which superstep of which run a node runs in: the same for siblings, and for them alone; empty if nobody knows."""
+    """Return the run and superstep of a node, equal only for nodes of one superstep; empty if unknown."""
     checkpoint = getattr(_execution(config), "checkpoint_id", None)
     return f"{checkpoint} {_metadata(config).get('langgraph_step', '')}" if checkpoint else ""
 
 
 def called_with(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
-    """The config that a graph of LangGraph's runs with, if it is called with this one, here."""
+    """Return the config that a stock graph runs with if it is called with this one, here."""
     return ensure_config(graph.config, config)
 
 
 def is_nested(config: RunnableConfig) -> bool:
-    """Whether a graph that is called with this config runs in a node of another."""
+    """Return whether a graph that is called with this config runs in a node of another graph."""
     return callable(task_token_of(config))
 
 
 def require_outermost(config: RunnableConfig) -> None:
-    """Raise `InvalidRequestError` if a run that no node has called says that it is a task's: it would be kept there."""
+    """Raise `InvalidRequestError` if a run outside of any node claims a task's id: its checkpoints would go to that
+    task."""
     if not is_nested(config) and "__pregel_task_id" in _configurable(config):
         raise InvalidRequestError("a run is no task of another's: leave '__pregel_task_id' out of its configurable")
 
 
 def task_path_of(config: RunnableConfig) -> str:
-    """LangGraph's task, behind those of the graphs around it: `team:1|judge:2`; empty outside LangGraph."""
+    """Return LangGraph's task, behind those of the graphs around it: `team:1|judge:2`; empty outside LangGraph."""
     return str(_metadata(config).get("langgraph_checkpoint_ns", ""))
 
 
 def task_parts_of(config: RunnableConfig) -> list[str]:
-    """The parts of that: tasks, and what LangGraph counts the graphs of one task by."""
+    """Return the parts of that path: tasks, and LangGraph's counters for several graphs of one task."""
     return [part for part in task_path_of(config).split("|") if part]
 
 
 def task_token_of(config: RunnableConfig) -> Any:
-    """An object that LangGraph makes anew whenever it runs a task; None outside LangGraph."""
+    """Return an object that LangGraph makes anew whenever it runs a task; None outside LangGraph."""
     return _configurable(config).get("__pregel_read")
 
 
-# The run's state
+# A run's state, threads and checkpoints
 
 
 def channel_values(config: RunnableConfig, names: Sequence[str], *, fresh: bool = False) -> dict[str, Any]:
-    """The values before a node's superstep of those channels that the graph has; nothing outside LangGraph. `fresh`:
-    with what the node has written."""
+    """Return the values of existing channels before a node's superstep; empty outside LangGraph. `fresh`: with the
+    node's own writes."""
     read: Any = task_token_of(config)
     values: dict[str, Any] = {}
     for name in names if callable(read) else ():
@@ -186,18 +184,19 @@ def channel_values(config: RunnableConfig, names: Sequence[str], *, fresh: bool 
 
 
 def overwritten(value: Any) -> tuple[bool, Any]:
-    """Whether an update in any of LangGraph's forms replaces its channel, in place of being merged, and by what."""
-    is_overwrite, given = _get_overwrite(value)
-    return is_overwrite, given if is_overwrite else value
+    """Return whether an update, in any of LangGraph's forms, replaces the channel's value, and the new value or
+    update."""
+    is_overwrite, replacement = _get_overwrite(value)
+    return is_overwrite, replacement if is_overwrite else value
 
 
 def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
-    """What `get_state` of a graph that is called with this config asks for; None: nothing is kept."""
+    """Return the config with which `get_state` finds the state before a run; None: no state is kept."""
     configurable = _configurable(config)
     if saver_of(config, graph) is None or "thread_id" not in configurable:
         return None
-    # As a run that is no other's node takes it: what stands in a subgraph is not its state, and what a map says counts
-    # only under the namespace that is named. Clients write both, and must not have another state looked at.
+    # Resolve it as an outermost run does: a subgraph's checkpoint is not its state, and a checkpoint map counts only
+    # for the namespace that is named. Clients can write both, and must not get another state compared.
     namespace = configurable.get("checkpoint_ns")
     at: dict[str, Any] = {"checkpoint_ns": ""}
     if namespace:
@@ -209,7 +208,7 @@ def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
 
 
 async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
-    """What tasks of an interrupted superstep wrote, as (task, channel, value): it waits in the checkpoint."""
+    """Return writes of an interrupted superstep's tasks, as (task, channel, value), from the checkpoint."""
     configurable = _configurable(config)
     saver, info = saver_of(config), _execution(config)
     if saver is None or info is None:
@@ -222,37 +221,36 @@ async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
 
 
 def thread_of(config: RunnableConfig) -> str | None:
-    """The thread that a run's state is kept in; None: in none."""
+    """Return the thread that keeps a run's state; None: no thread is named."""
     thread = _configurable(config).get("thread_id")
     return None if thread is None else str(thread)
 
 
 def at_thread(config: RunnableConfig | None, thread: str) -> RunnableConfig:
-    """A config that names a thread, and nothing in it."""
-    given: RunnableConfig = config or {}
-    kept = {name: value for name, value in _configurable(given).items() if not name.startswith("checkpoint_")}
-    return {**given, "configurable": {**kept, "thread_id": thread}}
+    """Return a config that names a thread, without a checkpoint of it."""
+    base: RunnableConfig = config or {}
+    options = {name: value for name, value in _configurable(base).items() if not name.startswith("checkpoint_")}
+    return {**base, "configurable": {**options, "thread_id": thread}}
 
 
 def saver_of(config: RunnableConfig, compiled: Any = None) -> Any:
-    """What keeps the state of the run that a node stands in, or those of a compiled graph's threads, which is called
-    with this config; None: nothing does."""
-    found = _configurable(config).get("__pregel_checkpointer") or getattr(compiled, "checkpointer", None)
-    return found if hasattr(found, "get_tuple") else None
+    """Return the checkpointer of a node's run, or of a compiled graph called with this config; None: there is none."""
+    saver = _configurable(config).get("__pregel_checkpointer") or getattr(compiled, "checkpointer", None)
+    return saver if hasattr(saver, "get_tuple") else None
 
 
 def store_of(config: RunnableConfig) -> BaseStore | None:
-    """The store that a run's nodes have, as the graph was compiled with or a platform brings it."""
+    """Return the store of a run's nodes, given to the graph or by a platform."""
     return getattr(_configurable(config).get("__pregel_runtime"), "store", None)
 
 
 def saved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
-    """What the last checkpoint of a thread says of itself; None: there is none."""
+    """Return the metadata of a thread's last checkpoint; None: there is none."""
     return None if saver is None else _metadata_of(saver.get_tuple(_at(thread)))
 
 
 async def asaved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
-    """The same."""
+    """Return the same with an async checkpointer."""
     return None if saver is None else _metadata_of(await _awaited(saver.aget_tuple, saver.get_tuple, _at(thread)))
 
 
@@ -272,27 +270,27 @@ def delete_thread(saver: Any, thread: str) -> None:
 
 
 async def adelete_thread(saver: Any, thread: str) -> None:
-    """The same."""
+    """Delete the same with an async checkpointer."""
     if saver is not None:
         await _awaited(saver.adelete_thread, partial(delete_thread, saver), thread)
 
 
-async def _awaited(asked: Callable[[Any], Awaitable[Any]], otherwise: Callable[[Any], Any], about: Any) -> Any:
-    """Return what a saver answers; if it is sync only, what it says when it is called otherwise, on a thread."""
+async def _awaited(call: Callable[[Any], Awaitable[Any]], sync_call: Callable[[Any], Any], argument: Any) -> Any:
+    """Await a saver's async method; if it has none, run its sync method in a thread."""
     try:
-        return await asked(about)
+        return await call(argument)
     except NotImplementedError:
-        return await asyncio.to_thread(otherwise, about)
+        return await asyncio.to_thread(sync_call, argument)
 
 
 def with_hidden(config: RunnableConfig | None, value: Any) -> RunnableConfig:
-    """A config that carries a value of ours to every node, and into nothing that is stored or shown."""
-    given: RunnableConfig = config or {}
-    return {**given, "configurable": {**(given.get("configurable") or {}), _HIDDEN: value}}
+    """Return a config that carries a value of ours to every node, and into nothing that is stored or shown."""
+    base: RunnableConfig = config or {}
+    return {**base, "configurable": {**(base.get("configurable") or {}), _HIDDEN: value}}
 
 
 def hidden_in(config: RunnableConfig) -> Any:
-    """That value; None if a config carries none."""
+    """Return the value from `with_hidden`; None if a config carries none."""
     return _configurable(config).get(_HIDDEN)
 
 

@@ -1,7 +1,7 @@
-"""Where a node stands: behind which nodes of the graphs around it, and in which of their tasks; and who hears of it.
+"""Tracks where a node runs: the nodes and tasks of the graphs around it. Also reports function calls to listeners.
 
-Each node of our graphs knows its name since it was compiled, and tells what runs in it. LangGraph's names of tasks are
-asked for nodes of its own graphs alone, which tell nobody.
+Each node of a `ChoreoGraph` knows its name from compile time, and tells what runs inside it. LangGraph's names of tasks
+are used only for nodes of stock graphs, which tell nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from choreo_agents.graph.visibility import REENCODED
 
 def path_of(config: RunnableConfig) -> tuple[str, ...]:
     """Return the node that runs with this config, behind those around its graph; empty outside LangGraph."""
-    known = RunContext.of(config)
-    return (*known.nodes, *nodes_behind(config, known.depth))
+    context = RunContext.of(config)
+    return (*context.nodes, *nodes_behind(config, context.depth))
 
 
 def author_of(config: RunnableConfig, node: str | None = None) -> str:
@@ -53,111 +53,115 @@ def author_of(config: RunnableConfig, node: str | None = None) -> str:
 
 def tasks_around(config: RunnableConfig) -> tuple[TaskPlace, ...]:
     """Return the tasks that a node's graph stands in, outermost first."""
-    known = RunContext.of(config)
-    return (*known.tasks, *map(TaskPlace, task_parts_of(config)[known.depth :]))[:-1]
+    context = RunContext.of(config)
+    return (*context.tasks, *map(TaskPlace, task_parts_of(config)[context.depth :]))[:-1]
 
 
 def in_graph(called: RunnableConfig) -> RunContext:
-    """Return the context of a graph's run, called with this config, whose nodes know where they stand."""
-    known, parts = RunContext.of(called), task_parts_of(called)
+    """Return the context for a run of a graph called with this config, in which its nodes know their path."""
+    context, parts = RunContext.of(called), task_parts_of(called)
     if not is_nested(called):
-        return replace(known, nodes=(), depth=0, tasks=(), given=())
-    # A node of ours has told which task it is; one of LangGraph's own has not.
-    is_told = len(parts) == known.depth
-    tasks = known.tasks if is_told else (*tasks_around(called), _place(called, path_of(called)[-1]))
-    return replace(known, nodes=path_of(called), depth=len(parts), tasks=tasks)
+        return replace(context, nodes=(), depth=0, tasks=(), outer_entries=())
+    # A node of a `ChoreoGraph` has added its task to the context; one of a stock graph has not.
+    is_told = len(parts) == context.depth
+    tasks = context.tasks if is_told else (*tasks_around(called), _task_place(called, path_of(called)[-1]))
+    return replace(context, nodes=path_of(called), depth=len(parts), tasks=tasks)
 
 
 def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any], *, holds_agents: bool) -> AroundNode:
-    """Make a node of a graph of ours, which is no agent, tell all that it calls where that stands.
+    """Wrap a node that is no agent, so that all that it calls knows its path.
 
     Args:
-        node: What it is, and its `name`.
-        sign: Signs what it writes.
-        holds_agents: Whether it is a graph, or holds one, whose agents see what the node is given.
+        node: The node.
+        name: Its name.
+        sign: Signs the updates it writes.
+        holds_agents: True if it is a graph, or holds one, whose agents see the node's input.
     """
     graph = node if isinstance(node, CompiledStateGraph) and "handles" in node.channels else None
-    # What is said in there comes out as it was encoded, whichever channels its schema puts out.
+    # Messages leave the subgraph with their handles, whichever channels its output schema has.
     puts_out: Any = () if graph is None else graph.output_channels
     out: Any = {}
     if not isinstance(puts_out, str) and "messages" in puts_out:
         out = {"output_keys": [*dict.fromkeys([*puts_out, "handles"])]}
 
     @contextmanager
-    def placed(given: Any, config: RunnableConfig) -> Iterator[tuple[RunnableConfig, Context]]:
-        entries = entries_in(given) if holds_agents else []
+    def placed(state: Any, config: RunnableConfig) -> Iterator[tuple[RunnableConfig, Context]]:
+        entries = entries_in(state) if holds_agents else []
         if any(entry.get("select") == REENCODED.name for entry in entries):
             raise VisibilityError(
                 f"a send hands messages to {name!r} {REENCODED.name!r}, and that is a graph, whose agents see what is "
                 f"declared to it: declare them to {name!r} {REENCODED.name!r}, and send them shared"
             )
-        place = _place(config, name, says_there=graph is not None)
-        known, depth = RunContext.of(config), len(task_parts_of(config))
-        around = merge_entries([*known.given], entries) if holds_agents else ()
+        place = _task_place(config, name, says_there=graph is not None)
+        parent, depth = RunContext.of(config), len(task_parts_of(config))
+        around = merge_entries([*parent.outer_entries], entries) if holds_agents else ()
         tasks = (*tasks_around(config), place)
-        within = replace(known, nodes=(*known.nodes, name), depth=depth, tasks=tasks, given=around).into(config)
+        within = replace(parent, nodes=(*parent.nodes, name), depth=depth, tasks=tasks, outer_entries=around).into(
+            config
+        )
         try:
-            # Also what calls a graph without handing on its config stands there.
+            # Also set it as the ambient config: the node may call a graph without passing its config on.
             with set_config_context(within) as context:
                 yield within, context
         except ParentCommand as sent:
-            # What a graph in it writes to this one directly it does not return.
+            # `Command(graph=Command.PARENT)` inside the node is raised, not returned: sign its update here.
             sent.args = (sign(sent.args[0], config),)
             raise
 
-    def run(given: Any, config: RunnableConfig) -> Any:
-        with placed(given, config) as (within, context):
-            return context.run(node.invoke, given, within, **out)
+    def run(state: Any, config: RunnableConfig) -> Any:
+        with placed(state, config) as (within, context):
+            return context.run(node.invoke, state, within, **out)
 
-    async def arun(given: Any, config: RunnableConfig) -> Any:
-        with placed(given, config) as (within, context):
-            return await asyncio.create_task(node.ainvoke(given, within, **out), context=context)
+    async def arun(state: Any, config: RunnableConfig) -> Any:
+        with placed(state, config) as (within, context):
+            return await asyncio.create_task(node.ainvoke(state, within, **out), context=context)
 
     return AroundNode(node, run, arun)
 
 
-def around(node: Any) -> AroundNode:
-    """A node that is no agent, which is listened to; the same where nobody does."""
+def observe(node: Any) -> AroundNode:
+    """Wrap a node that is no agent, so that the run's listener can replay it and learns when it ran."""
 
     @contextmanager
-    def heard(given: Any, config: RunnableConfig) -> Iterator[ReplayedNode]:
-        listening, began_s, error = RunContext.of(config).listening, time.perf_counter(), None
+    def observed(state: Any, config: RunnableConfig) -> Iterator[ReplayedNode]:
+        listening, began_s, error = RunContext.of(config).listener, time.perf_counter(), None
         try:
-            yield ReplayedNode() if listening.play is None else listening.play(given, config)
+            yield ReplayedNode() if listening.play is None else listening.play(state, config)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            if listening.ran is not None:
-                listening.ran(config, began_s, error)
+            if listening.on_node is not None:
+                listening.on_node(config, began_s, error)
 
-    def run(given: Any, config: RunnableConfig) -> Any:
-        with heard(given, config) as played:
-            result = played.value if played.is_known else node.invoke(given, config)
+    def run(state: Any, config: RunnableConfig) -> Any:
+        with observed(state, config) as played:
+            result = played.value if played.is_known else node.invoke(state, config)
             played.keep(result)
             return result
 
-    async def arun(given: Any, config: RunnableConfig) -> Any:
-        with heard(given, config) as played:
-            result = played.value if played.is_known else await node.ainvoke(given, config)
+    async def arun(state: Any, config: RunnableConfig) -> Any:
+        with observed(state, config) as played:
+            result = played.value if played.is_known else await node.ainvoke(state, config)
             played.keep(result)
             return result
 
     return AroundNode(node, run, arun)
 
 
-def _place(config: RunnableConfig, node: str, *, says_there: bool = False) -> TaskPlace:
-    """Return which task of its superstep a node runs in, and in which superstep that is.
+def _task_place(config: RunnableConfig, node: str, *, says_there: bool = False) -> TaskPlace:
+    """Return the task in which a node runs, with its superstep.
 
     Args:
-        config: The node's, and `node` its name.
-        says_there: Whether it is a graph, and what is said in that comes into the handles of the graph around it. They
-            tell the superstep also where somebody has gone back to an earlier state or edited it: LangGraph counts
-            that, too.
+        config: The node's config.
+        node: Its name.
+        says_there: True if it is a graph whose messages come into the handles of the graph around it. These then give
+            the superstep, also where a thread went back to an earlier state or was edited, which LangGraph's count
+            includes.
     """
     when = f"step {superstep_of(config)}"
     if says_there:
         entries = channel_values(config, ["handles"]).get("handles") or []
-        supersteps = [found for entry in entries if isinstance(found := entry.get("superstep"), int)]
+        supersteps = [number for entry in entries if isinstance(number := entry.get("superstep"), int)]
         when = str(1 + max(supersteps, default=-1))
     return TaskPlace(f"{node} {when} {place_in_superstep(config)}", branch_of(config))

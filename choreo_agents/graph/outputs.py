@@ -1,4 +1,4 @@
-"""What an agent's messages must be, and what of them goes into channels of the graph's state."""
+"""Response formats and choices of agents, and the channel that their answers are written to."""
 
 from __future__ import annotations
 
@@ -27,54 +27,51 @@ from choreo_agents.sampling import Grammar, Sampling
 from choreo_agents.sampling.constraints.grammar import Kind
 
 PARSED = "parsed"
-"""In a message's `additional_kwargs`, where LangChain's structured output is: what its JSON says."""
+"""Key of a message's parsed JSON in `additional_kwargs`, as in LangChain's structured output."""
 OWN_CHANNELS = ("handles", "messages")
 
 
 @dataclass(frozen=True)
 class Output:
-    """What each message of an agent must be.
+    """Response format of an agent's messages.
 
     Args:
-        speaker: Whose they are.
-        grammar: Leads them.
-        adapter: Of the type that their JSON is of, if a type says what they must be.
+        speaker: Name of the agent.
+        grammar: Grammar that constrains the messages.
+        adapter: Adapter of the type that their JSON is validated by, if the format is a type.
     """
 
     speaker: str
     grammar: Grammar
     adapter: TypeAdapter[Any] | None = None
 
-    def noted(self, words: str) -> dict[str, Any]:
-        """What is noted beside a message's words: its JSON, as plain values.
+    def parse(self, text: str) -> dict[str, Any]:
+        """Return additional fields of a message: its parsed JSON as plain values, if the format is JSON.
 
         Raises:
-            ConstraintError: It is not what the type asks for beyond what a schema can say, or holds numbers that state
-                cannot.
+            ConstraintError: The type rejects the text, or it has numbers that a checkpoint cannot hold.
         """
         if self.grammar.kind != "json_schema":
             return {}
         try:
-            said = json.loads(words) if self.adapter is None else self.adapter.validate_json(words)
+            value = json.loads(text) if self.adapter is None else self.adapter.validate_json(text)
         except (ValueError, RecursionError) as error:
-            raise ConstraintError(
-                f"what {self.speaker!r} said is not the output that it has: {error}", words
-            ) from error
+            raise ConstraintError(f"what {self.speaker!r} said is not the output that it has: {error}", text) from error
         if self.adapter is not None:
-            # As it can be read in again: under the names that the schema has, and without what is computed of others.
-            said = self.adapter.dump_python(said, mode="json", by_alias=True, round_trip=True)
-        large = next(_too_large(said), None)
+            # Round trip: under the schema's aliases, and without computed fields.
+            value = self.adapter.dump_python(value, mode="json", by_alias=True, round_trip=True)
+        large = next(_too_large(value), None)
         if large is not None:
             raise ConstraintError(
                 f"what {self.speaker!r} said holds {large!r}, which is no number that a checkpoint can carry: bound it "
                 "in the schema",
-                words,
+                text,
             )
-        return {PARSED: said}
+        return {PARSED: value}
 
 
 class Writer(Protocol):
-    """What is asked of an agent about its answers."""
+    """Agent with a response format, as this module needs it."""
 
     name: str
     choices: Sequence[str] | Callable[[Any], Sequence[str]] | None
@@ -87,54 +84,54 @@ class Writer(Protocol):
     tool_choice: ToolChoice
 
 
-def output_of(name: str, given: Any) -> Output | None:
-    """What an agent's messages must be; None: anything.
+def output_of(name: str, spec: Any) -> Output | None:
+    """Return the response format of an agent; None: free text.
 
     Args:
-        name: The agent's.
-        given: A type that pydantic knows, a JSON schema, a compiled regular expression, or a description.
+        name: Name of the agent.
+        spec: A type for pydantic, a JSON schema, a compiled regular expression, or a constraint, `{"regex": "..."}`.
 
     Raises:
-        GrammarError: No message can be led by it.
+        GrammarError: It cannot be compiled.
         InvalidRequestError: It is none of these, or the extra `guided` is not installed.
     """
-    if given is None:
+    if spec is None:
         return None
     adapter = None
     try:
-        if isinstance(given, Grammar):
-            grammar = given
-        elif isinstance(given, re.Pattern):
-            grammar = _regex(name, given)
-        elif isinstance(given, Mapping):
-            is_description = len(given) == 1 and set(given) <= set(get_args(Kind))
-            grammar = Grammar.model_validate(given if is_description else {"json_schema": dict(given)})
-        elif isinstance(given, str):
+        if isinstance(spec, Grammar):
+            grammar = spec
+        elif isinstance(spec, re.Pattern):
+            grammar = _regex(name, spec)
+        elif isinstance(spec, Mapping):
+            is_description = len(spec) == 1 and set(spec) <= set(get_args(Kind))
+            grammar = Grammar.model_validate(spec if is_description else {"json_schema": dict(spec)})
+        elif isinstance(spec, str):
             raise InvalidRequestError(
-                f"the output of {name!r} is a text, {given!r}: write {{'regex': ...}}, or {{'grammar': ...}} if it is "
+                f"the output of {name!r} is a text, {spec!r}: write {{'regex': ...}}, or {{'grammar': ...}} if it is "
                 "one in Lark's notation"
             )
         else:
-            adapter = TypeAdapter(given)
+            adapter = TypeAdapter(spec)
             grammar = Grammar.model_validate({"json_schema": schema_of_type(adapter.json_schema())})
     except (PydanticUserError, ValidationError) as error:
         raise InvalidRequestError(
             f"the output of {name!r} must be a pydantic model, a JSON schema, {{'regex': ...}} or {{'grammar': ...}}, "
-            f"not {given!r}: {error}"
+            f"not {spec!r}: {error}"
         ) from error
     require_grammar(grammar)
     return Output(name, grammar, adapter)
 
 
 def require_writer(agent: Writer) -> None:
-    """Raise `InvalidRequestError` if an agent says twice what its messages are, or writes what is not its own."""
-    asked = {
+    """Raise `InvalidRequestError` if an agent has two constraints, or writes a channel that it may not."""
+    sources = {
         "choices": agent.choices is not None,
         "response_format": agent.response_format is not None,
         "a constraint of its sampling": agent.sampling.constraint is not None,
         "choices of its sampling": bool(agent.sampling.choices),
     }
-    twice = [what for what, is_there in asked.items() if is_there]
+    twice = [source for source, is_set in sources.items() if is_set]
     if agent.tools and (agent.choices is not None or agent.sampling.choices):
         raise InvalidRequestError(
             f"{agent.name!r} has tools, and choices for all that it may say: no call is among them. Write them as "
@@ -142,16 +139,14 @@ def require_writer(agent: Writer) -> None:
         )
     if len(twice) > 1:
         raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
-    if agent.output_key is not None and (
-        not isinstance(agent.output_key, str) or agent.output_key in ("", *OWN_CHANNELS)
-    ):
+    if (key := agent.output_key) is not None and (not isinstance(key, str) or key in ("", *OWN_CHANNELS)):
         raise InvalidRequestError(
-            f"{agent.name!r} cannot write {agent.output_key!r}: name a channel of your own in the graph's state"
+            f"{agent.name!r} cannot write {key!r}: name a channel of your own in the graph's state"
         )
 
 
 def sampling_of(agent: Writer, state: Any) -> Sampling:
-    """An agent's sampling, with what it may say now."""
+    """Return an agent's sampling, with its response format or its choices for this state."""
     if agent.response_format is not None:
         return agent.sampling.model_copy(update={"constraint": agent.response_format.grammar})
     choices = agent.choices(state) if callable(agent.choices) else agent.choices
@@ -161,15 +156,15 @@ def sampling_of(agent: Writer, state: Any) -> Sampling:
         raise InvalidRequestError(
             f"the choices of {agent.name!r} must be texts that say something, in a list, not {choices!r}"
         )
-    # Words in graph state have no spaces around them: what is chosen is compared with what is said.
+    # Text in graph state is stripped, and routes compare it with the choices.
     stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
     return agent.sampling.model_copy(update={"choices": stripped, "answer_prefix": agent.answer_prefix})
 
 
-def written(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
-    """What an agent writes into a channel of its own: what its message says, or a list of what its messages say.
+def channel_update(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
+    """Return the update of an agent's output channel: the parsed output or text of its message, or a list of them.
 
-    One that calls, and has an output for when it does not, writes nothing.
+    Empty if it calls tools instead of answering in its response format.
     """
     if agent.output_key is None:
         return {}
@@ -182,32 +177,32 @@ def written(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
 
 
 def require_served(node: str, agent: Writer, model: LoadedModel, channels: Iterable[str]) -> None:
-    """Raise unless a node's agent can be led to its output or its call by a model, and write it.
+    """Raise unless a model can be constrained to an agent's response format and calls, and its channel exists.
 
     Raises:
-        GrammarError: Its output is none for this model.
-        InvalidRequestError: The model's tokens cannot be guided; or its graph's state has no such channel.
+        GrammarError: The format cannot be compiled for this model.
+        InvalidRequestError: The model's tokens cannot be constrained, or the graph's state lacks the channel.
     """
     if agent.output_key is not None and agent.output_key not in channels:
-        there = ", ".join(name for name in channels if name not in OWN_CHANNELS)
+        available = ", ".join(name for name in channels if name not in OWN_CHANNELS)
         raise InvalidRequestError(
             f"node {node!r} writes {agent.output_key!r}, which the graph's state has not: it has "
-            f"{there or 'no channels of its own'}; add one to the state's schema"
+            f"{available or 'no channels of its own'}; add one to the state's schema"
         )
     if agent.response_format is not None:
         CompiledConstraints(model).of(agent.response_format.grammar, agent.tools)
     required_call(model, *required_tools(agent.tools, agent.tool_choice))
 
 
-def _too_large(said: Any) -> Iterator[int | float]:
-    """Numbers that JSON can write, and msgpack or JSON cannot carry on."""
-    if isinstance(said, dict | list):
-        for each in said.values() if isinstance(said, dict) else said:
-            yield from _too_large(each)
-    elif (isinstance(said, int) and not -(1 << 63) <= said < 1 << 64) or (
-        isinstance(said, float) and not math.isfinite(said)
+def _too_large(value: Any) -> Iterator[int | float]:
+    """Yield numbers that Python's JSON parser accepts, and that msgpack or strict JSON cannot represent."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _too_large(item)
+    elif (isinstance(value, int) and not -(1 << 63) <= value < 1 << 64) or (
+        isinstance(value, float) and not math.isfinite(value)
     ):
-        yield said
+        yield value
 
 
 def _regex(name: str, pattern: re.Pattern[Any]) -> Grammar:

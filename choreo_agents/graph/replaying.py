@@ -1,4 +1,4 @@
-"""Runs a graph again over the answers of a record."""
+"""Replay of recorded runs: a graph runs again with the answers of a record, or with changes (fork)."""
 
 from __future__ import annotations
 
@@ -41,110 +41,110 @@ from choreo_agents.tracing import table_html
 Place = tuple[str, int, int, int]
 """Author, superstep, branch and call."""
 _EVERYWHERE = "*"
-"""In the place of nodes to stop at: all of them."""
+"""LangGraph's value of `interrupt_before` for all nodes."""
 _MEANT = "run.seed, input, NODE.system, NODE.prompt or NODE:NUMBER.words"
 
 
 @dataclass(frozen=True)
 class ReplayedCall:
-    """One call, beside what was recorded of it."""
+    """A call, compared with the record."""
 
     run: int
     place: Place
     outcome: Literal["taken", "same", "changed", "new", "set"]
-    """The record had its answer; it was decoded, and says the same as in the record, or something else; the record has
-    no call in its place; its words were set."""
+    """`taken` from the record; decoded with the `same` answer or a `changed` one; `new`: not in the record; `set` by a
+    fork."""
     differs: tuple[str, ...]
-    """What of its request is not as in the record, unless that had its answer: `turn`, `model`, `sampling`, `seed`, and
-    `view`, with those whose messages in it are others, as in `view (alice, bob)`."""
+    """Parts of a decoded call's request that differ from the record: `turn`, `model`, `sampling`, `seed`, and `view`
+    with the authors of differing messages, as in `view (alice, bob)`."""
     recorded: str | None
-    """Its words then; None: they are masked, or it was not made."""
+    """Recorded text; None: masked, or not in the record."""
     words: str | None
-    """Its words now; None: it is confidential."""
+    """Present text; None: confidential."""
     sampled: int
-    """Tokens that were sampled for it."""
+    """Number of sampled tokens."""
 
     @property
     def same(self) -> bool:
-        """Whether it was asked, and has said, what the record has."""
+        """True if request and answer are as recorded."""
         return self.outcome in ("taken", "same") and not self.differs
 
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What a replay or a fork came to."""
+    """Result of a replay or a fork."""
 
     calls: tuple[ReplayedCall, ...]
-    """In the order of runs and supersteps."""
-    gone: tuple[Place, ...]
+    """Calls in the order of runs and supersteps."""
+    missing: tuple[Place, ...]
     """Recorded calls that were not made."""
     sampled: int
-    """Tokens that were sampled, ..."""
+    """Number of sampled tokens, ..."""
     taken: int
-    """... and tokens that were taken from the record, which no step has sampled."""
+    """... and of tokens that were taken from the record instead."""
     values: Mapping[str, Any] = field(repr=False)
-    """The state in which the last run ended."""
+    """Final state of the last run."""
     differences: tuple[str, ...]
-    """Runs that ended otherwise than in the record."""
+    """Runs with another outcome than recorded."""
     notes: tuple[str, ...]
+    """Remarks for people, such as that the record was cut."""
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
-        return not self.differences and not self.gone and all(call.same for call in self.calls)
+        """True if nothing differs from the record."""
+        return not self.differences and not self.missing and all(call.same for call in self.calls)
 
     @property
     def changed(self) -> tuple[ReplayedCall, ...]:
-        """The messages that are not as recorded."""
+        """Calls whose answers are not as recorded."""
         return tuple(call for call in self.calls if call.outcome in ("changed", "new", "set"))
 
     def _repr_html_(self) -> str:
         columns = ("run", "agent", "superstep", "outcome", "what differs", "recorded", "now")
         rows = (
-            (each.run + 1, *each.place[:2], each.outcome, ", ".join(each.differs), each.recorded, each.words)
-            for each in self.calls
+            (call.run + 1, *call.place[:2], call.outcome, ", ".join(call.differs), call.recorded, call.words)
+            for call in self.calls
         )
-        told = f"{len(self.changed)} of {len(self.calls)} messages are not as recorded; {self.sampled} tokens sampled"
-        return table_html(told, columns, rows)
+        title = f"{len(self.changed)} of {len(self.calls)} messages are not as recorded; {self.sampled} tokens sampled"
+        return table_html(title, columns, rows)
 
 
 class ReplayOptions(TypedDict, total=False):
-    """How a graph is run again."""
+    """Options of a replay."""
 
     nodes: Mapping[str, Any] | None
-    """What stands in the place of nodes, by name: functions that look something up in place of calling a service, say.
-    Those of subgraphs as in `team|tools`."""
+    """Replacements of nodes by name, `team|tools` in a subgraph: functions that call no service, for instance."""
     config: RunnableConfig | None
-    """What functions, prompts and routes are to find in their config."""
+    """Config for functions, prompts and routes."""
     context: Any
-    """And in their runtime."""
+    """Context of their runtime."""
     progress: Callable[[int, int], None]
-    """Told how many runs of how many are over."""
+    """Called with the number of finished runs, and of all."""
 
 
 @refuses_unknown(ReplayOptions)
 def replay(app: CompiledChoreoGraph, path: str | Path, **options: Unpack[ReplayOptions]) -> ReplayReport:
-    """Run a graph again over the answers of a record, and say which calls are not as recorded, and why.
+    """Run a graph again with the answers of a record, and report which calls differ, and why.
 
-    A call that is asked what a recorded call was asked says what that has said, and no step samples it. Any other is
-    decoded. Functions and tools run, unless others stand in their place.
+    A call with the request of a recorded call takes its answer without sampling. Others are decoded. Functions and
+    tools run, unless they are replaced.
 
     Args:
-        app: The graph, compiled with an engine of the record's model. It is run in threads of its own, which nothing
-            keeps: its checkpointer and its store's lineage stay as they are.
-        path: What `engine.record(path)` has written.
+        app: Graph, compiled with an engine of the record's model. It runs in new threads, which are not saved: its
+            checkpointer and lineage store stay unchanged.
+        path: File that `engine.record(path)` has written.
         **options: See `ReplayOptions`.
 
     Raises:
-        ReplayError: The record cannot be run again here, and why.
-        InvalidRequestError: It is no record, or one of another salt.
+        ReplayError: The record cannot be replayed with this graph.
+        InvalidRequestError: The file is no record, or was made with another salt.
     """
     return run_coroutine(afork(app, path, set={}, **options))
 
 
 @refuses_unknown(ReplayOptions)
 async def areplay(app: CompiledChoreoGraph, path: str | Path, **options: Unpack[ReplayOptions]) -> ReplayReport:
-    """See `replay`."""
+    """Replay asynchronously; see `replay`."""
     return await afork(app, path, set={}, **options)
 
 
@@ -156,18 +156,18 @@ def fork(
     set: Mapping[str, Any],  # noqa: A002 - as the command has it
     **options: Unpack[ReplayOptions],
 ) -> ReplayReport:
-    """The same with a change: what that can reach is decoded, and all else is found.
+    """Replay with changes: calls that they can reach are decoded, all others take their recorded answers.
 
     Args:
-        app: As for `replay`, and so is what is not said here.
+        app: See `replay`.
         path: The record.
-        set: What is changed, by name: `alice.system` and `alice.prompt` of a node or persona, in all of its calls;
-            `alice:2.words`, what it says the second time; `run.seed`; `input`, or the words of its last message.
-        **options: As for `replay`.
+        set: Changes by name: `alice.system` and `alice.prompt` of a node or persona, in all its calls; `alice:2.words`,
+            the text of its second answer; `run.seed`; `input`, or as text that of its last message.
+        **options: See `ReplayOptions`.
 
     Raises:
-        ReplayError: The record cannot be run again here.
-        InvalidRequestError: Nothing of that name can be set, or it is no record.
+        ReplayError: The record cannot be replayed with this graph.
+        InvalidRequestError: A name cannot be set, or the file is no record.
     """
     return run_coroutine(afork(app, path, set=set, **options))
 
@@ -180,7 +180,7 @@ async def afork(
     set: Mapping[str, Any],  # noqa: A002
     **options: Unpack[ReplayOptions],
 ) -> ReplayReport:
-    """See `fork`."""
+    """Fork asynchronously; see `fork`."""
     require_compiled(app)
     changes, recording, progress = _changes_of(set), read_recording(path), options.get("progress")
     builder, header = cast(Any, app.builder), recording.header
@@ -190,61 +190,62 @@ async def afork(
     _require_begun(recording, runs)
     engine = recorded_engine(app, header)
     digests = engine.record.digests(key_of(recording, engine.lineage.seals))
-    words = {id(call_named(recording, *whose)): said for whose, said in changes.words.items()}
-    copied, suffix = GraphCopy(changes.told, options.get("nodes")), secrets.token_hex(4)
-    # What a run says that no thread keeps is proven in the next such run, which may be given it: in no thread either.
-    graphs = {kept: copied.compiled(app, kept=kept) for kept in (True, False)}
-    made: list[_RunAnswers] = []
+    words = {id(call_named(recording, *key)): text for key, text in changes.words.items()}
+    copier, suffix = GraphCopy(changes.prompts, options.get("nodes")), secrets.token_hex(4)
+    # Messages of a run without a checkpointer may be input of the next such run, which has to verify their signatures:
+    # it must have no checkpointer either.
+    graphs = {is_kept: copier.compiled(app, kept=is_kept) for is_kept in (True, False)}
+    replayed: list[_RunAnswers] = []
     values: Mapping[str, Any] = {}
     differences: list[str] = []
-    with ExitStack() as held:
-        for each in builder.engines:
-            held.enter_context(each.scope())
-            held.callback(each.record.drop_digests, digests.key)
+    with ExitStack() as stack:
+        for graph_engine in builder.engines:
+            stack.enter_context(graph_engine.scope())
+            stack.callback(graph_engine.record.drop_digests, digests.key)
         for number, run in enumerate(runs):
-            made.append(answers := _RunAnswers(recording, run, digests, words))
+            replayed.append(answers := _RunAnswers(recording, run, digests, words))
             seeds = changes.seed, run.seed, None if engine.seed == header.seed else header.seed
-            own: Any = {"choreo": RunOptions(next((seed for seed in seeds if seed is not None), None))}
+            configurable: Any = {"choreo": RunOptions(next((seed for seed in seeds if seed is not None), None))}
             if run.thread is not None:
-                own["thread_id"] = f"{run.thread} {suffix}" if run.kept else run.thread
-            called = merge_configs(options.get("config"), {"configurable": own})
+                configurable["thread_id"] = f"{run.thread} {suffix}" if run.kept else run.thread
+            config = merge_configs(options.get("config"), {"configurable": configurable})
             if run.recursion_limit is not None:
-                called["recursion_limit"] = run.recursion_limit
-            graph, listening = graphs[run.kept], RunListener(answers.answer, (answers.said,))
-            called = replace(RunContext.of(called_with(graph, called)), listening=listening).into(called)
-            given = _given(recording, run, Packing(builder), None if number else changes.given)
-            values, outcome = await _made(graph, run, given, called, answers, options.get("context"))
+                config["recursion_limit"] = run.recursion_limit
+            graph, listener = graphs[run.kept], RunListener(answers.answer, (answers.compare,))
+            config = replace(RunContext.of(called_with(graph, config)), listener=listener).into(config)
+            graph_input = _input_of(recording, run, Packing(builder), None if number else changes.graph_input)
+            values, outcome = await _run_again(graph, run, graph_input, config, answers, options.get("context"))
             if answers.ended is not None and not answers.is_open and outcome != answers.ended.outcome:
                 differences.append(f"run {run.run + 1} ended otherwise: {answers.ended.outcome} then, {outcome} now")
             if progress is not None:
                 progress(number + 1, len(runs))
-    calls = [call for run in made for call in sorted(run.calls, key=lambda call: (call.place[1], call.place))]
+    calls = [call for run in replayed for call in sorted(run.calls, key=lambda call: (call.place[1], call.place))]
     return ReplayReport(
         tuple(calls),
-        tuple(call.place for run in made for call in run.gone),
+        tuple(call.place for run in replayed for call in run.gone),
         sum(call.sampled for call in calls),
-        sum(run.taken for run in made),
+        sum(run.taken for run in replayed),
         values,
         tuple(differences),
-        tuple(_notes(recording, runs, made, len(changes.words))),
+        tuple(_notes(recording, runs, replayed, len(changes.words))),
     )
 
 
 def recorded_engine(app: CompiledChoreoGraph, header: RecordingHeader) -> Engine:
-    """The engine of a graph that runs the model of a record; raises `ReplayError` if none does."""
+    """Return the graph's engine with the model of a record; raises `ReplayError` if there is none."""
     engines: Sequence[Engine] = cast(Any, app.builder).engines
     for engine in engines:
         if engine.model.adapter.fingerprint == header.fingerprint:
             return engine
-    here = ", ".join(f"{engine.model.name!r} ({engine.model.adapter.fingerprint})" for engine in engines)
+    ours = ", ".join(f"{engine.model.name!r} ({engine.model.adapter.fingerprint})" for engine in engines)
     raise ReplayError(
-        f"recorded with the model {header.model!r} ({header.fingerprint}), here is {here or 'none'}: compile the graph "
+        f"recorded with the model {header.model!r} ({header.fingerprint}), here is {ours or 'none'}: compile the graph "
         "with an engine of that model and dtype"
     )
 
 
 def _require_begun(recording: Recording, runs: Sequence[RunStarted]) -> None:
-    """Raise `ReplayError` if a run goes on from what is not in the record."""
+    """Raise `ReplayError` if a run continues a state that is not in the record."""
     begun: set[str | None] = set()
     for run in runs:
         where = f"run {run.run + 1} of {str(recording.path)!r}"
@@ -258,8 +259,8 @@ def _require_begun(recording: Recording, runs: Sequence[RunStarted]) -> None:
         begun |= {run.thread} if run.kept else set()
 
 
-def _given(recording: Recording, run: RunStarted, packing: Packing, changed: Any) -> Any:
-    """The input of a run, or another in its place, whose text takes the place of its last message's."""
+def _input_of(recording: Recording, run: RunStarted, packing: Packing, changed: Any) -> Any:
+    """Return the recorded input of a run, or the changed one; a text replaces that of its last message."""
     if changed is not None and not isinstance(changed, str):
         return changed
     if run.given is None:
@@ -267,51 +268,51 @@ def _given(recording: Recording, run: RunStarted, packing: Packing, changed: Any
             f"the input of run {run.run + 1} of {str(recording.path)!r} is not in the record, since it is confidential "
             "or of types that the graph's schemas do not name: record(path, confidential=True)"
         )
-    given = packing.unpacked(run.given)
+    graph_input = packing.unpack(run.given)
     if changed is None:
-        return given
-    if given is not None and not isinstance(given, Mapping):
+        return graph_input
+    if graph_input is not None and not isinstance(graph_input, Mapping):
         raise InvalidRequestError(
-            f"the input of the run is a {type(given).__name__}, whose words cannot be set: give another input"
+            f"the input of the run is a {type(graph_input).__name__}, whose words cannot be set: give another input"
         )
-    messages: list[BaseMessage | AnyMessage] = [*convert_to_messages((given or {}).get("messages") or [])]
+    messages: list[BaseMessage | AnyMessage] = [*convert_to_messages((graph_input or {}).get("messages") or [])]
     last = messages[-1].model_copy(update={"content": changed}) if messages else HumanMessage(changed)
-    return {**(given or {}), "messages": [*messages[:-1], last]}
+    return {**(graph_input or {}), "messages": [*messages[:-1], last]}
 
 
-async def _made(
-    graph: CompiledChoreoGraph, run: RunStarted, given: Any, called: RunnableConfig, answers: _RunAnswers, context: Any
+async def _run_again(
+    graph: CompiledChoreoGraph, run: RunStarted, inputs: Any, config: RunnableConfig, answers: _RunAnswers, context: Any
 ) -> tuple[Mapping[str, Any], str]:
-    """Make a run; return the state in which it ended, and how: with an error only if it had one of the kind then."""
+    """Run the graph, and return final state and outcome; an error counts as one only if the record has its type."""
     stops: Any = {name: _EVERYWHERE if [*nodes] == [_EVERYWHERE] else nodes for name, nodes in run.interrupts.items()}
     values: Any = {}
     try:
-        async for part in graph.astream(given, called, stream_mode="values", context=context, **stops):
+        async for part in graph.astream(inputs, config, stream_mode="values", context=context, **stops):
             values = part
     except ReplayError:
         raise
-    except Exception as failed:
-        if answers.ended is None or type(failed).__name__ != answers.ended.error:
+    except Exception as error:
+        if answers.ended is None or type(error).__name__ != answers.ended.error:
             raise
         return values, "failed"
     if not run.kept:
         return values, "done"
-    state = await graph.aget_state(called)
+    state = await graph.aget_state(config)
     return state.values, "interrupted" if state.next else "done"
 
 
-def _notes(recording: Recording, runs: Sequence[RunStarted], made: Sequence[_RunAnswers], is_set: int) -> Iterator[str]:
-    """What is to be said of a replay in which so many messages were set."""
+def _notes(recording: Recording, runs: Sequence[RunStarted], again: Sequence[_RunAnswers], n_set: int) -> Iterator[str]:
+    """Yield the remarks on a replay in which `n_set` messages were set."""
     if recording.cut is not None:
         yield f"the record is not whole: {recording.cut}; it was run again up to there"
-    elif cut := [str(run.run + 1) for run, answers in zip(runs, made, strict=True) if answers.is_open]:
+    elif cut := [str(run.run + 1) for run, answers in zip(runs, again, strict=True) if answers.is_open]:
         yield f"nobody waited for the end of run {', '.join(cut)}: it was run again up to there"
-    if others := [str(run.run + 1) for run in recording.runs if run not in runs]:
-        yield f"run {', '.join(others)} is another graph's, or part of one's, and was not made again"
-    said = sum(call.outcome == "set" for run in made for call in run.calls)
-    if said < is_set:
-        yield f"{is_set - said} of the messages that were set are not said any more"
-    if masked := sorted({name for run in made for name in run.masked}):
+    if skipped := [str(run.run + 1) for run in recording.runs if run not in runs]:
+        yield f"run {', '.join(skipped)} is another graph's, or part of one's, and was not made again"
+    count = sum(call.outcome == "set" for run in again for call in run.calls)
+    if count < n_set:
+        yield f"{n_set - count} of the messages that were set are not said any more"
+    if masked := sorted({name for run in again for name in run.masked}):
         yield (
             f"what {', '.join(masked)} said is masked in the record, and was decoded again: record(path, "
             "confidential=True) keeps it"
@@ -319,140 +320,140 @@ def _notes(recording: Recording, runs: Sequence[RunStarted], made: Sequence[_Run
 
 
 class EndOfRecord(GraphInterrupt):
-    """The record was cut, and the run was made again up to there."""
+    """Raised where a cut record ends: the run was replayed up to there."""
 
 
 class _RunAnswers:
-    """The answers of a record, given to the calls of one of its runs that is made again. May be used from any thread.
+    """Answers of a record for the calls of one replayed run; thread-safe.
 
     Args:
         recording: The record.
-        run: Of its runs.
-        digests: Under its key.
-        words: What is said in the place of recorded calls, by their `id()`.
+        run: The run.
+        digests: Digests under the record's key.
+        words: Texts that replace the answers of recorded calls, by `id()` of the call.
     """
 
     def __init__(self, recording: Recording, run: RunStarted, digests: Digests, words: Mapping[int, str]) -> None:
         own, self.ended = recording.calls(run.run), recording.ended(run.run)
         self._run, self._digests, self._words = run.run, digests, words
         self._by_request = defaultdict[frozenset[tuple[str, str]], list[RecordedCall]](list)
-        for each in [*own, *(call for call in recording.calls() if call.run != run.run)]:
-            self._by_request[frozenset(each.asked.items())].append(each)
-        self._authors = {each.name: each.author for each in recording.lines if isinstance(each, RecordedMessage)}
+        for call in [*own, *(call for call in recording.calls() if call.run != run.run)]:
+            self._by_request[frozenset(call.asked.items())].append(call)
+        self._authors = {line.name: line.author for line in recording.lines if isinstance(line, RecordedMessage)}
         self._lock = threading.Lock()
-        self._left = [*own]
+        self._remaining = [*own]
         self._matched: dict[int, tuple[dict[str, str], RecordedCall | None, RecordedCall | None]] = {}
-        """Of calls under way, by their `id()`: the request; the recorded call in its place; and one that was asked the
-        same: that, if it was."""
+        """Active calls by `id()`: digests of the request, the recorded call in the same place, and a recorded call of
+        the same request, which is the former if that has it."""
         self.calls: list[ReplayedCall] = []
         self.taken = 0
-        """Tokens."""
+        """Number of tokens that were taken from the record."""
         self.masked: set[str] = set()
-        """Whose answers the record would have, were they not masked."""
+        """Authors of calls whose recorded answers are masked."""
 
     @property
     def is_open(self) -> bool:
-        """Whether more may have happened than the record has: its process ended, or nobody took all that it gave."""
+        """True if the run's record may be incomplete: the process ended, or the caller closed the stream."""
         return self.ended is None or self.ended.outcome == "left"
 
     @property
     def gone(self) -> list[RecordedCall]:
-        """What was said then, and was not asked for now."""
-        return [] if self.is_open else self._left
+        """Recorded calls that were not made."""
+        return [] if self.is_open else self._remaining
 
-    def answer(self, asked: CallRequest) -> Answer | None:
-        """What a call says."""
-        request = asked.request(self._digests)
+    def answer(self, request: CallRequest) -> Answer | None:
+        """Return the recorded or set answer of a call; None: it has to be decoded."""
+        digested = request.request(self._digests)
         with self._lock:
-            same = self._by_request.get(frozenset(request.items()), [])
-            here = [each for each in self._left if each.place == asked.place]
-            # Calls in branches of a subgraph, and of one function, have one place.
-            recorded = next((each for each in here if each in same), here[0] if here else None)
+            same = self._by_request.get(frozenset(digested.items()), [])
+            candidates = [call for call in self._remaining if call.place == request.place]
+            # Calls in branches of a subgraph, or in one function, share a place.
+            recorded = next((call for call in candidates if call in same), candidates[0] if candidates else None)
             if self.is_open and recorded is None:
                 raise EndOfRecord(())
-            found = recorded if recorded in same else next((each for each in same if not each.is_set), None)
-            self._left = [each for each in self._left if each is not recorded]
-            self._matched[id(asked)] = request, recorded, found
+            match = recorded if recorded in same else next((call for call in same if not call.is_set), None)
+            self._remaining = [call for call in self._remaining if call is not recorded]
+            self._matched[id(request)] = digested, recorded, match
         if recorded is not None and (words := self._words.get(id(recorded))) is not None:
-            return Answer(tuple(asked.engine.model.encode(PromptText.plain(asked.lead + words))), is_set=True)
-        if found is None or found.tokens is None:
+            return Answer(tuple(request.engine.model.encode(PromptText.plain(request.lead + words))), is_set=True)
+        if match is None or match.tokens is None:
             return None
-        size = asked.engine.model.adapter.vocabulary_size
-        is_theirs = all(0 <= token < size for token in found.tokens)
-        if not is_theirs or self._digests.of("said", list(found.tokens)) != found.said:
-            raise ReplayError(f"what {asked.author!r} says in the record is damaged: its tokens are not the model's")
-        return Answer(found.tokens, found.is_set)
+        size = request.engine.model.adapter.vocabulary_size
+        is_theirs = all(0 <= token < size for token in match.tokens)
+        if not is_theirs or self._digests.of("said", list(match.tokens)) != match.said:
+            raise ReplayError(f"what {request.author!r} says in the record is damaged: its tokens are not the model's")
+        return Answer(match.tokens, match.is_set)
 
-    def said(self, asked: CallRequest, said: CallResult) -> None:
-        """Compare what a call has said with the record."""
-        request, placed, found = self._matched.pop(id(asked))
+    def compare(self, request: CallRequest, result: CallResult) -> None:
+        """Compare the result of a call with the record."""
+        digested, placed, match = self._matched.pop(id(request))
         is_set = placed is not None and id(placed) in self._words
-        recorded = placed if is_set else found or placed
+        recorded = placed if is_set else match or placed
         outcome: Any = "new"
         if is_set:
             outcome = "set"
-        elif said.answer is not None:
-            outcome = "taken" if said.tokens == said.answer.tokens else "changed"
+        elif result.answer is not None:
+            outcome = "taken" if result.tokens == result.answer.tokens else "changed"
         elif recorded is not None:
-            outcome = "same" if self._digests.of("said", list(said.tokens)) == recorded.said else "changed"
+            outcome = "same" if self._digests.of("said", list(result.tokens)) == recorded.said else "changed"
         call = ReplayedCall(
             self._run,
-            asked.place,
+            request.place,
             outcome,
-            () if is_set or found or recorded is None else tuple(self._differs(asked, request, recorded)),
+            () if is_set or match or recorded is None else tuple(self._differences(request, digested, recorded)),
             None if recorded is None else recorded.words,
-            None if asked.confidential else said.words,
-            0 if said.answer is not None else len(said.tokens),
+            None if request.confidential else result.words,
+            0 if result.answer is not None else len(result.tokens),
         )
         with self._lock:
             self.calls.append(call)
-            self.taken += len(said.tokens) if outcome == "taken" else 0
-            if not is_set and found is not None and found.tokens is None:
-                self.masked.add(asked.author)
+            self.taken += len(result.tokens) if outcome == "taken" else 0
+            if not is_set and match is not None and match.tokens is None:
+                self.masked.add(request.author)
 
-    def _differs(self, asked: CallRequest, request: Mapping[str, str], recorded: RecordedCall) -> list[str]:
-        """What of a call's request is not as it was."""
-        differs = [name for name in request if request[name] != recorded.asked.get(name)]
-        digests = asked.engine.record.digests(self._digests.key)
-        now = {digests.name(each): each.author for each in asked.engine.record.messages(asked.handles)}
+    def _differences(self, request: CallRequest, digested: Mapping[str, str], recorded: RecordedCall) -> list[str]:
+        """Return the parts of a call's request that differ from the record."""
+        differs = [name for name in digested if digested[name] != recorded.asked.get(name)]
+        digests = request.engine.record.digests(self._digests.key)
+        now = {digests.name(message): message.author for message in request.engine.record.messages(request.handles)}
         then = {name: self._authors.get(name) for name in recorded.reads}
-        others = {author for name, author in [*now.items(), *then.items()] if name not in now or name not in then}
-        named = sorted(author for author in others if author)
-        told = f"view ({', '.join(named)})" if named else "view"
-        return [told if name == "view" else name for name in differs]
+        authors = {author for name, author in [*now.items(), *then.items()] if name not in now or name not in then}
+        named = sorted(author for author in authors if author)
+        view = f"view ({', '.join(named)})" if named else "view"
+        return [view if name == "view" else name for name in differs]
 
 
 @dataclass
 class _Changes:
-    """What a fork sets."""
+    """Changes of a fork."""
 
-    told: dict[str, str] = field(default_factory=dict)
-    """`NODE.system` and `NODE.prompt`, by node or persona, behind the subgraphs that they stand in."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Prompts by `NODE.system` and `NODE.prompt`; NODE is a node or persona, `team|alice` in a subgraph."""
     words: dict[tuple[str, int], str] = field(default_factory=dict)
-    """What is said, by agent and which of its calls, from 1."""
+    """Answers by agent and number of its call, from 1."""
     seed: int | None = None
-    given: Any = None
-    """The input; text is what it asks."""
+    graph_input: Any = None
+    """Input; a text replaces that of its last message."""
 
 
-def _changes_of(given: Mapping[str, Any]) -> _Changes:
-    """What a fork is told to set; raises `InvalidRequestError` if that cannot be set."""
+def _changes_of(settings: Mapping[str, Any]) -> _Changes:
+    """Parse the changes of a fork; raises `InvalidRequestError` if one cannot be set."""
     changes = _Changes()
-    for name, value in given.items():
-        whose, dot, what = name.rpartition(".")
+    for name, value in settings.items():
+        target, dot, attribute = name.rpartition(".")
         if name == "input":
-            changes.given = value
+            changes.graph_input = value
         elif name == "run.seed":
             try:
                 changes.seed = int(value)
             except (TypeError, ValueError):
                 raise InvalidRequestError(f"run.seed must be an integer, not {value!r}") from None
-        elif dot and what in ("system", "prompt") and isinstance(value, str):
-            changes.told[name] = value
-        elif dot and what == "words" and isinstance(value, str):
-            author, _, number = whose.rpartition(":")
+        elif dot and attribute in ("system", "prompt") and isinstance(value, str):
+            changes.prompts[name] = value
+        elif dot and attribute == "words" and isinstance(value, str):
+            author, _, number = target.rpartition(":")
             if not author or not number.isdecimal() or not int(number):
-                raise InvalidRequestError(f"name a call as NODE:NUMBER, from 1 on, as in judge:1, not {whose!r}")
+                raise InvalidRequestError(f"name a call as NODE:NUMBER, from 1 on, as in judge:1, not {target!r}")
             changes.words[author, int(number)] = value
         else:
             raise InvalidRequestError(f"a fork can set {_MEANT}, each to text, not {name!r} to {value!r}")
@@ -460,16 +461,16 @@ def _changes_of(given: Mapping[str, Any]) -> _Changes:
 
 
 def call_named(recording: Recording, author: str, number: int) -> RecordedCall:
-    """Which call of an agent that is, in the order of runs and supersteps; raises `InvalidRequestError`."""
-    # As they were said, but for branches of one superstep: whichever of them is the first to end is left to time.
+    """Return an agent's call by number, in the order of runs and supersteps; raises `InvalidRequestError`."""
+    # In recorded order, except within a superstep: the order in which its branches end is random.
     supersteps: dict[tuple[int, int, int], list[RecordedCall]] = defaultdict(list)
     for call in sorted(recording.calls(), key=lambda call: call.run):
         if call.author == author:
             supersteps[call.run, call.superstep, call.step].append(call)
-    said = [call for group in supersteps.values() for call in sorted(group, key=lambda call: (call.branch, call.call))]
-    if not said:
-        there = ", ".join(sorted({each.author for each in recording.calls()})) or "nobody"
-        raise InvalidRequestError(f"{author!r} does not speak in {str(recording.path)!r}: {there} do")
-    if number > len(said):
-        raise InvalidRequestError(f"{author!r} speaks {len(said)} times in {str(recording.path)!r}, not {number}")
-    return said[number - 1]
+    calls = [call for group in supersteps.values() for call in sorted(group, key=lambda call: (call.branch, call.call))]
+    if not calls:
+        speakers = ", ".join(sorted({call.author for call in recording.calls()})) or "nobody"
+        raise InvalidRequestError(f"{author!r} does not speak in {str(recording.path)!r}: {speakers} do")
+    if number > len(calls):
+        raise InvalidRequestError(f"{author!r} speaks {len(calls)} times in {str(recording.path)!r}, not {number}")
+    return calls[number - 1]

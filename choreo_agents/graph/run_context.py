@@ -1,6 +1,6 @@
-"""All that serves a run: one value, hidden in the config of each of its nodes.
+"""Context of a run: engines, thread, tenant, signer and listener, hidden in the config of each of its nodes.
 
-What a program asks of a run, its seed among that, stands in its `RunOptions`.
+Options that a caller sets, such as the seed, are `RunOptions`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
 LineageChoice = BaseStore | Literal[False] | None
-"""A store of LangGraph's; False: nothing is kept; None: as the run has it."""
+"""A LangGraph store; False: lineage is not kept; None: the store of the run."""
 
 
-# Who is asked before an agent's call, and told what came of calls and functions: whoever records or replays a run
+# Listeners, which record or replay a run: called before an agent's call, and after calls and functions
 
 
 @dataclass(frozen=True)
@@ -43,106 +43,106 @@ class CallRequest:
     step: int
     """LangGraph's number of the superstep."""
     handles: Sequence[MessageHandle]
+    """Messages of its view, at positions `offsets`; its own message starts at `end`."""
     offsets: Sequence[int]
     end: int
-    """What its view holds, where, and where its own message starts."""
     sampling: Sampling
-    """With its seed."""
-    told: Sequence[Any]
-    """How its turn begins, JSON-plain: the tokens of its header, how it thinks, which tools it must call."""
+    """Sampling with the seed of the call."""
+    turn: Sequence[Any]
+    """Beginning of its turn, as plain JSON: header tokens, thinking, tool choice."""
     adapter: str | None
     lead: str
-    """What stands between its header and its first word."""
+    """Text between header and answer."""
     asked_s: float
-    """As `time.perf_counter` counts."""
+    """`time.perf_counter` of the request."""
     confidential: bool
     thinks: bool
 
     @property
     def place(self) -> tuple[str, int, int, int]:
-        """The same in every run of the same graph, but for branches of subgraphs."""
+        """Id of the call: the same in every run of a graph, except for branches of subgraphs, which share it."""
         return self.author, self.superstep, self.branch, self.call
 
     def request(self, digests: Digests) -> dict[str, str]:
-        """Digests of all that what it says depends on, by what that is."""
+        """Return digests of all that determines the answer, by kind: turn, model, sampling, seed, view."""
         sampling = self.sampling.with_defaults(self.engine.model.sampling_defaults)
-        asked: Mapping[str, Any] = {
-            "turn": self.told,
+        parts: Mapping[str, Any] = {
+            "turn": self.turn,
             "model": self.engine.record.encoder(self.adapter),
             "sampling": sampling.model_dump(mode="json", exclude={"seed", "forced_token_ids", "n", "logprobs"}),
             "seed": self.sampling.seed if sampling.temperature > 0 else None,
         }
-        return self.engine.record.digests(digests.key).request(self.handles, self.offsets, self.end, asked)
+        return self.engine.record.digests(digests.key).request(self.handles, self.offsets, self.end, parts)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call says, which is not asked for it."""
+    """Predetermined answer of a call."""
 
     tokens: tuple[int, ...]
     is_set: bool = False
-    """Whether somebody wants it to say that, or has wanted it when it was recorded: it has not sampled it."""
+    """Whether a fork set it, now or when it was recorded, instead of sampling it."""
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """What came of a call."""
+    """Result of a call."""
 
     tokens: tuple[int, ...]
-    """What was sampled, thoughts included."""
+    """Sampled tokens, thoughts included."""
     words: str
     finish: str | None
     handle: MessageHandle
-    """Of the answer."""
+    """Handle of the answer."""
     thought: MessageHandle | None
-    """Of what was decoded to think it out, with the answer."""
+    """Handle of thoughts and answer as decoded."""
     first_s: float | None
-    """When its first token was there; None: there was none."""
+    """`time.perf_counter` at the first token; None: there was none."""
     answer: Answer | None
-    """What it was to say."""
+    """Answer that was predetermined, if any."""
 
 
 @dataclass(frozen=True)
 class ReplayedNode:
-    """One execution of a node that is no agent, as whoever listens has it."""
+    """Listener's view of one execution of a plain node."""
 
     value: Any = None
-    """What it returns, if that is known: then it does not run."""
+    """Output, if it is known: the node does not run then."""
     is_known: bool = False
     keep: Callable[[Any], None] = lambda value: None
-    """Told what it returned."""
+    """Called with the output, if the node ran."""
 
 
 @dataclass(frozen=True)
 class RunListener:
-    """Of one run. What it holds may be called from any thread."""
+    """Callbacks of one run's recorder or replay; they may be called from any thread."""
 
     answer: Callable[[CallRequest], Answer | None] | None = None
-    """What a call is to say; None: the model is asked."""
-    said: tuple[Callable[[CallRequest, CallResult], None], ...] = ()
-    ran: Callable[[RunnableConfig, float, BaseException | None], None] | None = None
-    """Told when a node that is no agent has run: with its config, when it began, as `time.perf_counter` counts, and
-    how it has failed."""
+    """Returns the predetermined answer of a call; None: the model samples it."""
+    on_call: tuple[Callable[[CallRequest, CallResult], None], ...] = ()
+    """Called after each call of an agent."""
+    on_node: Callable[[RunnableConfig, float, BaseException | None], None] | None = None
+    """Called after a plain node: its config, `time.perf_counter` at its start, its error."""
     play: Callable[[Any, RunnableConfig], ReplayedNode] | None = None
-    """Asked before a node that is no agent runs, with its input."""
+    """Called with the input of a plain node before it runs."""
 
 
-# What a run knows of itself
+# The context of a run
 
 
 @dataclass(frozen=True)
 class TaskPlace:
-    """Where a task stands in the run of its graph."""
+    """Place of a task in the run of its graph."""
 
     name: str
-    """The same in every run. Where nobody tells its place, LangGraph's id of it."""
+    """Name that is the same in every run; LangGraph's task id if there is none."""
     branch: int = 0
-    """The number of its `Send` branch; 0 if it was not sent, or nobody knows."""
+    """Number of its `Send` branch; 0 if it was not sent, or it is unknown."""
 
 
 Resolver = Callable[[RunnableConfig], str]
-"""The salt of the tenant that a run is for: of what the service has authenticated, and never of a `configurable` value
-that a client may write."""
+"""Function from a run's config to its tenant's salt. It must use what the service authenticated, never a
+`configurable` value that a client can set."""
 
 
 @dataclass(frozen=True)
@@ -151,72 +151,72 @@ class RunTenant:
 
     salt: str = field(repr=False)
     thread: str | None = field(default=None, compare=False)
-    """Of the outermost graph's run."""
+    """Thread of the outermost graph's run."""
     saver: Any = field(default=None, compare=False, repr=False)
-    """What keeps its state, where the thread is known to be the tenant's."""
+    """Checkpointer, if the thread was verified to be the tenant's."""
 
     @property
     def mark(self) -> str:
-        """Name the tenant in checkpoints, whatever engine serves it; does not tell the salt."""
+        """The tenant's name in checkpoints: a MAC that does not reveal the salt, the same for all engines."""
         return hmac.new(self.salt.encode(), b"choreo thread", hashlib.sha256).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class ChartedRun:
-    """What the outermost graph of ours has charted: all that its agents see, those of its subgraphs included."""
+    """Chart of the outermost Choreo graph: all that its agents see, those of subgraphs included."""
 
     home: str
-    """Before which nodes it stands; empty: none."""
+    """Nodes around the graph, as a prefix of names; empty: none."""
     declared: Declared
     on_violation: Mapping[str, OnViolation]
-    """By the nodes that they stand in, as the chart names them, what graphs do about promises that would break."""
+    """Policies of graphs for violated promises, by the graphs' nodes in the chart."""
 
     def local(self, name: str) -> str | None:
-        """Return a name as the chart has it; None: it is of no node in there."""
+        """Return the chart's name of a node; None: it is not in the chart."""
         prefix = f"{self.home}|" if self.home else ""
         return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a graph tells all that runs in it. Empty in graphs of LangGraph's own, and outside of any.
+    """Context that a graph hands to all that runs in it. Empty in stock LangGraph graphs, and outside of graphs.
 
-    LangGraph copies and merges configs, stores them and shows them; this goes along as it is, into nothing that is
-    stored or shown, and no JSON that a client writes is one.
+    LangGraph copies, merges, stores and shows configs. This value is passed along unchanged, is neither stored nor
+    shown, and cannot be forged by a client's JSON.
     """
 
     nodes: tuple[str, ...] = ()
-    """The nodes around the graph, outermost first. This and what follows up to `given` are told as well by a node that
-    is no agent, to all that it calls: the node is the last one then."""
+    """Nodes around the graph, outermost first. This and the fields up to `given` are also set by a plain node for what
+    it calls; it is the last node then."""
     depth: int = 0
-    """How many parts of LangGraph's name of a task these are."""
+    """Number of parts that these nodes have in LangGraph's checkpoint namespace."""
     tasks: tuple[TaskPlace, ...] = ()
-    """Theirs. What LangGraph counts the graphs of one task by stands among them."""
-    given: Sequence[HandleEntry] = ()
-    """The entries of what was said around, whichever channels a graph's schema takes in."""
+    """Places of these nodes' tasks, with LangGraph's counters of several graphs in one task."""
+    outer_entries: Sequence[HandleEntry] = ()
+    """Entries of the outer graph's messages, whichever channels the graph's own schema has."""
     engines: Mapping[str, Engine] = field(default_factory=dict)
-    """Who serves the run, by the fingerprint of the model: those of the graphs around included."""
+    """Engines of the run by model fingerprint, those of outer graphs included."""
     twin: Callable[[Engine], Engine] = field(default=lambda engine: engine)
-    """The engine that serves the run in the place of another, in all graphs and agents: mostly that itself."""
+    """Maps an engine to the one that serves this run in its place, in all graphs and agents."""
     tenant: RunTenant | None = None
-    """For whom it is; None: nobody was named."""
+    """Tenant of the run; None: no tenant was named."""
     thread: str | EphemeralRun | None = None
-    """What keeps all that is encoded, as the outermost graph of ours has it; None: there is no graph of ours."""
+    """Thread of the outermost Choreo graph, which leases all KV; None: there is no such graph."""
     lineage: LineageChoice = None
-    """Where lineage is kept, as the same graph says."""
+    """Lineage store of the same graph."""
     signer: Signer | None = None
-    """Who signs what is said; None: nobody, or whoever reads it."""
+    """Signer of messages; None: there is none, and readers verify with their own."""
     charted: ChartedRun | None = None
-    """What agents see of the graphs around theirs."""
-    listening: RunListener = field(default_factory=RunListener)
-    """Who records the run, or replays it; by default nobody."""
+    """Chart of the outer graphs."""
+    listener: RunListener = field(default_factory=RunListener)
+    """Listener that records or replays the run; by default none."""
 
     @classmethod
     def of(cls, config: RunnableConfig) -> RunContext:
-        """Read it from the config of a node, or of a call."""
-        found = hidden_in(config)
-        return found if isinstance(found, cls) else cls()
+        """Return the context in the config of a node or a call; an empty one if it has none."""
+        context = hidden_in(config)
+        return context if isinstance(context, cls) else cls()
 
     def into(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Return a config of the run that it serves."""
+        """Return a config with this context."""
         return with_hidden(config, self)

@@ -1,4 +1,4 @@
-"""A `Send` that says which messages its target is to see."""
+"""`send`: a LangGraph `Send` that chooses which messages its target sees."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from choreo_agents.kv.handle import MessageHandle
 
 _SENT_AT = "choreo_sent_at"
 INSTRUCTION, SPEAKER = "choreo_instruction", "choreo_speaker"
-"""What tells one instance of a worker from the others: what it is asked, and the name that it speaks under."""
+"""State keys of one instance of a worker: its prompt, and its name."""
 Selected = HandleEntry | MessageHandle | str
-"""An entry of the `handles` channel, its handle, or the id of the message that mirrors it."""
+"""An entry of the `handles` channel, its handle, or the id of its message."""
 
 
 def send(
@@ -30,28 +30,28 @@ def send(
     reencoded: Iterable[Selected] = (),
     **update: Any,
 ) -> Send:
-    """Send one branch to a node, with a choice of what was said.
+    """Send one branch to a node, with a choice of messages.
 
-    The choice never widens what the graph lets the node see: more than that is a `VisibilityError` when it runs.
+    The choice cannot widen the declared visibility: the node then raises `VisibilityError`.
 
     Args:
-        node: The target, an agent: each branch is a reader of its own. A graph takes shared ones, and its agents see
-            these as is declared.
-        state: The state, as the routing function has it.
+        node: Target agent: each branch is a reader of its own. A target graph takes `shared` only, and its agents see
+            these as declared.
+        state: State, as the routing function gets it.
         shared: Messages that it attends to as they were encoded.
-        reencoded: Messages that it attends to in a fresh encoding of their words.
-        **update: What else differs in the state that it gets: `messages=[...]` adds input of its own.
+        reencoded: Messages that are encoded again from their text for it.
+        **update: Other changes of its state: `messages=[...]` adds input of its own.
 
     Raises:
         UnknownHandleError: The state has no such message.
-        InvalidRequestError: A message is chosen twice, or `handles` is given otherwise.
+        InvalidRequestError: A message is chosen twice, or `handles` is passed.
     """
     if "handles" in update:
         raise InvalidRequestError("say which messages to send by shared= and reencoded=, not by handles=")
     if slips := [name for name in update if name not in state and nearest(name, ("shared", "reencoded"))]:
         require_known("send", slips, ("shared", "reencoded"))
     entries: list[HandleEntry] = list(state.get("handles") or [])
-    # A branch that was sent nothing speaks after all that was said, too, also where that was removed since.
+    # Also a branch without messages comes after all present ones, including those that were removed since.
     after = 1 + max((entry["superstep"] for entry in entries), default=-1)
     if "messages" in state:
         present = {message.id for message in state["messages"] or []}
@@ -62,10 +62,10 @@ def send(
         if isinstance(items, str | Mapping):
             raise InvalidRequestError(f"{mode.name} must be a list of messages, not {items!r:.80} alone")
         for item in items:
-            entry = _entry(item, entries)
+            entry = _find_entry(item, entries)
             if entry["message_id"] in chosen:
                 raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: choose it once")
-            behind = _behind(entry, entries, at)
+            behind = _supersteps_since(entry, entries, at)
             chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode.name, "behind": behind})
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
     added = update.pop("messages", [])
@@ -74,32 +74,32 @@ def send(
 
 
 def sent_at(state: Any) -> int:
-    """The earliest superstep of what a branch says; 0 if it was not sent."""
+    """Return the earliest superstep of a branch's messages; 0 if it was not sent."""
     return int(state.get(_SENT_AT, 0)) if isinstance(state, Mapping) else 0
 
 
-def sent(state: Any, key: str) -> str | None:
-    """What an instance was sent under a key."""
-    found = state.get(key) if isinstance(state, Mapping) else None
-    return None if found is None else str(found)
+def sent_text(state: Any, key: str) -> str | None:
+    """Return the text that an instance was sent under a key."""
+    value = state.get(key) if isinstance(state, Mapping) else None
+    return None if value is None else str(value)
 
 
-def _behind(entry: HandleEntry, entries: Iterable[HandleEntry], at: Mapping[str, int]) -> int:
-    """In how many later supersteps its author has spoken."""
-    spoken = {at[each["message_id"]] for each in entries if each["author"] == entry["author"]}
+def _supersteps_since(entry: HandleEntry, entries: Iterable[HandleEntry], at: Mapping[str, int]) -> int:
+    """Return the number of later supersteps with a message of the same author."""
+    spoken = {at[item["message_id"]] for item in entries if item["author"] == entry["author"]}
     return sum(step > at[entry["message_id"]] for step in spoken)
 
 
-def _entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:
-    """The entry that a choice names."""
+def _find_entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:
+    """Return the entry that a choice names."""
     if isinstance(item, Mapping):
-        key, wanted = "message_id", item.get("message_id")
+        key, name = "message_id", item.get("message_id")
     elif isinstance(item, MessageHandle):
-        key, wanted = "handle", item.id
+        key, name = "handle", item.id
     else:
-        key, wanted = "message_id", item
+        key, name = "message_id", item
     for entry in entries:
-        named = {each.id for each in handles_of(entry)} if key == "handle" else {entry["message_id"]}
-        if wanted in named:
+        named = {handle.id for handle in handles_of(entry)} if key == "handle" else {entry["message_id"]}
+        if name in named:
             return entry
-    raise UnknownHandleError(f"the state has no message {wanted!r}: choose from state['handles']")
+    raise UnknownHandleError(f"the state has no message {name!r}: choose from state['handles']")

@@ -1,4 +1,4 @@
-"""Notes of who said what, and who signs them."""
+"""Notes of messages' authors, and the signer of notes and entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weakref import WeakSet
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage, convert_to_messages
 from langgraph.types import Command, Overwrite, Send
 
-from choreo_agents.chat import calls_made, thoughts_of
+from choreo_agents.chat import thoughts_of, tool_calls_of
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.errors import ProvenanceWarning
 from choreo_agents.graph.langgraph_internals import SENDS, overwritten
@@ -26,34 +26,34 @@ from choreo_agents.kv.handle import MessageHandle
 
 Said = TypeVar("Said", bound=BaseMessage)
 NOTE = "choreo"
-"""In `response_metadata`: the note of whoever has said a message."""
+"""Key of a message's note in `response_metadata`."""
 MARK = "choreo_"
-"""In `additional_kwargs`, and in what a `Send` hands over, names that start so are ours."""
+"""Prefix of our keys in `additional_kwargs`, and in the payload of a `Send`."""
 UNPROVEN = "unverified_author"
-"""In a note: who a message says has said it, where no signature proves it."""
+"""Key in a note: the claimed author that no signature proves."""
 _encode = json.JSONEncoder(sort_keys=True, default=str).encode
 _NOT_SIGNED = dict.fromkeys(("handles_by_model", "signature", "select", "behind", "borrowed"))
-"""What models add to an entry side by side, and what it says to one reader."""
+"""Fields that several models add concurrently, or that concern one reader."""
 _warned: WeakSet[Seals] = WeakSet()
-"""Who was told already."""
+"""Tenants that were warned."""
 Change = Callable[[Any], Any]
-"""Makes of what is written to a channel what is to be written."""
+"""Function from a value that is written to a channel to the value to write."""
 
 
-# Notes: what a message says of who said it
+# Notes of messages' authors
 
 
 def note_of(message: BaseMessage) -> Mapping[str, Any]:
-    """Return what a message says of who said it; empty, as input's is, if it says nothing."""
+    """Return the note of a message's author, verified or not; empty for input."""
     note = message.response_metadata.get(NOTE)
     if isinstance(note, dict) and isinstance(note.get("author", ""), str):
         return note
-    source = message.additional_kwargs.get("choreo_source")  # so a function may name the agent that it speaks for
+    source = message.additional_kwargs.get("choreo_source")  # set by a function that speaks for an agent
     return {} if source is None else {"author": str(source)}
 
 
 def stripped(message: Said, note: Mapping[str, Any] | None = None) -> Said:
-    """Return a message, with an id, that says nothing of who said it but what this note does."""
+    """Return a message, with an id, whose only information on its author is this note."""
     metadata = {k: v for k, v in message.response_metadata.items() if k != NOTE} | ({NOTE: note} if note else {})
     more = {name: value for name, value in message.additional_kwargs.items() if not name.startswith(MARK)}
     named = message.id or str(uuid.uuid4())
@@ -61,77 +61,76 @@ def stripped(message: Said, note: Mapping[str, Any] | None = None) -> Said:
 
 
 def claimed_in(by: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whose a message is by a note, or an entry, that is not proven."""
+    """Return author, persona and confidentiality from an unverified note or entry."""
     return {"author": str(by.get("author")), "persona": by.get("persona"), "confidential": bool(by.get("confidential"))}
 
 
 def opening_of(message: BaseMessage) -> Mapping[str, Any]:
-    """Return how a message's turn starts, as its speaker noted, which must be proven: with a `speaker`'s name, or a
-    `header`."""
+    """Return how a message's turn starts, from its verified note: with a `speaker`'s name, or a `header`."""
     return {name: value for name, value in note_of(message).items() if name in ("speaker", "header")}
 
 
 def writer_of(message: BaseMessage) -> str:
-    """Return the node that wrote a message, behind its subgraphs; of input, LangGraph's START."""
+    """Return the node that wrote a message, as `team|node` in a subgraph; LangGraph's START for input."""
     return str(note_of(message).get("author", START_SOURCE))
 
 
-def are_siblings(one: BaseMessage, other: BaseMessage) -> bool:
-    """Tell whether plain nodes of one superstep wrote both: neither has seen the other."""
-    return bool(note_of(one).get("step")) and note_of(one)["step"] == note_of(other).get("step")
+def are_siblings(first: BaseMessage, second: BaseMessage) -> bool:
+    """Return whether plain nodes of one superstep wrote both messages: neither could see the other."""
+    return bool(note_of(first).get("step")) and note_of(first)["step"] == note_of(second).get("step")
 
 
 def persona_of(message: BaseMessage) -> str | None:
-    """Return whose node said a message, if an agent did."""
+    """Return the persona of the agent that wrote a message; None: no agent did."""
     return note_of(message).get("persona")
 
 
 def unproven_of(message: BaseMessage) -> Mapping[str, Any] | None:
-    """Return who a message says has said it, where no signature proves it."""
-    found = note_of(message).get(UNPROVEN)
-    return found if isinstance(found, Mapping) else None
+    """Return the claimed author of a message without a valid signature."""
+    claim = note_of(message).get(UNPROVEN)
+    return claim if isinstance(claim, Mapping) else None
 
 
 def handle_of(message: BaseMessage) -> MessageHandle | None:
-    """Return what an agent's message was when it was said."""
+    """Return the handle of an agent's message as it was decoded."""
     note = note_of(message)
     return MessageHandle(id=note["handle"], model=note["model"], length=note["length"]) if "handle" in note else None
 
 
 def is_confidential(message: BaseMessage) -> bool:
-    """Tell whether the agent that said a message keeps its messages to itself."""
+    """Return whether a message is confidential to its agent."""
     return bool((unproven_of(message) or note_of(message)).get("confidential"))
 
 
 def is_edited(message: BaseMessage) -> bool:
-    """Tell whether a message's words are no longer those of its note."""
+    """Return whether a message's text differs from that of its note."""
     return "author" in note_of(message) and note_of(message).get("digest") != digest_of(message)
 
 
 def digest_of(message: BaseMessage) -> str:
-    """Return a digest of a message's words, its calls and the thoughts beside them: it changes when they do."""
-    said: list[Any] = [_kind(message), message.name, str(message.text)]
-    said += [message.role] if isinstance(message, ChatMessage) else []
+    """Return a digest of a message's text and calls, followed by `.` and one of its thoughts, if it has any."""
+    parts: list[Any] = [_kind(message), message.name, str(message.text)]
+    parts += [message.role] if isinstance(message, ChatMessage) else []
     if isinstance(message, AIMessage):
-        said += [[call.name, dict(call.arguments), call.id] for call in calls_made(message)]
-        said += [[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls]
-    said += [message.tool_call_id] if isinstance(message, ToolMessage) else []
-    words, thoughts = _digest(said), thoughts_of(message)
+        parts += [[call.name, dict(call.arguments), call.id] for call in tool_calls_of(message)]
+        parts += [[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls]
+    parts += [message.tool_call_id] if isinstance(message, ToolMessage) else []
+    words, thoughts = _digest(parts), thoughts_of(message)
     return f"{words}.{_digest(thoughts)}" if thoughts else words
 
 
 def repeats(message: BaseMessage, digest: str) -> bool:
-    """Tell whether a message has the words that a digest was made of, with the thoughts that there were or without."""
+    """Return whether a message has the text of a digest, with or without its thoughts."""
     return digest_of(message) in (digest, digest.partition(".")[0])
 
 
 def _kind(message: BaseMessage) -> str:
-    """Return a message's type; of one that was put together of streamed chunks, as LangGraph's state will have it."""
+    """Return a message's type; for a message chunk that of the message, which LangGraph's state will hold."""
     return message.type.removesuffix("MessageChunk").lower()
 
 
-def _digest(said: Any) -> str:
-    return hashlib.sha256(_encode(said).encode()).hexdigest()[:32]
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_encode(value).encode()).hexdigest()[:32]
 
 
 # The signature
@@ -139,85 +138,87 @@ def _digest(said: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Signer:
-    """Signs and checks what is said in one run, in all of its nodes and the graphs in them."""
+    """Signer and verifier of the messages and entries of one run, subgraphs included."""
 
     seals: Seals
     place: list[str | None]
-    """The outermost graph, by name, and the thread."""
+    """Name of the outermost graph, and the thread."""
     graph: tuple[str, ...] | None = ()
-    """The nodes around the graph whose nodes sign; None: nobody has filtered what comes into it."""
+    """Nodes around the graph whose nodes sign; None: its input was not filtered."""
 
-    def signed(self, entry: HandleEntry) -> HandleEntry:
-        """Return an entry with its signature, in place of what it had."""
+    def sign_entry(self, entry: HandleEntry) -> HandleEntry:
+        """Return an entry with a new signature."""
         entry = HandleEntry(**{**entry, "thread": self.place})
-        # Models that encode the same words side by side make an entry each, and a reducer, which has no key, merges
-        # them: each handle is signed for the words by itself as well.
-        made = {each.id: self.seals.seal("handle", _encoded(entry, each.plain())) for each in handles_of(entry)}
-        made["entry"] = self.seals.seal("entry", {**entry, **_NOT_SIGNED})
-        return HandleEntry(**{**entry, "signature": made})
+        # Models that encode a message concurrently make an entry each, and the reducer, which has no key, merges them:
+        # so each handle has a signature of its own.
+        codes = {handle.id: self.seals.seal("handle", _payload(entry, handle.plain())) for handle in handles_of(entry)}
+        codes["entry"] = self.seals.seal("entry", {**entry, **_NOT_SIGNED})
+        return HandleEntry(**{**entry, "signature": codes})
 
     def proven(self, entry: Any, *, anywhere: bool = False) -> HandleEntry | None:
-        """Return an entry if it is as it was signed here, or in any thread of the tenant's, with those of other
-        models' handles that were; else None."""
+        """Return an entry whose signature is valid, without other models' handles that are not signed; else None.
+
+        The entry must be of this thread, or with `anywhere` of any thread of the tenant.
+        """
         codes = entry.get("signature") if isinstance(entry, dict) else None
         code = codes.get("entry") if isinstance(codes, dict) else None
         if code is None or not (anywhere or entry.get("thread") == self.place):
             return None
         if not self.seals.holds(code, "entry", {**entry, **_NOT_SIGNED}):
             return None
-        found = also.items() if isinstance(also := entry.get("handles_by_model"), Mapping) else ()
-        kept = {model: plain for model, plain in found if self._is_encoding(entry, model, plain)}
-        return cast(HandleEntry, {**entry, "handles_by_model": kept} if "handles_by_model" in entry else entry)
+        pairs = by_model.items() if isinstance(by_model := entry.get("handles_by_model"), Mapping) else ()
+        verified = {model: plain for model, plain in pairs if self._is_encoding(entry, model, plain)}
+        return cast(HandleEntry, {**entry, "handles_by_model": verified} if "handles_by_model" in entry else entry)
 
     def _is_encoding(self, entry: Mapping[str, Any], model: str, plain: Any) -> bool:
-        """Tell whether a handle is signed as what another model than its speaker's has made of an entry's words."""
+        """Return whether a handle is signed as another model's encoding of an entry's message."""
         code = entry["signature"].get(str(plain.get("id"))) if isinstance(plain, Mapping) else None
-        is_signed = self.seals.holds(code, "handle", _encoded(entry, plain))
+        is_signed = self.seals.holds(code, "handle", _payload(entry, plain))
         return is_signed and model == model_of(plain) != model_of(entry["handle"])
 
-    def noted(self, message: Said, note: Mapping[str, Any]) -> Said:
-        """Return a message with a signed note of who has said it; in these words, if it does not say in which."""
+    def sign_message(self, message: Said, note: Mapping[str, Any]) -> Said:
+        """Return a message with a signed note of its author; the note's digest defaults to that of the message."""
         note = {"digest": digest_of(message), **note, "thread": self.place, "signature": None}
         code = self.seals.seal("note", [message.id, _kind(message), note])
         return stripped(message, {**note, "signature": code})
 
     def proves(self, message: BaseMessage, *, anywhere: bool = False) -> bool:
-        """Tell whether a message's note was signed here, for this message; its words may have been edited since."""
-        # A person's words do not become an instruction, nor an agent's a person's.
+        """Return whether a message's note was signed for this message and thread; its text may have been edited."""
+        # The type is signed, too: a human message must not become a system prompt, nor an agent's a human's.
         note = note_of(message)
-        said = [message.id, _kind(message), {**note, "signature": None}]
-        return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", said)
+        body = [message.id, _kind(message), {**note, "signature": None}]
+        return (anywhere or note.get("thread") == self.place) and self.seals.holds(note.get("signature"), "note", body)
 
     def moved(self, update: Any, standing: dict[str, BaseMessage]) -> Any:
-        """Return an operator's update of a state with what was said in other threads signed for this one.
+        """Return an operator's state update, with messages and entries of other threads signed for this one.
 
-        Other words in the place of a message are an edit of it: they bear its note.
+        A message with the id of a present one is an edit of it, and bears its note.
 
         Args:
-            update: In any form.
-            standing: The messages that it comes to, by id; its own are put in.
+            update: Update in any form that LangGraph takes.
+            standing: Messages of the state by id; those of the update are added.
         """
 
-        def entry(given: Any) -> Any:
-            return self.signed(known) if (known := self.proven(given, anywhere=True)) is not None else given
+        def move_entry(value: Any) -> Any:
+            return self.sign_entry(proven) if (proven := self.proven(value, anywhere=True)) is not None else value
 
-        def message(given: BaseMessage) -> BaseMessage:
-            there = given if self.proves(given, anywhere=True) else standing.get(str(given.id))
-            if there is not None and self.proves(there, anywhere=True) and given.type != "remove":
-                given = self.noted(given, note_of(there))
-            standing[str(given.id)] = given
-            return given
+        def move_message(message: BaseMessage) -> BaseMessage:
+            source = message if self.proves(message, anywhere=True) else standing.get(str(message.id))
+            if source is not None and self.proves(source, anywhere=True) and message.type != "remove":
+                message = self.sign_message(message, note_of(source))
+            standing[str(message.id)] = message
+            return message
 
-        def each_of(value: Any, listed: Callable[[Any], Sequence[Any]], move: Change) -> Any:
-            is_overwrite, given = overwritten(value)
-            moved = [move(one) for one in listed(given or [])]
+        def move_all(value: Any, listed: Callable[[Any], Sequence[Any]], move: Change) -> Any:
+            is_overwrite, written = overwritten(value)
+            moved = [move(item) for item in listed(written or [])]
             return Overwrite(moved) if is_overwrite else moved
 
-        messages = partial(each_of, listed=listed_messages, move=message)
-        return rewritten(update, {"handles": partial(each_of, listed=list, move=entry), "messages": messages})
+        messages = partial(move_all, listed=to_messages, move=move_message)
+        return rewritten(update, {"handles": partial(move_all, listed=list, move=move_entry), "messages": messages})
 
     def warn(self) -> None:
-        """Say, once for each tenant of an engine, that somebody's words are not proven to be theirs."""
+        """Warn, once per tenant of an engine, of a message or entry without a valid signature."""
         if self.seals not in _warned:
             _warned.add(self.seals)
             warnings.warn(
@@ -228,21 +229,21 @@ class Signer:
             )
 
 
-def _encoded(entry: Mapping[str, Any], plain: Any) -> list[Any]:
-    # Not the superstep: models that encode input side by side may count otherwise.
-    said = ("thread", "message_id", "author", "persona", "confidential", "digest", "answered")
-    return [*map(entry.get, said), plain]
+def _payload(entry: Mapping[str, Any], plain: Any) -> list[Any]:
+    # Not the superstep: models that encode input concurrently may assign different ones.
+    fields = ("thread", "message_id", "author", "persona", "confidential", "digest", "answered")
+    return [*map(entry.get, fields), plain]
 
 
 # Updates of a state
 
 
 def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
-    """An update in the form that it has, with other values for some channels.
+    """Return an update of the same form, with changed values for some channels.
 
     Args:
-        update: Of the state.
-        changes: By channel; channels that it does not write stay out. What a `Command` sends is written to `SENDS`.
+        update: Update of the state, in any form that LangGraph takes.
+        changes: Functions by channel; channels that it does not write stay out. `SENDS` is for a `Command`'s `goto`.
     """
     forward = changes.get(SENDS, lambda sends: sends)
     if isinstance(update, Send) and SENDS in changes:
@@ -263,10 +264,10 @@ def rewritten(update: Any, changes: Mapping[str, Change]) -> Any:
     return update
 
 
-def listed_messages(written: Any) -> Sequence[BaseMessage]:
-    """What was written to a messages channel, as messages.
+def to_messages(written: Any) -> Sequence[BaseMessage]:
+    """Return a write to a messages channel as messages.
 
     Raises:
-        ValueError, NotImplementedError: It is no message.
+        ValueError, NotImplementedError: It holds something that is no message.
     """
     return convert_to_messages(written if isinstance(written, list) else [written])

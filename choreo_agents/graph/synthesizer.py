@@ -1,4 +1,4 @@
-"""A node that merges parallel branches: from their caches, or from their words."""
+"""`Synthesizer`: an agent that merges parallel branches, from their KV or from their text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from choreo_agents.synthesis.placing import Strategy, require_strategy
 
 
 class Synthesizer(Agent):
-    """An agent that reads branches in a stated order and says one message about all of them (Parallel-Synthesis).
+    """An agent that reads branches in a given order and writes one message about all of them (Parallel-Synthesis).
 
-    `sequential`, `parallel` and `summary` read the branches' own encodings, so that nothing of theirs is encoded again;
-    `text` is what a graph of strings does. Branches of one source stand in the order of their sends.
+    `sequential`, `parallel` and `summary` read the branches' own encodings, so that none is encoded again; `text` does
+    what a graph of strings does. Branches of one source stand in the order of their sends.
 
     Args:
         name: As for `Agent`.
-        merges: The nodes whose messages it merges, in the order in which it sees those of one superstep; a mapping
+        merges: The nodes whose messages it merges, in the order in which those of one superstep are shown; a mapping
             gives a source another rule than the strategy's.
-        strategy: How (see `Strategy`).
-        summary: What each branch's speaker is asked under `summary`, to say it shorter.
+        strategy: How branches are placed and read (see `Strategy`).
+        summary: Under `summary`, the prompt by which each branch's author makes its message shorter.
         **options: As for `Agent`; `reads` are further sources. The cache mapper of its `adapter`, if it has one, maps
             the branches: each once, however often it is merged.
     """
@@ -58,7 +58,7 @@ class Synthesizer(Agent):
         return MergeSpec(frozenset(sources), strategy != "text", self._shorter if strategy == "summary" else None)
 
     def merging_by(self, strategy: Strategy) -> Synthesizer:
-        """Return a copy that merges by another strategy; its graph says how it reads its sources."""
+        """Return a copy that merges by another strategy; the rules for its sources are left to its graph."""
         changed = copy.copy(self)
         changed.strategy, changed.positions = strategy, _positions(strategy)
         changed.merging = self._merging(strategy, self.merging.sources)
@@ -66,7 +66,8 @@ class Synthesizer(Agent):
 
 
 def mode_of_strategy(strategy: Strategy) -> VisibilityMode:
-    """Return how branches are read that are merged so; raises `InvalidRequestError` if there is no such strategy."""
+    """Return the visibility mode of the branches under a strategy; raise `InvalidRequestError` if there is no such
+    strategy."""
     require_strategy(strategy)
     return REENCODED if strategy == "text" else SHARED
 

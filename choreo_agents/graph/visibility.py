@@ -1,4 +1,4 @@
-"""Who may see what of whom: modes, the rules made of them, and the table of all rules."""
+"""Visibility: the modes in which one node sees another, rules made of them, and the table of all declarations."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from typing import Any, Literal
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import VisibilityError
 
-# Modes: what a reader has of a source. Whoever wants to know asks the mode; nobody asks for its name
+# Modes: how a reader sees a source. Code checks a mode's properties, never its name: users add modes of their own
 
 
 ModeName = Literal["private", "shared", "reencoded"]
 Channel = Literal["encoding", "words"]
-"""How a private text can reach a reader: through KV that attended to it, or through words decoded from it that were
-encoded again or routed on."""
+"""The form in which private text reaches a reader: KV that attended to it, or words decoded from it that were encoded
+again or routed on."""
 Presence = Literal["text"] | Channel
-"""How a node has a context: it says the very text; it attends to KV of it, or that attended to it; it has words that
-may have been decoded from it."""
+"""The form in which a node has a context: it writes the very text; it attends to KV of it, or to KV that attended to
+it; or it has words that may have been decoded from it."""
 
 _HOPS = ("own", "state", "called")
-"""What stands in an audit's paths where no rule led on."""
+"""Labels of an audit's hops that follow no rule."""
 
 
 @dataclass(frozen=True, repr=False)
 class VisibilityMode:
-    """What a reader has of a source.
+    """A way in which a reader sees a source.
 
-    Three are known by name: `shared`, `reencoded` and `private`. Make others as you need them, and give them wherever a
+    Three modes have names: `shared`, `reencoded` and `private`. Make others as you need them, and give them wherever a
     mode is declared: `visibility=VisibilityMode("first sentence", "words", transform=first_sentence)`.
 
     Raises:
-        VisibilityError: Its name cannot be drawn, or it re-words, or promises to keep out, what it shows otherwise.
+        VisibilityError: The name cannot be drawn, or it transforms or keeps out a source that it shows otherwise.
     """
 
     name: str
-    """On edges, in reports and in errors: words."""
+    """Words that label it on edges, in reports and in errors."""
     attends_to: Literal["encoding", "words", "nothing"]
     """What the reader attends to: the source's own encoding, and with it all that this attended to; a fresh encoding of
-    the source's words; nothing."""
+    the source's text; or nothing."""
     transform: Callable[[str], str] | None = None
-    """Makes of a message's words those that are encoded for the reader: a summary, a redaction. It is called on the
-    event loop, and must say the same for the same words. What it leaves of a private text nobody can prove: audits take
-    it for the text. None: the words as they are."""
+    """Returns the text to encode for the reader, given a message's text: a summary, a redaction. It runs on the event
+    loop, and must be deterministic. What it leaves of a private text cannot be proven: audits count the result as the
+    text. None: the text as it is."""
     keeps_out: bool = False
-    """Whether no encoding that descends from the source reaches the reader through others either: a promise that
-    audits and calls hold the graph to."""
+    """Whether no encoding that descends from the source may reach the reader through others either: a promise that
+    audits and calls enforce."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"\w[\w '-]*", self.name):
@@ -69,23 +69,23 @@ class VisibilityMode:
 
     @property
     def shows(self) -> bool:
-        """Whether the reader has anything of the source in its view."""
+        """True if the reader sees anything of the source."""
         return self.attends_to != "nothing"
 
     @property
     def shares_kv(self) -> bool:
-        """Whether the reader attends to the source's own encodings."""
+        """True if the reader attends to the source's own encodings."""
         return self.attends_to == "encoding"
 
     @property
     def encodes_again(self) -> bool:
-        """Whether the reader attends to a fresh encoding of the source's words."""
+        """True if the reader attends to a fresh encoding of the source's text."""
         return self.attends_to == "words"
 
     def opens(self, presence: Presence) -> tuple[Channel, ...]:
-        """The channels through which what its source has reaches the reader.
+        """Return the channels through which what the source has reaches the reader.
 
-        A fresh encoding of a text is both: KV of it, and its words.
+        A fresh encoding of a text opens both: it is KV of the text, and has its words.
         """
         if not self.shows:
             return ()
@@ -96,63 +96,64 @@ class VisibilityMode:
         return ("encoding", "words") if presence == "text" else ("words",)
 
     def narrowed(self, to: VisibilityMode) -> VisibilityMode | None:
-        """What it is for a message that a `send` hands on as `to`; None: that would be more than it shows."""
+        """Return the mode for a message that a `send` hands on as `to`; None: that would be more than this mode
+        shows."""
         if not self.shows or not to.shows or (to.shares_kv and not self.shares_kv):
             return None
         return to if self.shares_kv and not to.shares_kv else self
 
     def apply(self, words: str) -> str:
-        """A message's words as the reader gets them.
+        """Return a message's text as the reader gets it.
 
         Raises:
-            VisibilityError: They are re-worded to something that is no text.
+            VisibilityError: The transform returns no text.
         """
-        said = words if self.transform is None else self.transform(words)
-        if not isinstance(said, str):
-            raise VisibilityError(f"mode {self.name!r} must make words of words, not {type(said).__name__}")
-        return said
+        text = words if self.transform is None else self.transform(words)
+        if not isinstance(text, str):
+            raise VisibilityError(f"mode {self.name!r} must make words of words, not {type(text).__name__}")
+        return text
 
 
 SHARED = VisibilityMode("shared", "encoding")
 REENCODED = VisibilityMode("reencoded", "words")
 PRIVATE = VisibilityMode("private", "nothing", keeps_out=True)
 UNSEEN = VisibilityMode("unseen", "nothing")
-"""Not in the view; of what reaches the reader through others nothing is promised."""
+"""Mode of a source that is not in the view, without a promise about what reaches the reader through others."""
 _NAMED = {mode.name: mode for mode in (PRIVATE, SHARED, REENCODED)}
 
 Mode = ModeName | VisibilityMode
-"""A mode as it is declared: by name, or itself."""
+"""A mode as it is declared: a name or a `VisibilityMode`."""
 
 
 def mode_of(spelling: str | VisibilityMode) -> VisibilityMode:
-    """The mode that is meant.
+    """Return the declared mode.
 
     Raises:
-        VisibilityError: There is none of that name, or another.
+        VisibilityError: No mode has that name, or a different mode has it.
     """
     if isinstance(spelling, VisibilityMode):
         if _NAMED.get(spelling.name, spelling) != spelling:
             raise VisibilityError(f"there is another visibility {spelling.name!r}: give yours a name of its own")
         return spelling
-    known = _NAMED.get(spelling) if isinstance(spelling, str) else None
-    if known is None:
+    mode = _NAMED.get(spelling) if isinstance(spelling, str) else None
+    if mode is None:
         names = ", ".join(map(repr, _NAMED))
         raise VisibilityError(f"there is no visibility {spelling!r}: use one of {names}, or a VisibilityMode")
-    return known
+    return mode
 
 
-# Sources, as a reader's own graph knows them
+# Sources: names of authors in a reader's own graph
 
 START_SOURCE = "__start__"
 """The source of input text: LangGraph's START."""
 EVERYONE = "*"
-"""Every node of a reader's graph that is not declared otherwise, but for those whose messages are confidential."""
+"""Every node of a reader's graph without a declaration of its own, except its confidential messages."""
 OUTSIDE = "||"
-"""Before the path of a source that stands outside of a reader's graph; no node can be named so."""
+"""Prefix of a source's path outside of a reader's graph; no node can have this name."""
 
 
 def source_in(rules: Mapping[str, Any], author: str, reader: str) -> str | None:
-    """An author as a reader's rules know it: also one outside of its graph, if a graph around says what it sees."""
+    """Return the source that an author is to a reader's rules, also outside of its graph if a rule names it."""
     if (source := source_of_author(author, reader)) is not None:
         return source
     parts = author.split("|")
@@ -161,10 +162,10 @@ def source_in(rules: Mapping[str, Any], author: str, reader: str) -> str | None:
 
 
 def source_of_author(author: str, reader: str) -> str | None:
-    """An author as a reader's own graph knows it: a node of it, START, or None for one outside of it.
+    """Return the source that an author is in a reader's own graph: a node, START, or None for an author outside.
 
-    To `closer`, all that `team|pro` and `team|judge` said comes from the node `team`. To `team|judge`, what `pro`
-    outside said has no source that its graph could declare.
+    To `closer`, all messages of `team|pro` and `team|judge` come from the node `team`. To `team|judge`, messages of
+    `pro` outside have no source that its graph could declare.
     """
     if author == START_SOURCE:
         return author
@@ -172,26 +173,27 @@ def source_of_author(author: str, reader: str) -> str | None:
     return path[len(home)] if path[: len(home)] == home and len(path) > len(home) else None
 
 
-# A rule: how one reader sees one source
+# Rules: how one reader sees one source
 
 History = Literal["all", "last"] | int
 Scope = Literal["reader", "public"] | tuple[str, ...]
 Positions = Literal["sequential", "parallel"]
-"""Where the messages of a view stand: one after the other; or those of one superstep at one offset, what follows
-starting after the longest of them."""
+"""Positions of a view's messages: one after the other; or those of one superstep at one position, what follows starting
+after the longest of them."""
 
 
 @refuses_unknown()
 @dataclass(frozen=True, init=False)
 class VisibilityRule:
-    """How one reader sees one source.
+    """Rule by which one reader sees one source.
 
     Args:
-        mode: What it has of it. `shared`: its own encodings. `reencoded`: a fresh encoding of its words. `private`:
-            nothing, and no encoding that descends from it either. Or a `VisibilityMode` of yours.
+        mode: `shared`: the source's own encodings. `reencoded`: a fresh encoding of its text. `private`: nothing, and
+            no encoding that descends from it either. Or a `VisibilityMode` of yours.
         history: All its messages, those of its last superstep, or of its last k.
-        scope: What a fresh encoding attends to: the reader's view so far, as in ordinary prompting; the `public` root
-            alone, once for all such readers; or the root and named private contexts, such as `("alice.system",)`.
+        scope: The context that a fresh encoding attends to: the reader's view so far, as in ordinary prompting; the
+            `public` root alone, once for all such readers; or the root and named private contexts, such as
+            `("alice.system",)`.
 
     Raises:
         VisibilityError: There is no such mode, history or scope.
@@ -206,7 +208,7 @@ class VisibilityRule:
         counted = isinstance(history, int) and not isinstance(history, bool) and history >= 1
         if history not in ("all", "last") and not counted:
             raise VisibilityError(f"history must be 'all', 'last' or a number from 1 on, not {history!r}")
-        named = _scope(scope)
+        named = _check_scope(scope)
         if named != "reader" and not meant.encodes_again:
             raise VisibilityError(f"scope {named!r} says what words are encoded in: {meant!r} encodes none")
         for name, value in (("mode", meant), ("history", history), ("scope", named)):
@@ -214,11 +216,11 @@ class VisibilityRule:
 
     @property
     def contexts(self) -> tuple[str, ...]:
-        """The private contexts that fresh encodings attend to by name."""
+        """The private contexts that fresh encodings attend to."""
         return self.scope if isinstance(self.scope, tuple) else ()
 
     def words(self) -> str:
-        """The rule as an edge's label."""
+        """Return the rule as an edge's label."""
         if not self.mode.shows:
             return self.mode.name
         label = self.mode.name
@@ -229,35 +231,33 @@ class VisibilityRule:
         return f"{label}, last" if self.history == "last" else f"{label}, last {self.history}"
 
     def narrowed(self, inner: VisibilityRule) -> VisibilityRule:
-        """The rule by which a reader sees by `inner` what is seen by this one: of both the narrower, and the same in
-        either order, so that narrowing again and again, as in loops, comes to an end.
+        """Return the narrower of this rule and `inner`: for a reader that sees by `inner` what is seen by this rule.
+
+        It is the same in either order, so that repeated narrowing, as in loops, reaches a fixed point.
 
         Raises:
-            VisibilityError: Both re-word.
+            VisibilityError: Both transform text.
         """
         if not (self.mode.shows and inner.mode.shows):
             return inner if self.mode.shows else self
-        first, mode = sorted(
-            (self.mode, inner.mode), key=lambda each: (each.encodes_again, each.transform is not None, each.name)
-        )
+        first, mode = sorted((self.mode, inner.mode), key=lambda m: (m.encodes_again, m.transform is not None, m.name))
         if first.transform not in (None, mode.transform):
             raise VisibilityError(f"{self.mode!r} and {inner.mode!r} both re-word")
         limits = {rule.history for rule in (self, inner)} - {"all"}
         history: History = "all"
         if limits:
-            # The last superstep has any number of messages: of that and a number the one that both show.
-            history = limits.pop() if len(limits) == 1 else min(1 if each == "last" else each for each in limits)
+            # "last" and a number differ: both show at least the last superstep, so "last" counts as 1.
+            history = limits.pop() if len(limits) == 1 else min(1 if limit == "last" else limit for limit in limits)
         scopes = {rule.scope for rule in (self, inner)} - {"reader"} or {"reader"}
         both: Scope = tuple(sorted({*self.contexts} & {*inner.contexts})) or "public"
         return VisibilityRule(mode, history, scopes.pop() if len(scopes) == 1 else both)
 
     def without(self, channel: Channel) -> VisibilityRule:
-        """The rule that lets nothing more of its source through a channel: encodings are cut by encoding words again,
-        words by leaving the source out."""
+        """Return the rule with one channel cut: encodings by encoding text again, words by hiding the source."""
         return VisibilityRule(REENCODED, self.history) if channel == "encoding" else VisibilityRule(PRIVATE)
 
 
-def _scope(scope: Scope | Sequence[str]) -> Scope:
+def _check_scope(scope: Scope | Sequence[str]) -> Scope:
     if scope in ("reader", "public"):
         return scope
     named = tuple(scope) if isinstance(scope, list | tuple) else ()
@@ -267,28 +267,30 @@ def _scope(scope: Scope | Sequence[str]) -> Scope:
 
 
 Reads = Mapping[str, Mode | VisibilityRule] | Literal["*"]
-"""Sources of one reader, in the order in which it sees those of one superstep. `"*"` are all that are not named, and
-then those of one superstep stand in the order of their names, as LangGraph applies what they say; alone it is short for
-`{"*": "shared"}`."""
+"""Sources of one reader, in the order in which messages of one superstep are shown.
+
+`"*"` are all that are not named; messages of one superstep are then ordered by name, as LangGraph applies updates.
+Alone it is short for `{"*": "shared"}`.
+"""
 
 
 def with_input(rules: Mapping[str, VisibilityRule]) -> dict[str, VisibilityRule]:
-    """A reader's rules; input text is shared with it unless declared otherwise."""
+    """Return a reader's rules with one for input: shared, unless declared otherwise."""
     return {START_SOURCE: VisibilityRule(), **rules}
 
 
 def rule_of(
     spelling: Mode | VisibilityRule | None, history: History | None = None, scope: Scope | Sequence[str] | None = None
 ) -> VisibilityRule:
-    """A rule as users spell it: a mode, a `VisibilityRule`, or None for the default.
+    """Return the rule for a mode, a `VisibilityRule`, or None for the default.
 
     Raises:
         VisibilityError: It is neither, or a history or scope is given twice.
     """
     if isinstance(spelling, VisibilityRule):
-        for name, given in (("history", history), ("scope", scope)):
-            if given is not None:
-                raise VisibilityError(f"{name} {given!r} is given beside {spelling}, which has its own")
+        for name, value in (("history", history), ("scope", scope)):
+            if value is not None:
+                raise VisibilityError(f"{name} {value!r} is given beside {spelling}, which has its own")
         return spelling
     return VisibilityRule(
         SHARED if spelling is None else spelling,
@@ -298,22 +300,22 @@ def rule_of(
 
 
 def rules_of(reads: Reads) -> dict[str, VisibilityRule]:
-    """Spelled-out rules of a `reads=` argument.
+    """Return the rules of a `reads=` argument.
 
     Raises:
-        VisibilityError: It is neither `"*"` nor says how each of its sources is read.
+        VisibilityError: It is neither `"*"` nor a mode or rule for each source.
     """
     if reads == EVERYONE:
         return {EVERYONE: VisibilityRule()}
     if not isinstance(reads, Mapping):
         raise VisibilityError(
-            f"reads must be '*', or a mode or Rule for each source, such as {{'pro': 'shared'}}: not {reads!r}"
+            f"reads must be '*', or a mode or VisibilityRule per source, such as {{'pro': 'shared'}}: not {reads!r}"
         )
     return {source: rule_of(rule) for source, rule in reads.items()}
 
 
 def hidden_sources(rules: Mapping[str, VisibilityRule]) -> frozenset[str]:
-    """The sources of which nothing is to reach a reader as an encoding, through whomever."""
+    """Return the sources of which no encoding may reach the reader, not even through others."""
     return frozenset(source for source, rule in rules.items() if rule.mode.keeps_out)
 
 
@@ -322,53 +324,60 @@ def hidden_sources(rules: Mapping[str, VisibilityRule]) -> frozenset[str]:
 
 @dataclass
 class VisibilityTable:
-    """Rules by reader and source. Sources keep the order in which they were first declared."""
+    """All declarations: rules by reader and source. Sources keep the order in which they were first declared."""
 
     rules: dict[str, dict[str, VisibilityRule]] = field(default_factory=dict)
-    others: dict[str, VisibilityRule] = field(default_factory=dict)
-    """By reader, how it sees all whom it does not name; it is said of some readers only."""
+    everyone_rules: dict[str, VisibilityRule] = field(default_factory=dict)
+    """For some readers, the rule for all sources that they do not name."""
     default: VisibilityRule | None = None
-    """How everybody else sees all whom nothing is said of; None: not at all, but over edges."""
+    """The rule for all other pairs without a declaration; None: they see nothing, except over edges."""
     silent: set[str] = field(default_factory=set)
-    """Nodes that say nothing: their readers see what they see."""
+    """Nodes that write no messages: their readers see what they see."""
     _confidential: set[str] = field(default_factory=set)
-    """Nodes of which no silent one passes anything on."""
-    _told: dict[str, str] = field(default_factory=dict)
-    """By nodes that have a system prompt, whose they are: behind an edge from START they read input after that."""
+    """Nodes whose messages silent nodes do not pass on."""
+    _instructed: dict[str, str] = field(default_factory=dict)
+    """Persona by node, for nodes with a system prompt: an edge from START shows them input behind that prompt."""
     _explicit: set[tuple[str, str]] = field(default_factory=set)
     _modeless: set[tuple[str, str]] = field(default_factory=set)
-    """Explicit pairs of which a history is said, but no mode."""
+    """Explicit pairs with a declared history, but no declared mode."""
     _changed: set[tuple[str, str]] = field(default_factory=set)
     _seen: dict[str, dict[str, VisibilityRule]] | None = None
-    """What `seen` has found; None: nothing yet."""
+    """Cache of `seen`; None: not computed."""
 
     def copy(self) -> VisibilityTable:
-        """A table of its own with the same rules."""
+        """Return an independent table with the same rules."""
         rules = {reader: dict(rules) for reader, rules in self.rules.items()}
-        nodes = set(self.silent), set(self._confidential), dict(self._told)
+        nodes = set(self.silent), set(self._confidential), dict(self._instructed)
         pairs = set(self._explicit), set(self._modeless), set(self._changed)
-        return VisibilityTable(rules, dict(self.others), self.default, *nodes, *pairs, self._seen)
+        return VisibilityTable(rules, dict(self.everyone_rules), self.default, *nodes, *pairs, self._seen)
 
     def describe(
-        self, *, silent: Iterable[str] = (), confidential: Iterable[str] = (), told: Mapping[str, str] | None = None
+        self, *, silent: Iterable[str] = (), confidential: Iterable[str] = (), personas: Mapping[str, str] | None = None
     ) -> None:
-        """Say what nodes are that matters for what they see, or what is seen of them."""
+        """Record properties of nodes that matter for visibility.
+
+        Args:
+            silent: Nodes that write no messages.
+            confidential: Nodes whose messages are confidential.
+            personas: Personas of nodes with a system prompt, by node.
+        """
         self._seen = None
         self.silent.update(silent)
         self._confidential.update(confidential)
-        self._told.update(told or {})
+        self._instructed.update(personas or {})
 
     def declare(
         self, source: str, reader: str, rule: VisibilityRule, *, explicit: bool = True, has_mode: bool = True
     ) -> None:
-        """Set how `reader` sees `source`. What is explicit beats how it sees everyone, and that an edge's default.
+        """Set how `reader` sees `source`. Explicit declarations override rules for everyone, and these override edges'
+        defaults.
 
         Raises:
-            VisibilityError: Two explicit declarations of the pair differ, or it is no pair.
+            VisibilityError: Two explicit declarations of the pair differ, or source and reader are the same.
         """
         _require_pair(source, reader)
         if source == EVERYONE:
-            _require_same(source, reader, self.others.setdefault(reader, rule), rule)
+            _require_same(source, reader, self.everyone_rules.setdefault(reader, rule), rule)
             return
         self._seen, rules = None, self.rules.setdefault(reader, {})
         if (source, reader) in self._explicit:
@@ -384,159 +393,161 @@ class VisibilityTable:
                 self._modeless.add((source, reader))
 
     def change(self, source: str, reader: str, rule: VisibilityRule, *, explicit: bool = False) -> None:
-        """Replace a declaration, whoever made it; `explicit`: by one of this very pair.
+        """Replace a declaration, whoever made it; `explicit`: the new one counts as declared for this very pair.
 
         Raises:
-            VisibilityError: It is no pair.
+            VisibilityError: Source and reader are the same.
         """
         _require_pair(source, reader)
         if source == EVERYONE:
-            self.others[reader] = rule
+            self.everyone_rules[reader] = rule
             return
         self._seen, self.rules.setdefault(reader, {})[source] = None, rule
         self._modeless.discard((source, reader))
         (self._explicit if explicit else self._changed).add((source, reader))
 
     def everyone(self, reader: str) -> VisibilityRule | None:
-        """How a reader sees all whom it does not name; None: not at all."""
-        return self.others.get(reader, self.default)
+        """Return a reader's rule for all sources that it does not name; None: it sees nothing of them."""
+        return self.everyone_rules.get(reader, self.default)
 
     def reads(self, reader: str, nodes: Iterable[str] = ()) -> dict[str, VisibilityRule]:
-        """A reader's sources, input text among them; of `nodes`, it sees all if it sees everyone."""
+        """Return a reader's rules by source, input included, and all of `nodes` if it sees everyone."""
         rules, rule = self.seen.get(reader, {}), self.everyone(reader)
         if rule is None:
             return with_input(rules)
-        named = {source: said for source, said in rules.items() if self._stays(source, reader)}
+        named = {source: own for source, own in rules.items() if self._overrides(source, reader)}
         return with_input({**dict.fromkeys(self.undeclared(reader, nodes) or (), rule), **named})
 
     def undeclared(self, reader: str, nodes: Iterable[str] = ()) -> tuple[str, ...] | None:
-        """Whom of `nodes`, and at the starts of its edges, it sees though nothing is said of the pair; by name.
+        """Return the sources among `nodes`, and at the starts of its edges, that a reader sees without a declaration;
+        by name.
 
         None: it does not see everyone.
         """
         if self.everyone(reader) is None:
             return None
-        known = {*nodes, *self.rules.get(reader, {})} - {reader, START_SOURCE}
-        return tuple(sorted(source for source in known if (source, reader) not in self._explicit))
+        sources = {*nodes, *self.rules.get(reader, {})} - {reader, START_SOURCE}
+        return tuple(sorted(source for source in sources if (source, reader) not in self._explicit))
 
     def declared(self, nodes: Iterable[str]) -> dict[str, dict[str, VisibilityRule]]:
-        """What is declared, by reader and source; for `nodes` as well how they see everyone else, as of `EVERYONE`."""
+        """Return the declarations, by reader and source; for `nodes` also the default, as source `EVERYONE`."""
         table: dict[str, dict[str, VisibilityRule]] = {}
-        for reader in {**self.seen, **self.others, **dict.fromkeys(nodes if self.default is not None else ())}:
+        for reader in {**self.seen, **self.everyone_rules, **dict.fromkeys(nodes if self.default is not None else ())}:
             rule, rules = self.everyone(reader), self.seen.get(reader, {})
             table[reader] = dict(rules)
             if rule is not None:
-                table[reader] = {s: said for s, said in rules.items() if self._stays(s, reader)} | {EVERYONE: rule}
+                table[reader] = {s: own for s, own in rules.items() if self._overrides(s, reader)} | {EVERYONE: rule}
         return table
 
     @property
     def seen(self) -> dict[str, dict[str, VisibilityRule]]:
-        """Rules by reader and source, with those that follow from what nodes are, where nothing else is declared.
+        """Rules by reader and source, with those that follow from properties of nodes where nothing else is declared.
 
-        Silent nodes pass on what they see. Of several ways the narrowest holds; where one is private the source is not
-        in the view, and nothing is promised of it. Input, which everyone sees, and what is confidential are not passed
-        on. Behind an edge from START input is encoded again after a system prompt, in all views of a persona.
+        Silent nodes pass on what they see. Of several paths the narrowest rule holds; if one path is private, the
+        source is not in the view, without a promise. Input, which everyone sees, and confidential messages are not
+        passed on. Behind an edge from START input is encoded again after a system prompt, in all views of a persona.
 
         Raises:
-            VisibilityError: What re-words a source on one way is not what does on another.
+            VisibilityError: Two paths transform a source's text differently.
         """
         if self._seen is None:
             passed: dict[str, dict[str, VisibilityRule]] = {}
             before = None
-            while passed != before:  # silent nodes may stand in a loop: ways through that narrow what is passed on
+            while passed != before:  # fixed point: silent nodes may be in a loop, each round of which narrows the rules
                 before, passed = passed, {name: self._narrowest(name, passed) for name in sorted(self.silent)}
             self._seen = {**self.rules}
             for reader in self.rules.keys() - self.silent:
                 if self.everyone(reader) is None:
-                    self._seen[reader] = self._in_order(reader, self._narrowest(reader, passed), passed)
-            first = {who for name, who in self._told.items() if self._is_default(START_SOURCE, name)}
-            for name, who in self._told.items():
+                    self._seen[reader] = self._order_rules(reader, self._narrowest(reader, passed), passed)
+            first = {persona for name, persona in self._instructed.items() if self._is_default(START_SOURCE, name)}
+            for name, persona in self._instructed.items():
                 rule = self.rules.get(name, {}).get(START_SOURCE)
                 is_open = rule is None or self._is_default(START_SOURCE, name)
-                if who in first and is_open and self.everyone(name) is None:
+                if persona in first and is_open and self.everyone(name) is None:
                     again = VisibilityRule(REENCODED, "all" if rule is None else rule.history)
                     self._seen[name] = {**self._seen.get(name, {}), START_SOURCE: again}
         return self._seen
 
-    def _in_order(
-        self, reader: str, given: Mapping[str, VisibilityRule], passed: Mapping[str, Mapping[str, VisibilityRule]]
+    def _order_rules(
+        self, reader: str, narrowest: Mapping[str, VisibilityRule], passed: Mapping[str, Mapping[str, VisibilityRule]]
     ) -> dict[str, VisibilityRule]:
-        """Return a reader's rules, and those that it is given where the silent nodes stand that pass them on."""
+        """Return a reader's rules with passed-on sources at the places of the silent nodes that pass them on."""
         ordered: dict[str, VisibilityRule] = {}
         for source, rule in self.rules[reader].items():
-            ordered |= {name: given[name] for name in passed.get(source, ()) if name in given}
+            ordered |= {name: narrowest[name] for name in passed.get(source, ()) if name in narrowest}
             ordered[source] = rule
         return ordered
 
     def _narrowest(self, reader: str, passed: Mapping[str, Mapping[str, VisibilityRule]]) -> dict[str, VisibilityRule]:
-        """Return how a reader sees the sources that silent nodes pass on to it; who is silent itself also its own."""
-        found: dict[str, VisibilityRule] = {}
+        """Return the rules for sources that silent nodes pass on to a reader; for a silent reader also those of its own
+        sources."""
+        result: dict[str, VisibilityRule] = {}
         rules, is_silent = self.rules.get(reader, {}), reader in self.silent
         declared = {reader, *(source for source in rules if not is_silent or (source, reader) in self._explicit)}
         for source, rule in rules.items():
-            ways = passed.get(source, {}) if source in self.silent else {}
+            passed_rules = passed.get(source, {}) if source in self.silent else {}
             if is_silent and source not in {*self.silent, *self._confidential, START_SOURCE}:
-                ways = {source: rule}
-            for name, way in ways.items():
+                passed_rules = {source: rule}
+            for name, passed_rule in passed_rules.items():
                 if name in declared and name != source:
                     continue
                 try:
-                    narrowed = way if way == rule else way.narrowed(rule)
-                    if found.get(name, narrowed) != narrowed:
-                        narrowed = narrowed.narrowed(found[name])
+                    narrowed = passed_rule if passed_rule == rule else passed_rule.narrowed(rule)
+                    if result.get(name, narrowed) != narrowed:
+                        narrowed = narrowed.narrowed(result[name])
                 except VisibilityError as error:
                     raise VisibilityError(
                         f"what {source!r} passes on of {name!r} to {reader!r} is not clear: {error}. Declare this pair"
                     ) from error
-                found[name] = narrowed if narrowed.mode.shows else VisibilityRule(UNSEEN)
-        return found
+                result[name] = narrowed if narrowed.mode.shows else VisibilityRule(UNSEEN)
+        return result
 
     def _is_default(self, source: str, reader: str) -> bool:
-        """Whether an edge that says no mode is all that declares a pair."""
-        has_mode = self._stays(source, reader) and (source, reader) not in self._modeless
+        """Return whether a pair is declared only by an edge without a mode."""
+        has_mode = self._overrides(source, reader) and (source, reader) not in self._modeless
         return source in self.rules.get(reader, {}) and not has_mode
 
-    def _stays(self, source: str, reader: str) -> bool:
-        """Whether what is said of a pair goes before what is said of everyone."""
+    def _overrides(self, source: str, reader: str) -> bool:
+        """Return whether a pair's declaration overrides the rule for everyone."""
         return (source, reader) in self._explicit or (source, reader) in self._changed
 
     def explicit(self) -> Iterator[tuple[str, str, VisibilityRule]]:
-        """Every (source, reader, rule) that was declared of the very pair."""
+        """Yield every (source, reader, rule) that was declared for this very pair."""
         return ((source, reader, rule) for source, reader, rule in self._rules() if (source, reader) in self._explicit)
 
     def require_nodes(self, nodes: Iterable[str]) -> None:
         """Raise `VisibilityError` if a declaration names no node."""
-        known = set(nodes)
+        names = set(nodes)
         for source, reader, _ in self._rules():
-            for name, allowed in ((reader, known), (source, known | {START_SOURCE, EVERYONE})):
+            for name, allowed in ((reader, names), (source, names | {START_SOURCE, EVERYONE})):
                 if name not in allowed:
                     raise VisibilityError(
                         f"the visibility {source!r} to {reader!r} names no node: {name!r}. "
-                        f"Nodes: {', '.join(sorted(known))}"
+                        f"Nodes: {', '.join(sorted(names))}"
                     )
 
     def require_contexts(self, contexts: Iterable[str]) -> None:
         """Raise `VisibilityError` if a scope names no private context whose text the graph's own agents have."""
-        known = set(contexts)
+        names = set(contexts)
         everyone = [] if self.default is None else [(EVERYONE, EVERYONE, self.default)]
         for source, reader, rule in (*self._rules(), *everyone):
             for name in rule.contexts:
-                if name not in known:
-                    there = f"there are {', '.join(map(repr, sorted(known)))}" if known else "the graph has none"
+                if name not in names:
+                    choices = f"there are {', '.join(map(repr, sorted(names)))}" if names else "the graph has none"
                     raise VisibilityError(
                         f"the visibility {source!r} to {reader!r} names no private context that words can be "
-                        f"encoded in: {name!r}: {there}"
+                        f"encoded in: {name!r}: {choices}"
                     )
 
     def _rules(self) -> Iterator[tuple[str, str, VisibilityRule]]:
-        """Every (source, reader, rule) that names its reader; of everyone as of `EVERYONE`."""
+        """Yield every (source, reader, rule) with a named reader; source `EVERYONE` for rules for everyone."""
         for reader, rules in self.rules.items():
             yield from ((source, reader, rule) for source, rule in rules.items())
-        yield from ((EVERYONE, reader, rule) for reader, rule in self.others.items())
+        yield from ((EVERYONE, reader, rule) for reader, rule in self.everyone_rules.items())
 
 
 def rule_between(table: Mapping[str, Mapping[str, VisibilityRule]], source: str, reader: str) -> VisibilityRule | None:
-    """What a table of declarations says of a pair of nodes; None: nothing."""
+    """Return the rule for a pair of nodes in a table of declarations; None: there is none."""
     rules = table.get(reader, {})
     return rules.get(source, None if source == START_SOURCE else rules.get(EVERYONE))
 
@@ -547,7 +558,7 @@ def _require_pair(source: str, reader: str) -> None:
 
 
 def _require_same(source: str, reader: str, declared: VisibilityRule, rule: VisibilityRule) -> None:
-    """Raise `VisibilityError` if how a reader sees a source is declared in two ways."""
+    """Raise `VisibilityError` if a pair is declared in two ways."""
     if declared != rule:
         raise VisibilityError(
             f"how {reader!r} sees {source!r} is declared twice: {declared} and {rule}. Keep one of them"

@@ -1,8 +1,8 @@
-"""Runs to be looked at: one page of HTML, which fetches nothing and runs no text.
+"""HTML pages that show recorded runs, and progress bars. A page is one file: it loads nothing and executes no message.
 
-run_data   what a recording says, as the page takes it
-page       the page: `run.html`, which `make page` builds of the sources in `page/`, with the data in it
-progress   bars for long work, in terminals and notebooks
+run_data   a recording as plain JSON, in the page's format
+page       the page: `run.html`, which `make page` builds from the sources in `page/`, with the data inserted
+progress   progress bars for terminals and notebooks
 """
 
 from choreo_agents.inspection.page import RunPage, page_of, run_page

@@ -1,4 +1,4 @@
-"""The page of a run: one file of HTML that fetches nothing."""
+"""HTML page of a recording's runs, in one self-contained file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.inspection.run_data import RunData, run_data
 
 _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
-"""What could end a block of data, as JSON writes it otherwise."""
+"""JSON escapes for characters that could end the page's `<script>` block or its string."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RunPage:
     calls: int
 
     def write(self, path: str | Path) -> None:
-        """Write it to a file, as a whole or not at all, and for its user alone: it has the words of a run.
+        """Write the page to a file, atomically and readable by its user only: it holds the messages of a run.
 
         Raises:
             InvalidRequestError: The file cannot be written.
@@ -48,14 +48,14 @@ class RunPage:
 
 
 def run_page(path: str | Path, beside: str | Path | None = None) -> RunPage:
-    """The page of a recording's runs: who spoke when, what each read, and what it saved.
+    """Return the page of a recording's runs: who spoke when, what each call read, and what that saved.
 
     Args:
-        path: What `engine.record(path)` has written.
-        beside: Another recording, whose runs can be looked at beside these: a fork, say.
+        path: A file that `engine.record(path)` has written.
+        beside: Another recording, such as a fork, whose runs the page shows beside these.
 
     Raises:
-        InvalidRequestError: One of them is no recording.
+        InvalidRequestError: One of the files is no recording.
     """
     recording = read_recording(path)
     data = run_data(recording, None if beside is None else read_recording(beside))
@@ -63,15 +63,15 @@ def run_page(path: str | Path, beside: str | Path | None = None) -> RunPage:
 
 
 def page_of(data: RunData) -> str:
-    """A page of HTML that shows runs: self-contained, with a policy by which nothing else is loaded or run.
+    """Return a self-contained HTML page of runs, whose content security policy loads and runs nothing else.
 
-    Text of messages is data in it: it is written as text, never as markup.
+    Messages are data in the page: it shows them as text, never as markup.
 
     Args:
         data: From `run_data`.
     """
     template = files("choreo_agents.inspection").joinpath("run.html").read_text(encoding="utf-8")
-    before, rest = template.split("{{TITLE}}")
-    middle, behind = rest.split("{{DATA}}")
+    before, after = template.split("{{TITLE}}")
+    middle, behind = after.split("{{DATA}}")
     written = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
     return "".join((before, html.escape(data["title"]), middle, written, behind))

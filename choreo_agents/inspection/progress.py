@@ -1,4 +1,4 @@
-"""A bar for long work, the same in a terminal and in a notebook."""
+"""Progress bars for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 _EVERY_S = 0.2
-"""How often a notebook is shown a change, at most: each is a message to the browser."""
+"""Seconds between two updates of a notebook's bar, at least: each is a message to the browser."""
 
 
 def drawn_on(console: Console) -> Progress:
-    """Bars that go when they are done, with the times that it took and takes."""
+    """Return progress bars with elapsed and remaining time, which disappear when they are done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
 class ProgressBar:
-    """How much of something is done: call it with that, as whatever takes a `progress` or `on_progress` does.
+    """A progress bar, to pass as `progress` or `on_progress`: it is called with the amount done.
 
     Args:
-        title: What is being done.
+        title: Text beside the bar.
     """
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.done: float = 0
         self.of: float | None = None
-        """In all; None: nobody knows how much that is."""
+        """Total amount; None if it is unknown."""
         self._began_s = time.monotonic()
 
     def __call__(self, done: float, of: float | None = None) -> None:
-        """So much is done, of so much in all; once that is known it need not be told again."""
+        """Show that `done` of `of` is done; without `of` the last known total stays."""
         self.done, self.of = done, self.of if of is None else of
         self.show()
 
     def show(self) -> None:
-        """Draw it as it is now."""
+        """Draw the bar as it is now."""
 
     def close(self) -> None:
-        """It is over, or was left."""
+        """End the display, whether or not the work is done."""
 
     def __str__(self) -> str:
         of = "" if self.of is None else f"/{self.of:g}"
@@ -56,12 +56,12 @@ class ProgressBar:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the bar was made."""
         return time.monotonic() - self._began_s
 
 
 class _TerminalBar(ProgressBar):
-    """On stderr; where that is no terminal, nothing is drawn."""
+    """A bar on stderr, which is not drawn if that is no terminal."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
@@ -77,7 +77,7 @@ class _TerminalBar(ProgressBar):
 
 
 class _NotebookBar(ProgressBar):
-    """In place of a cell's output: it needs no widgets, and stays there as it was at the end."""
+    """A bar in a notebook cell's output: it needs no widgets, and its last state stays visible."""
 
     def __init__(self, title: str, display: Any) -> None:
         super().__init__(title)
@@ -99,7 +99,7 @@ class _NotebookBar(ProgressBar):
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[ProgressBar]:
-    """A bar for what is done inside the block: in a notebook's cell, else on the terminal.
+    """Show a progress bar during the block: in the notebook cell, else on the terminal.
 
     ```python
     with progress_bar("replaying") as bar:
@@ -107,7 +107,7 @@ def progress_bar(title: str) -> Iterator[ProgressBar]:
     ```
 
     Args:
-        title: What is being done.
+        title: Text beside the bar.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None:

@@ -1,16 +1,16 @@
-"""What a recording says, as the page of a run takes it: plain JSON, with words only where the recording has them."""
+"""Converts a recording to the plain JSON that the page reads; masked messages stay masked."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict
 
 from choreo_agents.engine.recording.format import Line, RecordedMemory, RecordedMessage, Recording, RunStarted
-from choreo_agents.graph.recording.packing import in_words
+from choreo_agents.graph.recording.packing import describe_packed
 
-_LEFT = {"call": ("asked", "tokens", "is_set"), "message": ("offsets",), "step": ("tokens",)}
-"""What the page does not show of a line."""
+_OMITTED = {"call": ("asked", "tokens", "is_set"), "message": ("offsets",), "step": ("tokens",)}
+"""Fields that the page does not show, by kind of line."""
 _MESSAGES = {"name", "parents", "words_of", "reads", "made", "thought"}
-"""What names messages."""
+"""Fields whose values are names of messages."""
 _NAMES = {
     "said": "saidDigest",
     "words_of": "wordsOf",
@@ -18,18 +18,18 @@ _NAMES = {
     **{f"{tier}_bytes": tier for tier in ("device", "host", "disk")},
 }
 _LONGEST = 2000
-"""Characters of what a run was given that are shown."""
+"""Characters of a run's input that are shown."""
 
 
 class RunData(TypedDict):
-    """What the page is given."""
+    """The page's data."""
 
     title: str
     model: str
     conditions: dict[str, str]
     bytesPerToken: int
     cut: str | None
-    """Where a recording ends whose process ended before it was closed."""
+    """Where the recording ends, if its process ended before it was closed."""
     runs: list[dict[str, Any]]
     messages: list[dict[str, Any]]
     steps: list[dict[str, Any]]
@@ -37,20 +37,20 @@ class RunData(TypedDict):
 
 
 def run_data(recording: Recording, beside: Recording | None = None) -> RunData:
-    """All of a recording, and the runs of another one beside it: a fork, say.
+    """Return a recording's data, and the runs of another recording beside it, such as a fork.
 
-    Memory and forward passes are those of the first.
+    Memory and forward passes are those of the first recording.
     """
     header = recording.header
     both = (recording,) if beside is None else (recording, beside)
     messages: dict[str, dict[str, Any]] = {}
     runs = []
-    for number, each in enumerate(both):
+    for number, source in enumerate(both):
         prefix = f"{number}:"
         messages |= {
-            prefix + line.name: _line(line, prefix) for line in each.lines if isinstance(line, RecordedMessage)
+            prefix + line.name: _line(line, prefix) for line in source.lines if isinstance(line, RecordedMessage)
         }
-        runs += [_run(each, line, prefix) for line in each.runs]
+        runs += [_run(source, line, prefix) for line in source.runs]
     for number, run in enumerate(runs):
         run["title"] = f"run {number + 1}" + ("" if run["thread"] is None else f", thread {run['thread']}")
     return {
@@ -73,7 +73,7 @@ def _run(recording: Recording, run: RunStarted, prefix: str) -> dict[str, Any]:
         "began": run.at_s,
         "ended": None if ended is None else ended.at_s,
         "outcome": None if ended is None else ended.outcome,
-        "given": _told(run.given),
+        "given": _text_of(run.given),
         "edges": run.edges,
         "calls": [_line(call, prefix) for call in recording.calls(run.run)],
         "nodes": [_line(node, prefix) for node in recording.nodes(run.run)],
@@ -81,17 +81,17 @@ def _run(recording: Recording, run: RunStarted, prefix: str) -> dict[str, Any]:
 
 
 def _line(line: Line, prefix: str) -> dict[str, Any]:
-    """A line as the page has it, which calls some things otherwise; the messages of each recording have its prefix."""
-    told = line.model_dump(exclude={"kind", "run", *_LEFT.get(line.kind, ())})
-    for name in told.keys() & _MESSAGES:
-        if (named := told[name]) is not None:
-            told[name] = prefix + named if isinstance(named, str) else [prefix + each for each in named]
-    return {_NAMES.get(name, name): each for name, each in told.items()}
+    """Return a line with the page's field names; the prefix keeps apart messages of two recordings."""
+    fields = line.model_dump(exclude={"kind", "run", *_OMITTED.get(line.kind, ())})
+    for name in fields.keys() & _MESSAGES:
+        if (named := fields[name]) is not None:
+            fields[name] = prefix + named if isinstance(named, str) else [prefix + item for item in named]
+    return {_NAMES.get(name, name): value for name, value in fields.items()}
 
 
-def _told(packed: str | None) -> str | None:
-    """What was packed, in words; None: it is not written."""
+def _text_of(packed: str | None) -> str | None:
+    """Return a packed input as text, cut to `_LONGEST`; None if it was not recorded."""
     if packed is None:
         return None
-    told = in_words(packed)
-    return told if len(told) <= _LONGEST else f"{told[:_LONGEST]} ..."
+    text = describe_packed(packed)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

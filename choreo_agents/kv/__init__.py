@@ -1,1 +1,1 @@
-"""KV memory: pool, segments, handles, and the prefix tree of the baseline method."""
+"""KV memory: the pool and its segments, tiers below it, message handles, and the prefix tree of `method="baseline"`."""

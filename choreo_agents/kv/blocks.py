@@ -1,4 +1,4 @@
-"""Hands out blocks of the pool, in as few contiguous runs as it can."""
+"""Allocator of the pool's blocks, in as few contiguous runs as possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Run(NamedTuple):
 
 
 class BlockAllocator:
-    """Free runs, by where they start and by how long they are, and never adjacent to each other.
+    """Free runs of blocks, sorted by start and by length. No two free runs are adjacent.
 
         blocks   0 1 2 3 4 5 6 7 8 9
         owner    a a . . b . . . a .      free: (2,2) (5,3) (9,1)
@@ -33,16 +33,16 @@ class BlockAllocator:
         self.blocks = blocks
         self.free_blocks = 0
         self._free: list[Run] = []
-        """In order."""
+        """Free runs by start, ascending."""
         self._sizes: list[tuple[int, int]] = []
-        """Length and start of each, in order."""
+        """Length and start of the free runs, ascending."""
         if blocks:
             self._add(Run(0, blocks))
 
     def allocate(self, count: int) -> tuple[Run, ...] | None:
-        """Take `count` blocks: from the tightest free run that is long enough, else from the longest ones.
+        """Take `count` blocks from the shortest free run that is long enough, else from the longest ones.
 
-        None if too few are free.
+        Returns None if too few are free.
         """
         if count < 1:
             raise KVMemoryError(f"{count} blocks of KV memory were asked for")
@@ -59,7 +59,7 @@ class BlockAllocator:
         return tuple(taken)
 
     def free(self, run: Run) -> None:
-        """Give a run back, joined with its free neighbours."""
+        """Free a run, and join it with its free neighbours."""
         at = bisect_left(self._free, run)
         before = self._free[at - 1] if at else None
         after = self._free[at] if at < len(self._free) else None
@@ -79,8 +79,8 @@ class BlockAllocator:
         runs = self.free_runs()
         for run in runs:
             assert run.length > 0 and run.start >= 0 and run.end <= self.blocks, f"{run} is outside the pool"
-        for left, right in pairwise(runs):
-            assert left.end < right.start, f"free runs {left} and {right} overlap or were not joined"
+        for lower, upper in pairwise(runs):
+            assert lower.end < upper.start, f"free runs {lower} and {upper} overlap or were not joined"
         assert self._sizes == sorted((run.length, run.start) for run in runs)
         assert self.free_blocks == sum(run.length for run in runs)
 
@@ -88,7 +88,7 @@ class BlockAllocator:
         return tuple(self._free)
 
     def _take(self, at: int, count: int) -> Run:
-        """From the start of a run, which is told by its place among the sizes."""
+        """Take blocks from the start of the free run at index `at` of `_sizes`."""
         length, start = self._sizes[at]
         self._remove(Run(start, length))
         if length > count:

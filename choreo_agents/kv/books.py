@@ -1,4 +1,4 @@
-"""What is in the pool, what of it may leave, and what is below: counted as it changes, looked up without a walk."""
+"""Running totals of a cache by tier and tenant, updated on every change so that reading them needs no scan."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from choreo_agents.kv.entry import CacheEntry
 
 
 class KVBooks:
-    """The entries of one cache. Used under the engine's lock only."""
+    """Entries of one cache, counted by tier. Used under the engine's lock only."""
 
     def __init__(self) -> None:
         self._resident: OrderedDict[CacheEntry, None] = OrderedDict()
         self.idle_tokens = 0
-        """Room in the pool that what nothing keeps there takes."""
+        """Tokens of the pool taken by entries that may be evicted."""
         self.host_bytes: Counter[str] = Counter()
-        """On the host, by tenant, ..."""
+        """Bytes on the host, by tenant."""
         self.disk_tokens: Counter[str] = Counter()
-        """... and in the engine's own files."""
+        """Tokens in the engine's own files, by tenant."""
 
     def open(self, entry: CacheEntry) -> None:
-        """Count an entry from now on."""
+        """Start to count an entry."""
         entry.changed = self._changed
-        entry.hold_on_to()
+        entry.update_holder()
         self._changed(entry)
 
     def close(self, entry: CacheEntry) -> None:
-        """Count it no more."""
+        """Stop counting an entry."""
         entry.changed = None
-        entry.hold_on_to()
+        entry.update_holder()
         self._resident.pop(entry, None)
         self._count(entry, 0, (0, 0))
 
     def touch(self, entry: CacheEntry) -> None:
-        """Note that it was used just now."""
+        """Mark an entry as most recently used."""
         if entry in self._resident:
             self._resident.move_to_end(entry)
 
     def resident(self) -> Iterable[CacheEntry]:
-        """Return what is in the pool: the longest unused first."""
+        """Return the entries in the pool, least recently used first."""
         return self._resident
 
     def check(self, entries: Iterable[CacheEntry]) -> None:
-        """Assert that all that is counted is there, and counted as it is."""
+        """Assert that the totals agree with `entries`."""
         every = list(entries)
         assert all(entry.idle_tokens == _idle_tokens(entry) for entry in every)
         assert all(entry.segment is None or entry.segment.holder is entry for entry in every)
@@ -58,7 +58,7 @@ class KVBooks:
         if entry.segment is None:
             self._resident.pop(entry, None)
         else:
-            self._resident.setdefault(entry)  # in its place, if it is there
+            self._resident.setdefault(entry)  # keeps its place, if it has one
         self._count(entry, _idle_tokens(entry), _below(entry))
 
     def _count(self, entry: CacheEntry, idle_tokens: int, below: tuple[int, int]) -> None:
@@ -76,6 +76,6 @@ def _idle_tokens(entry: CacheEntry) -> int:
 
 
 def _below(entry: CacheEntry) -> tuple[int, int]:
-    """Return its bytes on the host, and its tokens in a file of the engine's own."""
+    """Return an entry's bytes on the host, and its tokens in the engine's own files."""
     staged = 0 if entry.staged is None else entry.staged.nbytes
     return entry.hosted_bytes + staged, entry.tokens * entry.on_disk

@@ -1,4 +1,4 @@
-"""Where the KV of every message is: in the pool, on the host, on disk, or nowhere, to be computed again."""
+"""KV cache of an engine: which tier holds each message, and how messages move between the tiers."""
 
 from __future__ import annotations
 
@@ -20,46 +20,43 @@ from choreo_agents.tracing import PerTenantCounters
 
 
 class HostedEntries:
-    """KV that has left the pool, in host memory, within a budget. Entries know what they have there.
-
-    Not thread-safe.
-    """
+    """The host tier: KV that was evicted from the pool, in host memory, within a budget. Not thread-safe."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self._used_bytes = 0
         self._kept: dict[CacheEntry, HostKV] = {}
-        """The longest unused first: what is used leaves, and comes again."""
+        """Least recently used first: an entry that is used leaves the host, and is added again."""
 
     def __contains__(self, entry: CacheEntry) -> bool:
         return entry in self._kept
 
     @property
     def free_bytes(self) -> int:
-        """That may come before anything has to leave."""
+        """Bytes that can be added before anything has to leave."""
         return self.budget_bytes - self._used_bytes
 
     def put(self, entry: CacheEntry, kv: HostKV) -> list[tuple[CacheEntry, HostKV]]:
-        """Keep KV; what leaves for it, oldest first: itself if it is larger than the budget."""
+        """Keep KV; return the entries that leave for it, oldest first, itself if it exceeds the budget alone."""
         assert entry not in self._kept
         self._kept[entry], entry.hosted_bytes = kv, kv.nbytes
         self._used_bytes += kv.nbytes
-        over = list(leaving(((each, held.nbytes) for each, held in self._kept.items()), -self.free_bytes))
-        return [(each, held) for each in over if (held := self.take(each)) is not None]
+        over = list(leaving(((old, old_kv.nbytes) for old, old_kv in self._kept.items()), -self.free_bytes))
+        return [(old, old_kv) for old in over if (old_kv := self.take(old)) is not None]
 
     def peek(self, entry: CacheEntry) -> HostKV | None:
-        """KV that stays here."""
+        """Return an entry's KV without removing it."""
         return self._kept.get(entry)
 
     def take(self, entry: CacheEntry) -> HostKV | None:
-        """Hand KV out and forget it."""
+        """Remove and return an entry's KV."""
         kv = self._kept.pop(entry, None)
         self._used_bytes -= 0 if kv is None else kv.nbytes
         entry.hosted_bytes = 0
         return kv
 
     def check(self) -> None:
-        """Assert that the budget is kept and counted."""
+        """Assert that bytes are counted right and within the budget."""
         assert all(entry.hosted_bytes == kv.nbytes for entry, kv in self._kept.items())
         assert self._used_bytes == sum(kv.nbytes for kv in self._kept.values()) <= self.budget_bytes
 
@@ -69,9 +66,9 @@ class KVCache:
 
     Args:
         pool: Device memory.
-        host: What leaves the pool goes here.
-        files: What leaves the host goes here.
-        movements: What it counts them in.
+        host: Takes KV that leaves the pool.
+        files: Take KV that leaves the host.
+        tier_counters: Count the moves.
     """
 
     def __init__(
@@ -87,11 +84,11 @@ class KVCache:
         self._host = host
         self._entries: set[CacheEntry] = set()
         self._wanted: dict[CacheEntry, None] = {}
-        """What requests wait for."""
+        """Entries that requests wait to read."""
         self.books = KVBooks()
 
     def hold(self, entry: CacheEntry) -> CacheEntry:
-        """Keep a message's KV; takes over its segment's pin."""
+        """Add an entry; takes over the pin of its segment."""
         if entry.segment is None:
             self.files.find(entry)
         self._entries.add(entry)
@@ -99,7 +96,7 @@ class KVCache:
         return entry
 
     def drop(self, entry: CacheEntry) -> None:
-        """Forget a message's KV in every tier; readers that have pinned its segment keep that."""
+        """Remove an entry from every tier; a segment stays until its readers unpin it."""
         self._entries.remove(entry)
         self._wanted.pop(entry, None)
         self.books.close(entry)
@@ -110,27 +107,27 @@ class KVCache:
         entry.segment = entry.staged = None
 
     def refill(self, entry: CacheEntry, segment: Segment) -> None:
-        """A lost message was encoded again; takes over the segment's pin."""
+        """Put a lost message that was encoded again into the pool; takes over the segment's pin."""
         if entry.segment is not None or segment.encoded != entry.tokens:
             raise KVMemoryError(f"a message of {entry.tokens} tokens is filled with {segment.encoded}, or twice")
         entry.segment, entry.native_offset = segment, segment.native_offset
         self.books.touch(entry)
 
     def lost(self, entry: CacheEntry) -> bool:
-        """Whether it has to be computed again."""
+        """Return whether an entry must be computed again."""
         self.files.arrive(entry)
         return not (self.in_memory(entry) or entry.filed)
 
     def is_elsewhere(self, message_id: str) -> bool:
-        """Whether another engine has it for this one."""
+        """Return whether another engine holds a message for this one; engines that share KV override it."""
         return False
 
     def in_memory(self, entry: CacheEntry) -> bool:
-        """Whether the pool or the host has it."""
+        """Return whether the pool or the host has an entry."""
         return entry.segment is not None or entry.staged is not None or entry in self._host
 
     def fetch(self, entry: CacheEntry) -> bool:
-        """Whether `restore` can bring it into the pool at once; if not because it is on disk, begin to read it."""
+        """Return whether `restore` can copy an entry into the pool at once; begin to read it if it is on disk."""
         self.files.arrive(entry)
         if self.in_memory(entry):
             return True
@@ -139,11 +136,11 @@ class KVCache:
         return False
 
     def below(self, entry: CacheEntry) -> HostKV | None:
-        """What the host has of it now, as it is kept there."""
+        """Return an entry's KV on the host, if any."""
         return entry.staged or self._host.peek(entry)
 
     def restore(self, entry: CacheEntry, arrivals: list[Arrival] | None = None) -> bool:
-        """Bring it into the pool, now or as an arrival that is added to a list; False if there is no room for it."""
+        """Copy an entry into the pool, now or as one of `arrivals`; return False if the pool is full."""
         self.books.touch(entry)
         if entry.segment is not None:
             return True
@@ -172,12 +169,12 @@ class KVCache:
         return True
 
     def put_below(self, entry: CacheEntry, kv: HostKV, native_offset: int) -> bool:
-        """Keep a lost message's KV on the host, where nothing has to leave for it; whether it is kept.
+        """Put a lost message's KV on the host if it fits without eviction; return whether it does.
 
         Args:
-            entry: The message's.
-            kv: As it is kept below the pool.
-            native_offset: The position that it was encoded at.
+            entry: Entry of the message.
+            kv: Its keys and values.
+            native_offset: Position at which its first token was encoded.
         """
         if kv.nbytes > self._host.free_bytes:
             return False
@@ -186,48 +183,48 @@ class KVCache:
         return True
 
     def evict(self, tokens: int) -> None:
-        """Take the least recently used idle messages out of the pool until it has room for `tokens`, or none is left.
+        """Evict the least recently used idle messages until `tokens` are free in the pool, or none is left.
 
-        Those that a waiting request wants go last.
+        Those that a request waits for go last.
         """
         over = tokens - self.pool.free_tokens
         if over <= 0:
             return
         unwanted = (entry for entry in self.books.resident() if not entry.wanted)
         wanted = (entry for entry in self.books.resident() if entry.wanted)
-        room = ((entry, entry.idle_tokens) for entry in chain(unwanted, wanted) if entry.idle_tokens)
-        self.offload([*leaving(room, over)])
+        candidates = ((entry, entry.idle_tokens) for entry in chain(unwanted, wanted) if entry.idle_tokens)
+        self.offload([*leaving(candidates, over)])
 
     def evict_unwanted(self, tokens: int) -> bool:
-        """As `evict`, but of those that no request waits for alone; whether the pool has room for `tokens` then.
+        """Evict only messages that no request waits for; return whether `tokens` are free then.
 
-        If it would not have, nothing leaves.
+        If that cannot be reached, nothing is evicted.
         """
-        wanted = sum(entry.idle_tokens for entry in self._wanted)
-        has_room = self.pool.free_tokens + self.books.idle_tokens - wanted >= tokens
-        if has_room:
+        waiting_tokens = sum(entry.idle_tokens for entry in self._wanted)
+        is_enough = self.pool.free_tokens + self.books.idle_tokens - waiting_tokens >= tokens
+        if is_enough:
             self.evict(tokens)
-        return has_room
+        return is_enough
 
     def offload(self, entries: Iterable[CacheEntry]) -> None:
-        """Take idle messages out of the pool."""
+        """Move idle messages out of the pool."""
         for entry in entries:
             if entry.idle():
                 self._leave(entry)
 
     def entries_of(self, tenant: str | None) -> list[CacheEntry]:
-        """All of a tenant's, or of everybody's."""
+        """Return the entries of a tenant; None: of all."""
         return [entry for entry in self._entries if tenant in (None, entry.tenant)]
 
     def want(self, entry: CacheEntry) -> None:
-        """A request waits to read it."""
+        """Note that a request waits to read an entry."""
         if not entry.wanted and not self.in_memory(entry) and not entry.filed:
-            self.files.find(entry)  # perhaps it was written since; not while somebody has it computed again
+            self.files.find(entry)  # may have been written since; not looked up while another request recomputes it
         entry.wanted += 1
         self._wanted[entry] = None
 
     def unwant(self, entry: CacheEntry) -> None:
-        """It does no longer; what was staged for it goes where its tier's budget lets it."""
+        """Undo one `want`; KV that was staged for it moves to the host tier or a file."""
         if not entry.wanted:
             raise KVMemoryError(f"message {entry.key!r} is wanted by fewer requests than gave it up")
         entry.wanted -= 1
@@ -240,11 +237,13 @@ class KVCache:
             self._to_host(entry, kv)
 
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, Any]:
-        """What each tier holds now, of one tenant or of all, as fields of `EngineStats`; files that outlive the engine
-        are not counted."""
+        """Return the bytes in each tier, of a tenant or of all, as fields of `EngineStats`.
+
+        Files that outlive the engine are not counted.
+        """
         self.files.arrive_all()
         below = (self.books.host_bytes, self.books.disk_tokens)
-        host_bytes, disk_tokens = (each.total() if tenant is None else each[tenant] for each in below)
+        host_bytes, disk_tokens = (counts.total() if tenant is None else counts[tenant] for counts in below)
         disk_bytes = disk_tokens * self.pool.geometry.bytes_per_token
         return {"kv_bytes": self.pool.used_by(tenant), "host_bytes": host_bytes, "disk_bytes": disk_bytes}
 
@@ -262,7 +261,7 @@ class KVCache:
                 assert entry not in self._host and (entry.staged is None or entry.writing is not None)
 
     def _leave(self, entry: CacheEntry) -> None:
-        """Out of the pool, to wherever there is a place."""
+        """Move an entry out of the pool, to the host or a file."""
         assert entry.segment is not None
         segment = entry.segment
         needed = entry.staged is None and (not self.files.has(entry) or entry.wanted)
@@ -276,8 +275,8 @@ class KVCache:
             self._to_host(entry, kv)
 
     def _to_host(self, entry: CacheEntry, kv: HostKV) -> None:
-        for leaver, left in self._host.put(entry, kv):
+        for leaver, leaver_kv in self._host.put(entry, kv):
             if leaver.wanted:
-                leaver.staged = left
+                leaver.staged = leaver_kv
             else:
-                self.files.put(leaver, left)
+                self.files.put(leaver, leaver_kv)

@@ -1,4 +1,4 @@
-"""Keys and values that come back to the pool a layer at a time, while a step computes with those that are there."""
+"""Layer-by-layer copies of KV back into the pool, beside a step that computes with the layers already copied."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import HostKV
 
 BESIDE_BYTES = 1 << 20
-"""What is smaller is copied at once: a thread would take longer to start."""
+"""Bytes below which KV is copied at once, since a thread would take longer to start."""
 
 
 @dataclass(eq=False)
 class Arrival:
-    """A message that the next step brings into its segment."""
+    """A copy of a message into its segment, for the next step."""
 
     segment: Segment
     kv: HostKV | None
-    """None once they are there."""
+    """Keys and values; None once they are copied."""
     from_disk: bool = False
     is_there: bool = False
-    """Whether all of it is; looked at once it is over."""
+    """Whether all of it was copied; valid once `over` is set."""
     over: threading.Event = field(default_factory=threading.Event)
-    """Whether it is there, or was withdrawn."""
+    """Set when it is copied or withdrawn."""
 
     def end(self, *, is_there: bool) -> None:
-        """Nothing more is written."""
+        """Mark the copy as over."""
         if is_there:
             self.is_there, self.kv = True, None
         self.over.set()
 
 
 class LayeredCopy:
-    """Copies arrivals of one step, first of all of them the first layer, then the second, ...
+    """Copies of a step's arrivals: the first layer of all of them, then the second, and so on.
 
-    A model attends in its first layer long before its last: the step waits for each layer as it comes to it, and
-    computes with it while later ones are copied. `with` ends when nothing is copied any more.
+    A model attends in its first layer long before its last. The step waits for each layer when it gets there, and
+    computes while later layers are copied. Leaving the `with` block waits for the last copy.
 
     Args:
-        pool: Gets them.
+        pool: Receives the KV.
         arrivals: Of the step.
     """
 
@@ -52,7 +52,7 @@ class LayeredCopy:
         self._pool, self._arrivals = pool, arrivals
         self._changed = threading.Condition()
         self._layers = 0
-        """That are there."""
+        """Number of layers that are copied."""
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         device = pool.keys[0].device
@@ -63,20 +63,21 @@ class LayeredCopy:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def wait(self, layer: int) -> None:
-        """Return when a layer and those before it are there.
+        """Wait until a layer and those before it are copied.
 
         Raises:
-            RuntimeError: It could not be copied.
+            RuntimeError: A copy failed.
         """
+        # Read without the lock: it only grows, so that an old value merely takes the slow path.
         if self._layers <= layer and self._arrivals:
             with self._changed:
                 self._changed.wait_for(lambda: self._layers > layer or self._failure is not None)
-                self._require_none_failed()
+                self._raise_failure()
 
     def __enter__(self) -> Self:
         if self._arrivals:
-            beside = sum(kv.nbytes for _, kv in self._coming()) >= BESIDE_BYTES
-            if not (beside and self._begun()):
+            beside = sum(kv.nbytes for _, kv in self._pending()) >= BESIDE_BYTES
+            if not (beside and self._start_thread()):
                 self._copy()
         return self
 
@@ -84,13 +85,13 @@ class LayeredCopy:
         if self._thread is not None:
             self._thread.join()
         if error is None:
-            self._require_none_failed()
+            self._raise_failure()
 
-    def _coming(self) -> list[tuple[Segment, HostKV]]:
-        return [(each.segment, each.kv) for each in self._arrivals if each.kv is not None]
+    def _pending(self) -> list[tuple[Segment, HostKV]]:
+        return [(arrival.segment, arrival.kv) for arrival in self._arrivals if arrival.kv is not None]
 
-    def _begun(self) -> bool:
-        """Whether there was a thread to be had."""
+    def _start_thread(self) -> bool:
+        """Start the copying thread; return False if the system has none left."""
         self._thread = threading.Thread(target=self._copy, name="choreo-copy", daemon=True)
         try:
             self._thread.start()
@@ -98,7 +99,7 @@ class LayeredCopy:
             self._thread = None
         return self._thread is not None
 
-    def _require_none_failed(self) -> None:
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise RuntimeError("keys and values could not be copied into the KV memory") from self._failure
 
@@ -107,7 +108,7 @@ class LayeredCopy:
         try:
             with torch.cuda.stream(self._stream):
                 for layer in range(self._pool.geometry.layers):
-                    for segment, kv in self._coming():
+                    for segment, kv in self._pending():
                         self._pool.fill(segment, kv, layer)
                     if self._stream is not None:
                         self._stream.synchronize()
@@ -118,6 +119,6 @@ class LayeredCopy:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-            return  # whoever asked for them withdraws them
+            return  # the step's caller withdraws the arrivals
         for arrival in self._arrivals:
             arrival.end(is_there=True)

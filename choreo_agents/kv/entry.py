@@ -1,4 +1,4 @@
-"""The KV of one message, wherever it is."""
+"""The KV of one message: which tiers have it, and what keeps it there."""
 
 from __future__ import annotations
 
@@ -15,91 +15,92 @@ from choreo_agents.kv.tiers import HostKV
 
 TierName = Literal["device", "host", "disk", "lineage"]
 TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
-"""From the fastest on; what is only lineage takes no memory and is computed again when it is read."""
+"""Tiers, fastest first. `lineage` takes no memory: the message is computed again when it is read."""
 
 
 _COUNTED = frozenset({"segment", "pins", "staged", "hosted_bytes", "on_disk"})
-"""Where an entry is, and whether it may leave the pool, depends on these."""
+"""Fields on which an entry's tier, and whether it may leave the pool, depend."""
 
 
 @dataclass(eq=False)
 class CacheEntry:
-    """The KV of one message, wherever it is.
+    """The KV of one message, in whichever tiers have it.
 
     device   segment         read and written by steps
-    host     kv          in the host tier, or staged on its way to or from the disk
+    host     staged          on its way to or from the disk; or in the host tier (`HostedEntries`)
     disk     on_disk         a file named by the message's id
-    kept     kept            a file that outlives the engine, and is all that there is of it
+    kept     kept            a file that outlives the engine
     lost     none of them    lineage says how to compute it again
     """
 
     key: str
-    """The message's id."""
+    """Id of the message."""
     tokens: int
     native_offset: int
-    """The position that its first token was encoded at: what computes it again encodes it there."""
+    """Position at which its first token was encoded, and will be if it is computed again."""
     segment: Segment | None = None
     staged: HostKV | None = None
-    """On the host, whatever the host tier's budget, for as long as a request waits for it or the disk does."""
+    """KV on the host outside the host tier's budget, while a request waits to read it or the disk to write it."""
     on_disk: bool = False
     kept: bool = False
-    """As far as is known: for as long as it is true, nobody computes it again."""
+    """Whether a file outlives the engine, as far as is known; while true, the message is not computed again."""
     writing: Future[list[str]] | None = None
-    """Under way to the disk; staged until it is there."""
+    """The write to disk that is under way; `staged` until it is done."""
     fetching: Future[tuple[HostKV, int] | None] | None = None
-    """Under way from the disk."""
+    """The read from disk that is under way."""
     arriving: Arrival | None = None
-    """Of the step that brought it into the pool last, and may be at it still."""
+    """The last copy into the pool, which may still be under way."""
     wanted: int = 0
-    """Requests that wait to read it: it may leave the pool, but is kept on the host at least."""
+    """Number of requests that wait to read it: it may leave the pool, but stays on the host at least."""
     pins: int = 0
-    """How often it was pinned: it stays in the pool."""
+    """Number of pins; while there are any, it stays in the pool."""
     tenant: str = ""
-    """Whose it is."""
+    """Tenant that owns it."""
     hosted_bytes: int = 0
-    """That the host tier has of it."""
+    """Bytes of it in the host tier."""
     changed: Callable[[CacheEntry], None] | None = field(default=None, repr=False)
-    """Told of whatever changes what it counts for, while it is counted."""
+    """Callback of the `KVBooks` that count it; None while it is not counted."""
     idle_tokens: int = 0
-    """Room in the pool that would be free without it; 0 while anything keeps it there."""
+    """Tokens that evicting it would free in the pool; 0 while it may not leave."""
     below: tuple[int, int] = (0, 0)
-    """What it counts for below the pool: bytes on the host, and tokens on disk."""
+    """As counted below the pool: bytes on the host, and tokens on disk."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Every assignment keeps the totals right, so that reading them needs no scan of entries.
         before = self.__dict__.get(name)
         object.__setattr__(self, name, value)
         if name in _COUNTED and self.__dict__.get("changed") is not None:
             if name == "segment":
-                self.hold_on_to(before)
+                self.update_holder(before)
             self.recount()
 
-    def hold_on_to(self, before: Segment | None = None) -> None:
-        """Its segment is to know whose KV it holds, and the one that it had before not to any more."""
+    def update_holder(self, before: Segment | None = None) -> None:
+        """Make its segment point to it, and the segment that it had before no more."""
         for segment, holder in ((before, None), (self.segment, self if self.changed is not None else None)):
             if segment is not None and segment.holder in (None, self):
                 segment.holder = holder
 
     def recount(self) -> None:
-        """Something of it, or of its segment, is not as it was."""
+        """Update the totals after a change of it or its segment."""
         if self.changed is not None:
             self.changed(self)
 
     @property
     def filed(self) -> bool:
-        """Whether a file has it."""
+        """True if a file holds its KV."""
         return self.on_disk or self.kept
 
     @property
     def file(self) -> TierKey:
-        """What its file is asked for by."""
+        """Key of its file."""
         return TierKey(self.key, self.tokens, self.native_offset)
 
     def idle(self) -> bool:
-        """Whether it is in the pool and nothing keeps it there."""
+        """Return whether it is in the pool and may be evicted: nothing else pins it."""
         return self.segment is not None and self.segment.pins == 1 and not self.pins
 
     def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
-        """It did not arrive: it is again where it was."""
+        """Undo a copy into the pool that failed."""
         arrival.end(is_there=False)
         self.segment, self.staged, self.arriving = None, arrival.kv, None
         pool.unpin(arrival.segment)

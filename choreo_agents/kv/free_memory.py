@@ -1,4 +1,4 @@
-"""How much memory a device has free, and how much of it keys and values get."""
+"""Free memory of a device, and the default KV budget that follows from it."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ import torch
 from choreo_agents.kv.geometry import KVGeometry
 
 POOL_SHARES = {"cpu": 0.5, "cuda": 0.9}
-"""Of the memory that is free once the weights are there. A CPU's is everybody's; of a GPU's, steps need the rest."""
+"""Share of the memory that is free once weights are loaded: a host serves other processes; a GPU, steps."""
 _OTHER_SHARE = 0.5
 _UNKNOWN = 2 << 30
-"""Bytes that a device is taken to have free if it does not say."""
+"""Bytes assumed to be free on a device that does not report them."""
 _GROUPS = "/proc/self/cgroup"
 _CGROUPS = (
     ("/sys/fs/cgroup", "", "memory.max", "memory.current"),
     ("/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-"""Of both versions: where groups are, which of a process's groups counts, and the files of a limit and of its use."""
+"""For cgroups v2 and v1: mount point, controller, and the names of the files with the limit and the usage."""
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be had on a device: on the host also those of files that are only cached."""
+    """Return the bytes that can still be allocated on a device; on the host, including the page cache."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "cpu":
-        return min([_available(), *_left_in_groups()])
+        return min([_available_bytes(), *_group_headrooms()])
     return _UNKNOWN
 
 
-def _available() -> int:
+def _available_bytes() -> int:
     try:
         return int(psutil.virtual_memory().available)
     except OSError:  # a Linux without /proc
         return _UNKNOWN
 
 
-def _left_in_groups() -> Iterator[int]:
-    """What the limits leave that a process is under: those of its container, of its job, and of all around it."""
+def _group_headrooms() -> Iterator[int]:
+    """Yield the bytes that each cgroup limit of this process leaves: of its container, its job, and their parents."""
     for root, controller, limit, use in _CGROUPS:
-        for folder in _folders(Path(root), _group(controller)):
+        for folder in _list_folders(Path(root), _find_group(controller)):
             try:
                 most, used = int((folder / limit).read_text()), int((folder / use).read_text())
                 lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -54,42 +54,42 @@ def _left_in_groups() -> Iterator[int]:
             yield max(0, most - used + droppable)
 
 
-def _group(controller: str) -> str:
-    """This process's group for a controller, from the root on, as far as it can see."""
+def _find_group(controller: str) -> str:
+    """Return the path of this process's cgroup for a controller; `/` if it is not visible."""
     try:
         groups = [line.split(":", 2) for line in Path(_GROUPS).read_text().splitlines()]
     except OSError:
         return "/"
-    found = next((path for _, controllers, path in groups if controller in controllers.split(",")), "/")
-    return "/" if ".." in found else found
+    group = next((path for _, controllers, path in groups if controller in controllers.split(",")), "/")
+    return "/" if ".." in group else group
 
 
-def _folders(root: Path, group: str) -> list[Path]:
-    """A group's folder, and those around it; inside a container, which sees no others, its own is the root."""
+def _list_folders(root: Path, group: str) -> list[Path]:
+    """List a cgroup's folder and its parents; inside a container, which sees only its own, that is the root."""
     own = root / group.strip("/")
     return [own, *(folder for folder in own.parents if folder.is_relative_to(root))]
 
 
 def pool_bytes(geometry: KVGeometry, device: torch.device, context: int) -> int:
-    """A KV budget for whoever names none: a share of what is free, which the log names.
+    """Return the default KV budget, a share of the free memory, and log it.
 
     Args:
-        geometry: The model's KV shape.
-        device: Where the pool will live, and the weights do already.
-        context: Tokens that the model can attend to; a warning says so if the budget holds fewer.
+        geometry: Shape of the model's KV.
+        device: Device of the pool, on which the weights are loaded already.
+        context: Tokens that the model can attend to; logs a warning if the budget holds fewer.
     """
     free, share = free_bytes(device), POOL_SHARES.get(device.type, _OTHER_SHARE)
     budget = int(free * share)
     log = logging.getLogger(__name__)
     holds = budget // geometry.bytes_per_token
-    what = f"{share:.0%} of the {free / 2**30:,.1f} GiB that {device} has free: {budget / 2**30:,.1f} GiB for KV"
+    share_text = f"{share:.0%} of the {free / 2**30:,.1f} GiB that {device} has free: {budget / 2**30:,.1f} GiB for KV"
     if holds >= context:
-        log.info("%s, %s tokens, or %s contexts of the model", what, f"{holds:,}", f"{holds // context:,}")
+        log.info("%s, %s tokens, or %s contexts of the model", share_text, f"{holds:,}", f"{holds // context:,}")
     else:
         log.warning(
             "%s hold %s tokens, and not the %s of one context of the model, which take %s GiB: longer views are "
             "refused. Free memory, or give Memory(kv_budget_bytes=...)",
-            what,
+            share_text,
             f"{holds:,}",
             f"{context:,}",
             f"{context * geometry.bytes_per_token / 2**30:,.1f}",

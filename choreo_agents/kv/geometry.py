@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class KVGeometry:
-    """How a model lays out keys and values: `layers` times [kv_heads, head_dim] for each of the two."""
+    """Shape of a model's KV: per token, `layers` times [kv_heads, head_dim] keys, and as many values."""
 
     layers: int
     kv_heads: int

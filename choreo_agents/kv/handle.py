@@ -1,4 +1,4 @@
-"""The small value that names a message: the only thing that travels in graph state."""
+"""Message handles: small values that name an encoded message, and stand for it in graph state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class MessageHandle(BaseModel):
-    """Names one message of an engine's KV cache. JSON-plain, frozen, equal by value.
+    """Name of one message in an engine's KV cache. JSON-plain, frozen, equal by value.
 
     The id is content-addressed (see `message_id`): the same tokens encoded with the same parents at the same relative
     places by the same model have the same id.
@@ -21,9 +21,9 @@ class MessageHandle(BaseModel):
 
     id: str = Field(pattern=r"^[0-9a-f]{32}$")
     model: str
-    """Fingerprint of the model that encoded it, with `+` and that of an adapter, or `~` and that of a cache mapper."""
+    """Fingerprint of the model that encoded it, followed by `+` and an adapter's, or `~` and a cache mapper's."""
     length: int = Field(ge=1)
-    """Its tokens."""
+    """Number of its tokens."""
 
     @property
     def base_model(self) -> str:
@@ -31,12 +31,12 @@ class MessageHandle(BaseModel):
         return base_model(self.model)
 
     def plain(self) -> dict[str, Any]:
-        """The handle as a JSON-plain dict, as it stands in graph state."""
+        """Return the handle as a JSON-plain dict, as it is kept in graph state."""
         return self.model_dump()
 
 
 def base_model(encoder: str) -> str:
-    """The fingerprint of the model alone, of that of all that has made an encoding."""
+    """Strip the adapter's or mapper's fingerprint from that of an encoder."""
     return encoder.partition("+")[0].partition("~")[0]
 
 
@@ -47,7 +47,7 @@ def message_id(
     parents: Sequence[str],
     relative_offsets: Sequence[int],
 ) -> str:
-    """The id of a message: an HMAC over what its encoding depends on.
+    """Return the id of a message: an HMAC over everything that its encoding depends on.
 
     Args:
         salt: The tenant's key; another salt never yields the same id.

@@ -1,4 +1,4 @@
-"""The one KV memory that all messages live in."""
+"""The KV pool of a device, in which the segments of all messages lie."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from choreo_agents.kv.tiers import HostKV
 class KVPool:
     """Keys and values of every message, `[kv_heads, slots, head_dim]` per layer, within a byte budget.
 
-    A segment is given room for all tokens it may ever hold, and gives the rest back once it is complete; nothing is
-    ever copied or moved. Not thread-safe.
+    A segment gets slots for all tokens that it may ever hold, and returns unused blocks once it is complete; KV is
+    never moved within the pool. Not thread-safe.
 
-    Whoever uses a segment after it was freed gets `KVMemoryError`, never what stands there now.
+    Using a segment after it was freed raises `KVMemoryError`; it never reads the slots' new contents.
 
     Args:
         geometry: The model's KV shape.
         budget_bytes: Upper bound for keys and values together.
-        device: Where they live.
-        block_tokens: Granularity of allocation.
+        device: Device of the pool.
+        block_tokens: Tokens of a block, the unit of allocation.
     """
 
     def __init__(self, geometry: KVGeometry, budget_bytes: int, device: torch.device, block_tokens: int = 16) -> None:
@@ -47,11 +47,11 @@ class KVPool:
         self._allocator = BlockAllocator(blocks)
         self._live: set[Segment] = set()
         self._used: Counter[str] = Counter()
-        """Tokens of room that each tenant's segments take."""
+        """Tokens that each tenant's segments take."""
         self.borrowed = 0
-        """How often a segment is pinned for a copy beside steps: room that is given back soon."""
+        """Number of pins for copies beside steps, whose slots are freed soon."""
         self._leaves: torch.cuda.Stream | None = None
-        """On which copies go to the host."""
+        """Stream of copies to the host."""
 
     @property
     def total_tokens(self) -> int:
@@ -66,15 +66,15 @@ class KVPool:
         return (self.total_tokens - self.free_tokens) * self.geometry.bytes_per_token
 
     def used_by(self, tenant: str | None) -> int:
-        """Bytes that a tenant's segments take, or all."""
+        """Return the bytes that a tenant's segments take; None: all."""
         return self.used_bytes if tenant is None else self._used[tenant] * self.geometry.bytes_per_token
 
     def rounded(self, tokens: int) -> int:
-        """Tokens of room that a segment of `tokens` takes: whole blocks."""
+        """Round tokens up to whole blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
     def allocate(self, tokens: int, native_offset: int, tenant: str = "") -> Segment | None:
-        """A tenant's segment with room for `tokens`, pinned once; None if the pool is too full."""
+        """Allocate a tenant's segment for `tokens`, pinned once; return None if the pool is too full."""
         runs = self._allocator.allocate(self.rounded(tokens) // self.block_tokens)
         if runs is None:
             return None
@@ -85,19 +85,19 @@ class KVPool:
         return segment
 
     def complete(self, segment: Segment) -> None:
-        """Give back the blocks that the segment's encoded tokens do not touch."""
+        """Free the blocks that hold none of the segment's encoded tokens."""
         self._require_live(segment, "completed")
         keep = self.rounded(max(segment.encoded, 1))
-        kept: list[Run] = []
+        kept_runs: list[Run] = []
         for run in segment.runs:
             here = min(run.length, keep)
             keep -= here
             if here:
-                kept.append(Run(run.start, here))
+                kept_runs.append(Run(run.start, here))
             if here < run.length:
                 self._allocator.free(self._in_blocks(Run(run.start + here, run.length - here)))
         self._used[segment.tenant] -= segment.capacity
-        segment.hold(tuple(kept))
+        segment.hold(tuple(kept_runs))
         self._used[segment.tenant] += segment.capacity
         _recount(segment)
 
@@ -108,7 +108,7 @@ class KVPool:
         _recount(segment)
 
     def unpin(self, segment: Segment) -> None:
-        """Drop an owner; the last one frees the segment's slots."""
+        """Remove an owner; the last one frees the segment's slots."""
         self._require_live(segment, "given back")
         segment.pins -= 1
         if not segment.pins:
@@ -133,33 +133,33 @@ class KVPool:
         self.unpin(segment)
 
     def give_up(self) -> None:
-        """Give the memory back: nothing is read or written here any more."""
+        """Release the memory; reading and writing raise from then on."""
         self.keys, self.values = [], []
 
-    def _require_live(self, segment: Segment, what: str) -> None:
+    def _require_live(self, segment: Segment, action: str) -> None:
         if segment not in self._live:
-            raise KVMemoryError(f"a segment that was freed is {what}")
+            raise KVMemoryError(f"a segment that was freed is {action}")
 
-    def _sides(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of all layers."""
+    def _layers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the keys and the values of all layers."""
         sides = self.keys, self.values
         if not all(sides):
             raise EngineClosedError("the engine was closed or started again, and this memory given up: ask again")
         return sides
 
     def read(self, segment: Segment) -> HostKV:
-        """A copy of a complete segment's keys and values, on the host.
+        """Copy a complete segment's keys and values to the host.
 
-        Of a GPU's memory it may still be coming: the segment may be given back all the same, and steps go on.
+        From a GPU the copy is asynchronous; the segment may be unpinned at once, and steps go on meanwhile.
         """
         self._require_live(segment, "read")
-        sides = self._sides()
+        sides = self._layers()
         where = self._slots(segment, sides[0][0].device)
         keys, values = (torch.stack([layer[:, where] for layer in side]) for side in sides)
-        return HostKV(keys, values) if keys.device.type == "cpu" else self._leaving(keys, values)
+        return HostKV(keys, values) if keys.device.type == "cpu" else self._copy_to_host(keys, values)
 
-    def _leaving(self, keys: Tensor, values: Tensor) -> HostKV:
-        """Copies of what was gathered, which a stream of their own brings to pinned memory beside the steps."""
+    def _copy_to_host(self, keys: Tensor, values: Tensor) -> HostKV:
+        """Copy gathered keys and values to pinned memory, on a stream of their own beside the steps."""
         device = keys.device
         if self._leaves is None:
             self._leaves = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -170,13 +170,13 @@ class KVPool:
             for gathered in (keys, values):
                 copies.append(torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True))
                 copies[-1].copy_(gathered, non_blocking=True)
-                gathered.record_stream(stream)  # its memory is nobody else's before that is done
+                gathered.record_stream(stream)  # keeps the allocator from reusing its memory before the copy is done
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
-        return HostKV(*copies, coming=event)
+        return HostKV(*copies, copied=event)
 
     def write(self, segment: Segment, kv: HostKV) -> None:
-        """Fill a segment that has nothing in it."""
+        """Fill an empty segment."""
         self._require_live(segment, "written")
         if segment.encoded:
             raise KVMemoryError(f"a segment that holds {segment.encoded} tokens is written again")
@@ -186,19 +186,19 @@ class KVPool:
 
     def fill(self, segment: Segment, kv: HostKV, layer: int) -> None:
         """Fill one layer of a segment's encoded tokens."""
-        at, (keys, values) = 0, self._sides()
+        at, (keys, values) = 0, self._layers()
         for run in segment.slots(0, segment.encoded):
             for side, part in ((keys, kv.keys), (values, kv.values)):
                 side[layer][:, run.start : run.end].copy_(part[layer][:, at : at + run.length])
             at += run.length
 
     def _slots(self, segment: Segment, device: torch.device) -> Tensor:
-        """The slots of a segment's encoded tokens, in order."""
+        """Return the slots of a segment's encoded tokens, in order."""
         runs = segment.slots(0, segment.encoded)
         slots = torch.cat([torch.arange(run.start, run.end) for run in runs])
         if device.type != "cuda":
             return slots.to(device)
-        return slots.pin_memory().to(device, non_blocking=True)  # else it would wait for the steps under way
+        return slots.pin_memory().to(device, non_blocking=True)  # a pageable copy would wait for the steps under way
 
     def check(self) -> None:
         """Assert that live segments and the free list divide the pool between them without overlap."""

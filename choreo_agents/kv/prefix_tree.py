@@ -1,4 +1,4 @@
-"""A radix tree over everything encoded so far: finds the longest prefix that a prompt shares with it."""
+"""Radix tree over all encoded tokens, which finds the longest cached prefix of a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from choreo_agents.kv.segment import Piece, Segment
 
 @dataclass(eq=False)
 class _Node:
-    """An edge of the tree: `tokens`, which are the tokens from `first` on of a segment."""
+    """An edge of the tree, with the tokens of a segment from index `first` on."""
 
     tokens: tuple[int, ...]
     segment: Segment | None
@@ -23,29 +23,29 @@ class _Node:
     children: dict[int, _Node] = field(default_factory=dict)
     used: int = 0
     number: int = field(default_factory=itertools.count().__next__)
-    """Decides between leaves that were last used together, the same way in every run."""
+    """Breaks ties between leaves that were last used together, reproducibly."""
 
     def encoded(self) -> int:
-        """How many of its tokens have been encoded; the rest are on their way."""
+        """Return the number of its tokens that are encoded; running requests encode the rest."""
         return 0 if self.segment is None else max(0, min(len(self.tokens), self.segment.encoded - self.first))
 
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """What the tree holds of a prompt."""
+    """The part of a prompt that the tree has."""
 
     pieces: tuple[Piece, ...]
     """The encoded part, at the positions where it was encoded."""
     encoded: int
     """Tokens in these pieces."""
     promised: int
-    """Tokens that will be there once the requests under way have encoded their prompts."""
+    """Tokens of the prefix once the running requests have encoded their prompts."""
 
 
 class PrefixTree:
-    """Prompts and what was generated after them, by token. Each node pins its segment.
+    """Radix tree of prompts and the answers to them. Each node pins its segment.
 
-    Every tenant has a root of its own: none finds what another has encoded. Not thread-safe.
+    Every tenant has a root of its own, and never finds KV of another. Not thread-safe.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -54,20 +54,20 @@ class PrefixTree:
         self._clock = 0
 
     def match(self, prompt: Sequence[int], longest: int, tenant: str = "") -> PrefixMatch:
-        """The longest prefix of a tenant's prompt, at most `longest` tokens, that is or will be encoded."""
+        """Find the longest prefix of a tenant's prompt, at most `longest` tokens, that is or will be encoded."""
         pieces: list[Piece] = []
         encoded, promised, broken = 0, 0, False
         self._clock += 1
         node = self._root(tenant)
         while promised < longest and (child := node.children.get(prompt[promised])) is not None:
-            common = min(_common(child.tokens, prompt, promised), longest - promised)
-            have = min(common, child.encoded())
+            common = min(_count_common(child.tokens, prompt, promised), longest - promised)
+            encoded_here = min(common, child.encoded())
             child.used = self._clock
-            if have and not broken:
+            if encoded_here and not broken:
                 assert child.segment is not None
-                pieces.append(Piece(child.segment, child.first, have, child.segment.native_offset))
-                encoded += have
-            broken = broken or have < common
+                pieces.append(Piece(child.segment, child.first, encoded_here, child.segment.native_offset))
+                encoded += encoded_here
+            broken = broken or encoded_here < common
             promised += common
             if common < len(child.tokens):
                 break
@@ -78,7 +78,7 @@ class PrefixTree:
         """Add a tenant's sequence whose tokens from `segment.native_offset` on are, or will be, in `segment`."""
         node, at = self._root(tenant), 0
         while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
-            common = _common(child.tokens, tokens, at)
+            common = _count_common(child.tokens, tokens, at)
             at += common
             if common < len(child.tokens):
                 if at == len(tokens):
@@ -93,7 +93,7 @@ class PrefixTree:
             node.children[tokens[at]] = _Node(tuple(tokens[at:]), segment, first, node, used=self._clock)
 
     def forget_unencoded(self, segment: Segment) -> None:
-        """Cut off what a segment will never hold because its request ended early, and what hangs below it."""
+        """Remove tokens that a segment will never hold because its request ended early, and the nodes below."""
         while node := self._unencoded(segment):
             for child in list(node.children.values()):
                 self._remove(child)
@@ -103,17 +103,17 @@ class PrefixTree:
                 self._remove(node)
 
     def evictable_tokens(self) -> int:
-        """Room that evicting all would give that nobody else pins, and that nothing hangs below which somebody does."""
-        pins, kept = self._pins(), set[Segment]()
+        """Return the tokens that `evict` can free: segments that only the tree pins, with no pinned node below."""
+        pins, pinned = self._pins(), set[Segment]()
         for node in self._nodes():
             above: _Node | None = node if node.segment is not None and node.segment.pins != pins[node.segment] else None
             while above is not None and above.segment is not None:
-                kept.add(above.segment)
+                pinned.add(above.segment)
                 above = above.parent
-        return sum(segment.capacity for segment in pins if segment not in kept)
+        return sum(segment.capacity for segment in pins if segment not in pinned)
 
     def evict(self, tokens: int) -> None:
-        """Drop least recently used leaves until the pool has room for `tokens`, or nothing can be dropped."""
+        """Drop least recently used leaves until `tokens` are free in the pool, or nothing more can be dropped."""
         if self._pool.free_tokens >= tokens:
             return
         pins = self._pins()
@@ -132,9 +132,9 @@ class PrefixTree:
             if droppable(node.parent):
                 heappush(leaves, (node.parent.used, node.parent.number, node.parent))
 
-    def drop(self, whose: Callable[[str], bool]) -> None:
-        """Drop all that is cached for some tenants."""
-        for tenant in [tenant for tenant in self._roots if whose(tenant)]:
+    def drop(self, matches: Callable[[str], bool]) -> None:
+        """Drop the trees of all tenants for which `matches` is true."""
+        for tenant in [tenant for tenant in self._roots if matches(tenant)]:
             for child in list(self._roots.pop(tenant).children.values()):
                 self._remove(child)
 
@@ -165,7 +165,7 @@ class PrefixTree:
         return Counter(node.segment for node in self._nodes() if node.segment is not None)
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Turn one edge into two; the upper one is returned."""
+        """Split an edge in two; return the upper one."""
         assert node.parent is not None and node.segment is not None
         upper = _Node(node.tokens[:at], node.segment, node.first, node.parent, used=node.used)
         self._pool.pin(node.segment)
@@ -182,11 +182,11 @@ class PrefixTree:
         self._pool.unpin(node.segment)
 
 
-def _common(edge: Sequence[int], tokens: Sequence[int], at: int) -> int:
-    """How many tokens of `edge` agree with `tokens` from `at` on."""
+def _count_common(edge: Sequence[int], tokens: Sequence[int], at: int) -> int:
+    """Count the leading tokens of `edge` that agree with `tokens` from `at` on."""
     count = 0
-    for left, right in zip(edge, tokens[at : at + len(edge)], strict=False):
-        if left != right:
+    for edge_token, token in zip(edge, tokens[at : at + len(edge)], strict=False):
+        if edge_token != token:
             break
         count += 1
     return count

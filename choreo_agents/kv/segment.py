@@ -1,4 +1,4 @@
-"""Physical KV: which slots a stretch of tokens occupies, and a view's pieces of it."""
+"""Physical KV: the slots that consecutive tokens occupy, and the pieces of them that a view is made of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from choreo_agents.kv.blocks import Run
 
 
 class Holder(Protocol):
-    """What is kept in a segment: it counts for something, which depends on who else pins that."""
+    """Owner of a segment, whose counts depend on the segment's pins."""
 
     def recount(self) -> None: ...
 
@@ -23,8 +23,8 @@ class Segment:
         slots      |---- runs[0] ----|--- runs[1] ---|
 
     Keys stay as they were encoded; `encoded` only grows, up to `capacity`. `pins` counts the owners: a message, a
-    prefix-tree node, each request that reads it. The last unpin gives the slots back, and leaves it none: what was
-    freed cannot be read.
+    prefix-tree node, each request that reads it. The last unpin frees the slots and empties `runs`, so that freed
+    memory cannot be read.
     """
 
     runs: tuple[Run, ...]
@@ -32,36 +32,34 @@ class Segment:
     encoded: int = 0
     pins: int = 0
     tenant: str = ""
-    """Whose it is: no other's rows read it."""
+    """Tenant; rows of other tenants never read it."""
     capacity: int = field(init=False)
     holder: Holder | None = field(default=None, repr=False)
-    """The message that is kept in it, if one is."""
+    """The message whose KV it holds, if any."""
 
     def __post_init__(self) -> None:
         self.hold(self.runs)
 
     def hold(self, runs: tuple[Run, ...]) -> None:
-        """Have these slots from now on."""
+        """Set its slots."""
         self.runs, self.capacity = runs, sum(run.length for run in runs)
 
     def slots(self, first: int, count: int) -> list[Run]:
-        """The runs of slots that hold tokens `first` to `first + count`.
+        """Return the runs of slots that hold tokens `first` to `first + count`.
 
         Raises:
-            KVMemoryError: It has no such slots any more.
+            KVMemoryError: It has no such slots; they may have been freed.
         """
         if first < 0 or first + count > self.capacity:
-            raise KVMemoryError(
-                f"tokens {first} to {first + count} of a segment that has {self.capacity} were asked for"
-            )
-        found: list[Run] = []
+            raise KVMemoryError(f"tokens {first} to {first + count} of a segment of {self.capacity} were asked for")
+        runs: list[Run] = []
         passed = 0
         for run in self.runs:
             low, high = max(first, passed), min(first + count, passed + run.length)
             if low < high:
-                found.append(Run(run.start + low - passed, high - low))
+                runs.append(Run(run.start + low - passed, high - low))
             passed += run.length
-        return found
+        return runs
 
 
 @dataclass(frozen=True)
@@ -75,5 +73,5 @@ class Piece:
 
     @property
     def shift(self) -> int:
-        """How far the view moves the segment from where it was encoded."""
+        """Positions by which the view moves the segment from where it was encoded."""
         return self.offset - self.segment.native_offset

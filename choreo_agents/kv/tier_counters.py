@@ -1,4 +1,4 @@
-"""What moved between the tiers."""
+"""Counters of KV that moved between device, host and disk."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 @dataclass
 class TierCounters:
-    """What moved between the tiers so far."""
+    """Counts of KV that has moved between the tiers."""
 
     evicted: int = 0
-    """Messages that left the pool, ..."""
+    """Messages that left the pool."""
     restored_from_host: int = 0
-    """... came back from the host, ..."""
+    """Messages that came back from the host."""
     restored_from_disk: int = 0
-    """... came back from the disk, ..."""
+    """Messages that came back from the disk."""
     recomputed: int = 0
-    """... and were computed again from their lineage."""
+    """Messages that were computed again from their lineage."""
     lost: int = 0
-    """Messages that left the last tier, to be computed again when they are read."""
+    """Messages that left the last tier; they are computed again when they are read."""
     adopted: int = 0
-    """Messages whose KV was encoded elsewhere."""
+    """Messages whose KV was encoded by another engine."""
     sent_bytes: int = 0
-    """Of KV that was packed for other engines, ..."""
+    """Bytes of KV that were packed for other engines."""
     received_bytes: int = 0
-    """... and that came from such."""
+    """Bytes of KV that came from other engines."""
 
 
 RESTORED = ("restored_from_host", "restored_from_disk")
-"""What a message that came back counts as; the second if from the disk."""
+"""Counter of a message that came back; index with True if it came from the disk."""

@@ -1,4 +1,4 @@
-"""Keys and values outside of the pool."""
+"""Keys and values of a message outside the pool, in host memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class HostKV:
     """Keys and values of one message, [layers, kv_heads, tokens, head_dim] each, on the host.
 
     Args:
-        keys: Its keys, and `values` its values.
-        coming: Happens when they are written, beside a device's steps: whoever looks at them first waits for that.
+        keys: The keys; `values` likewise.
+        copied: Event after which they are filled, if a copy from a device is under way: the first access waits for it.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, *, coming: torch.cuda.Event | None = None) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, *, copied: torch.cuda.Event | None = None) -> None:
         self._keys, self._values = keys, values
-        self._coming = coming
+        self._copied = copied
 
     def __reduce__(self) -> tuple[type[HostKV], tuple[Tensor, Tensor]]:
-        return HostKV, (self.keys, self.values)
+        return HostKV, (self.keys, self.values)  # waits for the copy: an event cannot be pickled
 
     @property
     def keys(self) -> Tensor:
@@ -34,25 +34,25 @@ class HostKV:
         return self._values
 
     def _wait(self) -> None:
-        if (coming := self._coming) is not None:  # who else waits meanwhile waits for the same
-            coming.synchronize()
-            self._coming = None
+        if (copied := self._copied) is not None:  # read once: another thread may clear it meanwhile
+            copied.synchronize()
+            self._copied = None
 
     @property
     def nbytes(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that there is, by name."""
+        """Return the tensors by name."""
         return {"keys": self.keys, "values": self.values}
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and type of each."""
-        both = {"keys": self._keys, "values": self._values}  # whose shapes are known before they are there
+        """Return shape and type of each tensor, without waiting for its contents."""
+        both = {"keys": self._keys, "values": self._values}  # not the properties, which wait for the copy
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in both.items()}
 
 
 def shapes_of(geometry: KVGeometry, tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What `HostKV.shapes` says of a message of so many tokens."""
-    each = ((geometry.layers, geometry.kv_heads, tokens, geometry.head_dim), geometry.dtype)
-    return {"keys": each, "values": each}
+    """Return the `HostKV.shapes` of a message with a number of tokens."""
+    shape = ((geometry.layers, geometry.kv_heads, tokens, geometry.head_dim), geometry.dtype)
+    return {"keys": shape, "values": shape}

@@ -1,4 +1,4 @@
-"""The only room that knows transformers: loading, the attention hook, chat formats, the embedded model."""
+"""Loads Hugging Face models and adapts them to the engine. Beside training, only this package imports transformers."""
 
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.chat import (

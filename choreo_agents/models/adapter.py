@@ -1,4 +1,4 @@
-"""A Hugging Face model as the runtime sees it."""
+"""Wraps a Hugging Face model for the runtime: one forward pass over packed tokens."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.discovery import ModelAttention
 from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.fused import FusedForward
-from choreo_agents.models.hook import attending, route
+from choreo_agents.models.hook import attention_context, route
 from choreo_agents.models.lean import LeanForward
-from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
+from choreo_agents.models.lora import Adapted, LoraAdapter, apply_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _USUAL_CONTEXT = 2048
-"""Tokens, where a configuration does not say."""
+"""Context length, in tokens, of a configuration that does not give one."""
 
 
 class ModelAdapter:
-    """One forward pass over a packed row of tokens whose attention the engine decides.
+    """A Hugging Face model whose forward pass takes packed tokens and the engine's attention.
 
     Args:
         model: A supported model (see `choreo_agents.models.support`), in eval mode on its device.
-        attention: How it attends.
-        files: From which it was read, as they were before.
-        end_token: The tokenizer's, if it has one.
+        attention: KV shapes, and the attention kind of each layer.
+        files: The files of its weights, as they were before they were read.
+        end_token: The tokenizer's end token, if it has one.
     """
 
     lean: LeanForward | FusedForward | None = None
-    """Serves in the place of the modelling code where it can."""
+    """Forward pass that replaces the modelling code where it can; None: there is none."""
 
     def __init__(
         self, model: PreTrainedModel, attention: ModelAttention, files: WeightFiles, end_token: int | None = None
@@ -50,7 +50,7 @@ class ModelAdapter:
         self._chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.device: torch.device = model.device
         self._files = files
-        self.fingerprint = files.remembered(model)
+        self.fingerprint = files.cached_fingerprint(model)
         self.max_positions: int = max_positions(config)
         self.vocabulary_size: int = config.vocab_size
         self.heads: int = config.num_attention_heads
@@ -61,11 +61,11 @@ class ModelAdapter:
 
     @cached_property
     def weights(self) -> str:
-        """16 hex digits that tell the model's weights from others', be they loaded in fp32 or in bfloat16."""
-        return self._files.remembered(self.model, rounded=True)
+        """Fingerprint of the weights in 16 hex digits, the same whether they are loaded in fp32 or bfloat16."""
+        return self._files.cached_fingerprint(self.model, rounded=True)
 
     def read_adapter(self, folder: Path) -> LoraAdapter:
-        """Read an adapter from a folder in peft's layout; raises `AdapterError` unless it can serve this model."""
+        """Read an adapter from a folder in peft's layout; raise `AdapterError` unless it can serve this model."""
         return read_adapter(folder, self.model, self.weights)
 
     @torch.inference_mode()
@@ -74,57 +74,57 @@ class ModelAdapter:
         tokens: Sequence[int],
         positions: Sequence[int],
         attention: Attention,
-        wanted: Sequence[int],
+        indices: Sequence[int],
         adapted: Sequence[Adapted] = (),
     ) -> Tensor:
         """Encode a step's tokens and return the logits after some of them.
 
         Args:
             tokens: Token ids of all rows, packed.
-            positions: Each token's own position.
+            positions: Position of each token in its row.
             attention: Where keys and values go, and what each token attends to.
-            wanted: Indices into `tokens`.
+            indices: Indices into `tokens`, of those whose logits are returned.
             adapted: Which adapters serve which tokens.
 
         Returns:
-            [len(wanted), vocabulary].
+            [len(indices), vocabulary].
         """
-        told = {"tokens": tokens, "positions": positions, "wanted": wanted}
-        sent = SentTables({name: numpy.array(part, dtype=numpy.int64) for name, part in told.items()}, self.device)
+        inputs = {"tokens": tokens, "positions": positions, "wanted": indices}
+        sent = SentTables({name: numpy.array(part, dtype=numpy.int64) for name, part in inputs.items()}, self.device)
         return self.traced_logits(sent["tokens"], sent["positions"], attention, sent["wanted"], adapted)
 
     def traced_logits(
-        self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor, adapted: Sequence[Adapted] = ()
+        self, tokens: Tensor, positions: Tensor, attention: Attention, indices: Tensor, adapted: Sequence[Adapted] = ()
     ) -> Tensor:
-        """`logits` of tensors on the model's device, through which gradients flow if the attention lets them."""
+        """Return `logits` for tensors on the model's device; gradients flow if the attention lets them."""
         lean = self.lean
-        if lean is not None and not lean.made_of.is_there():
-            self.lean = lean = None  # for good: what it was made of need not be kept beside what there is now
+        if lean is not None and not lean.made_of.is_current():
+            self.lean = lean = None  # for good: free the weights that it was made of
         if lean is not None and not adapted and not torch.is_grad_enabled() and lean.serves(attention):
-            return lean.logits(tokens, positions, attention, wanted)
-        with attending(attention), adapting(adapted):
+            return lean.logits(tokens, positions, attention, indices)
+        with attention_context(attention), apply_adapters(adapted):
             out = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 use_cache=False,
-                **({"logits_to_keep": wanted} if self._chooses_logits else {}),
+                **({"logits_to_keep": indices} if self._chooses_logits else {}),
             )
         logits: Tensor = out.logits[0]
-        return logits if self._chooses_logits else logits[wanted]
+        return logits if self._chooses_logits else logits[indices]
 
 
 def _end_tokens(model: PreTrainedModel, end_token: int | None) -> tuple[int, ...]:
-    """All that generation stops at: of its own settings and of the tokenizer; where neither says, of the model's."""
+    """Return the end tokens of the generation settings and the tokenizer; if there are none, the configuration's."""
     generation = model.generation_config
-    said = [*listed(None if generation is None else generation.eos_token_id), *listed(end_token)]
-    return tuple(dict.fromkeys(said or listed(model.config.get_text_config().eos_token_id)))
+    tokens = [*as_token_ids(None if generation is None else generation.eos_token_id), *as_token_ids(end_token)]
+    return tuple(dict.fromkeys(tokens or as_token_ids(model.config.get_text_config().eos_token_id)))
 
 
-def listed(ends: Any) -> list[int]:
-    """The tokens that a setting names: one, several, or none."""
-    return [] if ends is None else [int(each) for each in ends] if isinstance(ends, list | tuple) else [int(ends)]
+def as_token_ids(ends: Any) -> list[int]:
+    """Return a setting of one token id, several, or none as a list."""
+    return [] if ends is None else [int(token) for token in ends] if isinstance(ends, list | tuple) else [int(ends)]
 
 
 def max_positions(config: PreTrainedConfig) -> int:
-    """The context length in tokens."""
+    """Return the context length in tokens."""
     return int(getattr(config, "max_position_embeddings", None) or _USUAL_CONTEXT)

@@ -1,4 +1,4 @@
-"""Adapters in peft's files: those that are trained here, and those of anybody else."""
+"""Reads and writes LoRA adapters in peft's file layout."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ _PREFIX = "base_model.model."
 _PARTIAL = ".partial"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _OTHER_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
-"""Ways to begin that change the weights beside which the adapter was then trained."""
+"""Initialisations that change the base weights before the adapter is trained."""
 _MORE_WEIGHTS = ("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices", "layer_replication")
 """Options that train more than two matrices of each layer, or repeat layers."""
 _NOT_ALONE = ("alora_invocation_tokens", "use_bdlora", "use_qalora", "kasa_config", "arrow_config", "monteclora_config")
-"""Options that do more to a token than to add two products."""
+"""Options that do more than add a low-rank product to each token's output."""
 
 
 def read_adapter(folder: Path, model: PreTrainedModel, base: str) -> LoraAdapter:
-    """Read an adapter and make the model's layers ready for it.
+    """Read an adapter and hook the model's layers for it.
 
     Args:
-        folder: With an `adapter_config.json` and safetensors, as peft writes them.
-        model: That it is for.
-        base: The fingerprint of the model's weights.
+        folder: Folder with an `adapter_config.json` and safetensors, as peft writes them.
+        model: The model that it is for.
+        base: Fingerprint of the model's weights.
 
     Raises:
-        AdapterError: It is no LoRA that can be applied token by token, its files are damaged, or it is another model's.
+        AdapterError: It is no LoRA that can be applied per token, its files are damaged, or it is for another model.
     """
     config = _read_config(folder)
     try:
-        tensors, said = read_tensors(folder / WEIGHTS_FILE)
+        tensors, metadata = read_tensors(folder / WEIGHTS_FILE)
     except OSError as error:
         raise AdapterError(f"the adapter in {str(folder)!r} cannot be read: {error}") from error
-    require_base(f"the adapter in {str(folder)!r}", said.get("base"), base)
+    require_base(f"the adapter in {str(folder)!r}", metadata.get("base"), base)
     downs = {_module(name, _DOWN): tensor for name, tensor in tensors.items() if name.endswith(_DOWN)}
     ups = {_module(name, _UP): tensor for name, tensor in tensors.items() if name.endswith(_UP)}
-    other = [name for name in tensors if not name.endswith((_DOWN, _UP))]
-    if other or downs.keys() != ups.keys() or not downs:
-        wrong = other[0] if other else next(iter(downs.keys() ^ ups.keys()), "no lora_A")
+    unknown = [name for name in tensors if not name.endswith((_DOWN, _UP))]
+    if unknown or downs.keys() != ups.keys() or not downs:
+        wrong = unknown[0] if unknown else next(iter(downs.keys() ^ ups.keys()), "no lora_A")
         raise AdapterError(f"the adapter in {str(folder)!r} is no plain LoRA: it has {wrong!r}")
     scales, like = _scales(config, folder, downs), {"device": model.device, "dtype": model.dtype}
     parts = {name: LowRank(down.to(**like), ups[name].to(**like), scales[name]) for name, down in downs.items()}
@@ -72,11 +72,11 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
     """Write an adapter as peft does, with the fingerprint of the weights that it was trained on.
 
     Args:
-        folder: Made if need be.
-        parts: By module; all of one rank and scale.
-        base: The fingerprint.
-        name: Of the model, as it was loaded.
-        dropout: That it was trained with.
+        folder: Created if missing.
+        parts: Low-rank parts by module; all of one rank and scale.
+        base: Fingerprint of the base model's weights.
+        name: Name that the base model was loaded by.
+        dropout: Dropout that it was trained with.
 
     Raises:
         OSError: It cannot be written (see `exchanged`).
@@ -96,54 +96,54 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
         task_type="CAUSAL_LM",
         inference_mode=True,
     )
-    # Else it is a set, and written in another order by each process: the same adapter would not be the same file.
+    # peft makes it a set, which each process writes in another order: equal adapters would be different files.
     config.target_modules = sorted(config.target_modules)
     tensors = {f"{_PREFIX}{module}{_DOWN}": part.down for module, part in parts.items()}
     tensors |= {f"{_PREFIX}{module}{_UP}": part.up for module, part in parts.items()}
-    with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE)) as made:
-        config.save_pretrained(made)
-        write_tensors(made / WEIGHTS_FILE, tensors, {"base": base})
+    with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE)) as staging:
+        config.save_pretrained(staging)
+        write_tensors(staging / WEIGHTS_FILE, tensors, {"base": base})
 
 
 @contextmanager
 def exchanged(folder: Path, names: Sequence[str]) -> Iterator[Path]:
-    """A folder to write files to, which are then put in the place of those that were there.
+    """Yield a folder to write files to; on exit they replace those of the target folder.
 
-    Whenever it ends, by a kill, too, the files of these names are all as they were, all as they were written, or such
-    that nobody loads them: weights without their config. What says the same is left as it is.
+    Whenever the process is killed, the files are all old, all new, or cannot be loaded: weights without their config.
+    Files with equal content are not touched.
 
     Args:
-        folder: Where they are to stand; made if need be. What a killed writer left there is removed.
-        names: Of an adapter's two files and others; those that are not written go from the folder.
+        folder: Target; created if missing. Leftovers of a killed writer are removed.
+        names: The files to replace: an adapter's two and others. Those that are not written are deleted.
 
     Raises:
         OSError: They cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(dir=folder, prefix=_PARTIAL) as staged:
-        made = Path(staged)
-        yield made
-        there = {name for name in names if (made / name).exists()}
-        known = [name for name in names if name in there or (folder / name).exists()]
-        differ = [name for name in known if not same_file(made / name, folder / name)]
+    for leftover in folder.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with TemporaryDirectory(dir=folder, prefix=_PARTIAL) as temporary:
+        staging = Path(temporary)
+        yield staging
+        written = {name for name in names if (staging / name).exists()}
+        existing = [name for name in names if name in written or (folder / name).exists()]
+        differ = [name for name in existing if not same_file(staging / name, folder / name)]
         if len(differ) > 1:
             (folder / CONFIG_FILE).unlink(missing_ok=True)
             differ = [*{*differ, CONFIG_FILE}]
-        # No state in between may look whole: new weights come first, old ones go late, the config comes last.
-        late = {CONFIG_FILE: 3, WEIGHTS_FILE: 0 if WEIGHTS_FILE in there else 2}
+        # No state in between may look complete: write new weights first, delete old ones late, write the config last.
+        late = {CONFIG_FILE: 3, WEIGHTS_FILE: 0 if WEIGHTS_FILE in written else 2}
         for name in sorted(differ, key=lambda name: late.get(name, 1)):
-            if name in there:
-                (made / name).replace(folder / name)
+            if name in written:
+                (staging / name).replace(folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)
 
 
-def require_base(what: str, trained: str | None, serves: str) -> None:
-    """Raise `AdapterError` if something was trained beside other weights than those that it is to serve."""
+def require_base(subject: str, trained: str | None, serves: str) -> None:
+    """Raise `AdapterError` if something was trained on other weights than those it is to serve."""
     if trained is not None and trained != serves:
-        raise AdapterError(f"{what} was trained on the weights {trained!r}, this model's are {serves!r}")
+        raise AdapterError(f"{subject} was trained on the weights {trained!r}, this model's are {serves!r}")
 
 
 def _read_config(folder: Path) -> Any:
@@ -157,43 +157,43 @@ def _read_config(folder: Path) -> Any:
         raise AdapterError(f"{CONFIG_FILE} in {str(folder)!r} cannot be read: {error}") from error
     if not isinstance(config, LoraConfig):
         raise AdapterError(f"the adapter in {str(folder)!r} is a {config.peft_type}: only LoRA can be served")
-    asked = ["bias"] if config.bias not in (None, "none") else []
-    asked += [name for name in (*_MORE_WEIGHTS, *_NOT_ALONE) if getattr(config, name, None)]
+    options = ["bias"] if config.bias not in (None, "none") else []
+    options += [name for name in (*_MORE_WEIGHTS, *_NOT_ALONE) if getattr(config, name, None)]
     if str(config.init_lora_weights).startswith(_OTHER_WEIGHTS):
-        asked.append(f"init_lora_weights={config.init_lora_weights!r}")
-    if asked:
-        raise AdapterError(f"the adapter in {str(folder)!r} uses {asked[0]}, which cannot be served token by token")
+        options.append(f"init_lora_weights={config.init_lora_weights!r}")
+    if options:
+        raise AdapterError(f"the adapter in {str(folder)!r} uses {options[0]}, which cannot be served token by token")
     return config
 
 
 def _scales(config: Any, folder: Path, downs: Mapping[str, Tensor]) -> dict[str, float]:
-    """The factor of each module's part: what an adapter's config says of how much it counts, as peft reads it.
+    """Return the scale of each module's part, from alpha, its patterns and rank, as peft computes it.
 
-    Its patterns are regular expressions of whoever has written it: they have a second together.
+    The patterns are regular expressions from an untrusted file: all matching together may take one second.
 
     Args:
-        config: peft's.
-        folder: For messages.
-        downs: By module, [rank, inputs].
+        config: The `LoraConfig` of peft.
+        folder: Its folder, for error messages.
+        downs: Down projections by module, [rank, inputs] each.
 
     Raises:
-        AdapterError: A number is none, or a pattern is no regular expression, or not matched in time.
+        AdapterError: An alpha is no number, or a pattern is no regular expression, or not matched in time.
     """
     where, until_s = f"{CONFIG_FILE} in {str(folder)!r}", time.monotonic() + _PATTERNS_S
 
-    def number(told: object) -> float:
-        if isinstance(told, bool) or not isinstance(told, int | float) or not math.isfinite(told):
-            raise AdapterError(f"{where} says that alpha is {told!r}, which is no number")
-        return float(told)
+    def number(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise AdapterError(f"{where} says that alpha is {value!r}, which is no number")
+        return float(value)
 
     def left_s() -> float:
         return max(1e-3, until_s - time.monotonic())
 
-    given, scales = config.alpha_pattern or {}, dict[str, float]()
-    if not isinstance(given, dict):
+    alphas, scales = config.alpha_pattern or {}, dict[str, float]()
+    if not isinstance(alphas, dict):
         raise AdapterError(f"{where} cannot be read: its alpha_pattern is no object")
     try:
-        patterns = [(regex.compile(rf"(.*\.)?({pattern})$"), number(alpha)) for pattern, alpha in given.items()]
+        patterns = [(regex.compile(rf"(.*\.)?({pattern})$"), number(alpha)) for pattern, alpha in alphas.items()]
     except (regex.error, RecursionError) as error:
         raise AdapterError(f"{where} has an alpha_pattern that cannot be read: {error}") from error
     usual = number(config.lora_alpha)

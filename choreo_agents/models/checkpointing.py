@@ -1,4 +1,4 @@
-"""Gradient checkpointing of a model in eval mode: its layers are computed again on the way back."""
+"""Gradient checkpointing for a model in eval mode: layers are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 Again = Callable[[], AbstractContextManager[None]]
-"""Enters what the layers were computed in."""
+"""Makes the context managers that layers are recomputed in, like that of the forward pass."""
 
 
 @contextmanager
 def checkpointing(model: PreTrainedModel, again: Again, *, random: bool = False) -> Iterator[None]:
-    """Keep, of the forward passes in the block, only what goes into each layer.
+    """Keep only the inputs of each layer in the forward passes of the block.
 
-    Transformers' own switch works in train mode only, which would also turn dropouts on.
+    The switch of transformers works in train mode only, which would also turn dropout on.
 
     Args:
-        model: Whose layers.
-        again: What a layer is computed again in: on the thread that goes back, after the block has ended.
-        random: Whether the layers draw random numbers: they draw the same again.
+        model: The model whose layers are checkpointed.
+        again: Context in which a layer is recomputed, on the backward thread, after the block has ended.
+        random: Whether layers draw random numbers; if so, they draw the same ones again.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
-        once: Any = partial(
+        forward: Any = partial(
             checkpoint,
             layer.forward,
             use_reentrant=False,
             preserve_rng_state=random,
-            context_fn=lambda: (nullcontext(), _Repeated(again)),
+            context_fn=lambda: (nullcontext(), _ReentrantContext(again)),
         )
-        object.__setattr__(layer, "forward", once)
+        # An instance attribute that shadows the method, past the bookkeeping of `nn.Module`.
+        object.__setattr__(layer, "forward", forward)
     try:
         yield
     finally:
@@ -43,8 +44,8 @@ def checkpointing(model: PreTrainedModel, again: Again, *, random: bool = False)
             object.__delattr__(layer, "forward")
 
 
-class _Repeated(AbstractContextManager[None]):
-    """Enters anew each time: a graph that is kept goes back more than once."""
+class _ReentrantContext(AbstractContextManager[None]):
+    """A context that can be entered repeatedly: a retained graph runs backward more than once."""
 
     def __init__(self, again: Again) -> None:
         self._again = again

@@ -1,8 +1,8 @@
-"""How a model attends, measured on the model itself: shapes, windows, soft caps, and how positions enter.
+"""Measures how a loaded model attends: shapes, windows, soft caps, and how positions enter.
 
-One token alone has the same hidden states wherever it stands, in every layer, if positions enter by rotation only.
-So a batch of the same token at several positions shows each layer's rotation: its queries and keys must be those at
-position 0, turned. What turns otherwise is refused.
+If positions enter by rotation only, a single token has the same hidden states at any position, in every layer. So a
+batch of one token at several positions shows each layer's rotation: its queries and keys must be those at position 0,
+rotated. Any other model is refused.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 _PROBE = "choreo_probe"
 _FIRST_MARK = 32.5
-"""Of the masks that the probe hands out: exact in every dtype, and no value that a real mask has."""
+"""Value of the first mask that the probe hands out: exact in every dtype, and in no real mask."""
 _POSITIONS = (0, 1, 2, 3, 17, 64, 255)
-"""Where the token is placed, besides the last position and the middle."""
+"""Positions of the probe's token; the last position and the middle are added."""
 _PAIRINGS: tuple[Pairing, ...] = ("halves", "neighbours")
 
 
 ModelAttention = tuple[KVGeometry, tuple[AttentionKind, ...]]
-"""All that the engine needs to know of a model's attention: shapes, and the kind of each layer."""
+"""A model's KV shapes, and the attention kind of each layer."""
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether a query sees a key, by indices of batch, head, query and key."""
+"""Returns whether a query sees a key, from indices of batch, head, query and key."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """One attention call: [positions, heads, head_dim] each, the token on its own at every position."""
+class _Call:
+    """A recorded attention call; tensors are [positions, heads, head_dim], a single token at every position."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     masked: bool
-    """Whether it was given a mask, ..."""
+    """Whether it was given a mask."""
     visible: MaskFunction | None
-    """... and what that lets it see; None if that is not the interface's business."""
+    """The function of that mask; None without a mask, or if it did not come through the interface."""
     window: int | None
-    """As the layer itself says."""
+    """Sliding window in positions, as the layer itself gives it."""
     softcap: float | None
 
 
@@ -61,8 +61,8 @@ def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -
 
     Args:
         model: In eval mode; its attention implementation is changed.
-        max_positions: Its context length.
-        token: Any token.
+        max_positions: Its context length in tokens.
+        token: Id of any token.
 
     Raises:
         UnsupportedModelError: A layer does not attend through the interface, or positions enter otherwise than by
@@ -86,26 +86,26 @@ def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -
             f"{type(model).__name__} has {layers} layers by its configuration and {len(calls)} that attend"
         )
     geometry = _geometry(calls, model.dtype)
-    slack = _slack(positions, model.dtype)
-    known = [PureRotation(*choice) for choice in _candidates(model, geometry.head_dim)]
+    slack = _tolerances(positions, model.dtype)
+    rotations = [PureRotation(*choice) for choice in _candidates(model, geometry.head_dim)]
     kinds = []
     for layer in range(layers):
-        seen = calls[layer]
-        window = _window(layer, seen, max_positions)
-        _require_still(layer, seen.value, slack)
-        kinds.append(AttentionKind(_rotation(layer, seen, positions, known, slack), window, seen.softcap))
+        call = calls[layer]
+        window = _window(layer, call, max_positions)
+        _require_equal(layer, call.value, slack)
+        kinds.append(AttentionKind(_rotation(layer, call, positions, rotations, slack), window, call.softcap))
     return geometry, tuple(kinds)
 
 
-def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict[int, _Seen]:
-    """Run the token alone at each position; what each layer's attention was called with."""
+def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict[int, _Call]:
+    """Run the token alone at each position; return the attention call of each layer."""
     from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415 - loading the model has
 
-    calls: dict[int, _Seen] = {}
+    calls: dict[int, _Call] = {}
     masks: list[MaskFunction | None] = []
 
     def mask(*_: Any, mask_function: MaskFunction | None = None, **__: Any) -> Tensor:
-        """A mark by which the layers that get it tell which mask the model made for them."""
+        """Return a marker value, so that `record` knows which of the model's masks a layer was given."""
         masks.append(mask_function)
         return torch.full((1, 1, 1, 1), _FIRST_MARK + len(masks) - 1, device=model.device)
 
@@ -123,8 +123,8 @@ def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict
         query_, key_, value_ = (part[:, :, 0].float().cpu() for part in (query, key, value))
         visible = None if attention_mask is None else masks[int(mark)]
         claimed = kwargs.get("sliding_window")
-        calls[layer] = _Seen(query_, key_, value_, attention_mask is not None, visible, claimed, kwargs.get("softcap"))
-        # A token that sees itself alone gets its own values, whatever the scores.
+        calls[layer] = _Call(query_, key_, value_, attention_mask is not None, visible, claimed, kwargs.get("softcap"))
+        # A token that sees only itself gets its own values, whatever the scores.
         group = query.shape[1] // value.shape[1]
         return value.repeat_interleave(group, dim=1).transpose(1, 2), None
 
@@ -139,7 +139,7 @@ def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict
                 use_cache=False,
             )
     finally:
-        # Transformers keeps what is registered for as long as the process lives, and these would keep the model.
+        # Transformers keeps registered functions for the life of the process, and these hold the model.
         AttentionInterface.register(_PROBE, segment_attention)
         AttentionMaskInterface.register(_PROBE, no_mask)
     return calls
@@ -147,11 +147,11 @@ def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict
 
 @contextmanager
 def run_first(model: PreTrainedModel, how: str = "") -> Iterator[None]:
-    """Let whatever a model's own layers raise when it is run for the first time be an error of ours, in a line.
+    """Turn any exception of a model's layers in its first run into a one-line error of ours.
 
     Args:
-        model: That is run on a few tokens.
-        how: In which way.
+        model: The model that is run on a few tokens.
+        how: Added to the message, after "tokens".
     """
     try:
         yield
@@ -162,31 +162,31 @@ def run_first(model: PreTrainedModel, how: str = "") -> Iterator[None]:
             f"the device's memory has no room for a few tokens beside the weights ({first_line(error)}): give another "
             "device, or a smaller model"
         ) from error
-    except Exception as error:  # a family's layers raise what they like
+    except Exception as error:  # modelling code raises anything
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be run on tokens{how}: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
-def _window(layer: int, seen: _Seen, max_positions: int) -> int | None:
-    """How many positions a layer sees, its own among them; None: all before it.
+def _window(layer: int, call: _Call, max_positions: int) -> int | None:
+    """Return how many positions a layer sees, including its own; None: all before it.
 
-    What the model's mask says counts, at distances that no short prompt reaches; without one, what the layer says.
+    The model's mask decides, evaluated up to the full context length; without a mask, the layer's own setting.
     """
-    if seen.visible is None:
-        if seen.masked:
+    if call.visible is None:
+        if call.masked:
             raise UnsupportedModelError(f"layer {layer} has a mask that does not say what it lets it see")
-        return seen.window if seen.window is not None and seen.window < max_positions else None
+        return call.window if call.window is not None and call.window < max_positions else None
     last = max_positions - 1
     distances = torch.arange(max_positions)
     try:
-        sees = _visible(seen.visible, torch.full_like(distances, last), last - distances)
+        sees = _visible(call.visible, torch.full_like(distances, last), last - distances)
         window = int(sees.sum())
         generator = torch.Generator().manual_seed(layer)
         query, key = torch.randint(max_positions, (2, 4096), generator=generator)
         near = (query - torch.randint(-2, min(2 * window, max_positions), (4096,), generator=generator)).clamp_min(0)
         query, key = torch.cat((query, query)), torch.cat((key, near.clamp_max(last)))
-        right = _visible(seen.visible, query, key) == ((key <= query) & (query - key < window))
+        right = _visible(call.visible, query, key) == ((key <= query) & (query - key < window))
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(f"what layer {layer} sees depends on more than positions: {error}") from error
     if not (bool(sees[:window].all()) and bool(right.all())):
@@ -194,22 +194,22 @@ def _window(layer: int, seen: _Seen, max_positions: int) -> int | None:
             f"layer {layer} masks its attention otherwise than causally within a window: in chunks, both ways, "
             "or by what the tokens are"
         )
-    if seen.window is not None and min(seen.window, max_positions) != window:
+    if call.window is not None and min(call.window, max_positions) != window:
         raise UnsupportedModelError(
-            f"layer {layer} says that it sees {seen.window} positions, its mask lets it see {window}: which of them "
+            f"layer {layer} says that it sees {call.window} positions, its mask lets it see {window}: which of them "
             "counts depends on how transformers runs it"
         )
     return window if window < max_positions else None
 
 
 def _visible(mask: MaskFunction, query: Tensor, key: Tensor) -> Tensor:
-    """[pairs], whether a query at one position sees a key at another."""
+    """Return whether each query position sees its key position, [pairs]."""
     first = torch.zeros((), dtype=torch.long)
     return torch.as_tensor(mask(first, first, query, key)).expand(len(query)).bool()
 
 
-def _geometry(calls: dict[int, _Seen], dtype: torch.dtype) -> KVGeometry:
-    shapes = {(seen.key.shape[1:], seen.value.shape[1:]) for seen in calls.values()}
+def _geometry(calls: dict[int, _Call], dtype: torch.dtype) -> KVGeometry:
+    shapes = {(call.key.shape[1:], call.value.shape[1:]) for call in calls.values()}
     if len(shapes) > 1:
         raise UnsupportedModelError(f"layers have keys and values of different shapes: {sorted(map(str, shapes))}")
     [(key, value)] = shapes
@@ -221,22 +221,22 @@ def _geometry(calls: dict[int, _Seen], dtype: torch.dtype) -> KVGeometry:
 
 
 def _candidates(model: PreTrainedModel, head_dim: int) -> Iterator[tuple[Tensor, Pairing, int]]:
-    """The model's own frequencies, in every way that dimensions are paired."""
-    found: list[Tensor] = []
+    """Yield the model's own frequencies in every pairing of dimensions, with either sign."""
+    distinct: list[Tensor] = []
     for name, buffer in model.named_buffers():
         fits = buffer.ndim == 1 and 0 < 2 * len(buffer) <= head_dim
         if "inv_freq" in name and "original" not in name and fits:
             frequencies = buffer.float().cpu()
-            if not any(torch.equal(frequencies, known) for known in found):
-                found.append(frequencies)
-    for sign, frequencies, pairing in product((1.0, -1.0), found, _PAIRINGS):
+            if not any(torch.equal(frequencies, earlier) for earlier in distinct):
+                distinct.append(frequencies)
+    for sign, frequencies, pairing in product((1.0, -1.0), distinct, _PAIRINGS):
         for first in sorted({0, head_dim - 2 * len(frequencies)}):
             yield sign * frequencies, pairing, first
 
 
-def _require_still(layer: int, values: Tensor, slack: Tensor) -> None:
-    """Raise unless [positions, heads, head_dim] values are the same at each position."""
-    if (_errors(values, values[:1].expand_as(values)) > slack).any():
+def _require_equal(layer: int, values: Tensor, slack: Tensor) -> None:
+    """Raise `UnsupportedModelError` unless [positions, heads, head_dim] values are equal at all positions."""
+    if (_relative_errors(values, values[:1].expand_as(values)) > slack).any():
         raise UnsupportedModelError(
             f"the hidden states before layer {layer} depend on the position: positions are learned or added, so that a "
             "message cannot be moved by a rotation"
@@ -244,11 +244,11 @@ def _require_still(layer: int, values: Tensor, slack: Tensor) -> None:
 
 
 def _rotation(
-    layer: int, seen: _Seen, positions: Sequence[int], known: Sequence[PureRotation], slack: Tensor
+    layer: int, call: _Call, positions: Sequence[int], rotations: Sequence[PureRotation], slack: Tensor
 ) -> PureRotation | None:
-    """The rotation by which positions enter a layer; None if they do not."""
-    for rotation in (None, *known):
-        if all((_errors(v, _turned(rotation, v, positions)) <= slack).all() for v in (seen.query, seen.key)):
+    """Return the rotation by which positions enter a layer; None if they do not."""
+    for rotation in (None, *rotations):
+        if all((_relative_errors(v, _rotate(rotation, v, positions)) <= slack).all() for v in (call.query, call.key)):
             return rotation
     raise UnsupportedModelError(
         f"queries or keys of layer {layer} change with the position otherwise than by a pure rotation with the model's "
@@ -256,19 +256,19 @@ def _rotation(
     )
 
 
-def _turned(rotation: PureRotation | None, vectors: Tensor, positions: Sequence[int]) -> Tensor:
-    """The first of [positions, heads, head_dim] vectors, turned to each position."""
+def _rotate(rotation: PureRotation | None, vectors: Tensor, positions: Sequence[int]) -> Tensor:
+    """Rotate the first of [positions, heads, head_dim] vectors to each position."""
     still = vectors[:1].expand_as(vectors)
     return still if rotation is None else rotation.apply(still, *rotation.cos_sin(torch.tensor(positions)))
 
 
-def _errors(vectors: Tensor, wanted: Tensor) -> Tensor:
-    """Relative errors, [positions]."""
-    lengths = torch.linalg.vector_norm(wanted.flatten(1), dim=1).clamp_min(1e-30)
-    errors: Tensor = torch.linalg.vector_norm((vectors - wanted).flatten(1), dim=1) / lengths
+def _relative_errors(vectors: Tensor, expected: Tensor) -> Tensor:
+    """Return relative errors, [positions]."""
+    lengths = torch.linalg.vector_norm(expected.flatten(1), dim=1).clamp_min(1e-30)
+    errors: Tensor = torch.linalg.vector_norm((vectors - expected).flatten(1), dim=1) / lengths
     return errors
 
 
-def _slack(positions: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Relative errors that rounding explains: models compute angles in fp32, which loses radians far out."""
+def _tolerances(positions: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the relative errors that rounding explains: fp32 angles lose precision at far positions."""
     return (1e-3 if dtype == torch.float32 else 3e-2) + torch.tensor(positions) * 2e-7

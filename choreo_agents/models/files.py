@@ -1,4 +1,4 @@
-"""Files of tensors and of text: written whole or not at all."""
+"""Reads and writes safetensors and text files; writes are atomic."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         OSError: The disk is full, or the folder cannot be written.
     """
     try:
-        with put(path) as partial:
+        with replace_file(path) as partial:
             plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             save_file(plain, partial, metadata={"format": "pt", **(metadata or {})})
             _sort_header(partial)
-            partial.chmod(0o644)  # it is written for the owner's eyes only
+            partial.chmod(0o644)  # safetensors makes it readable for its owner only
     except SafetensorError as error:
         raise OSError(f"{str(path)!r} cannot be written: {error}") from error
 
 
 @contextlib.contextmanager
-def put(path: Path) -> Iterator[Path]:
-    """A file to write to, which then takes the place of that which was there."""
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; on success it replaces the file at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -42,7 +42,7 @@ def put(path: Path) -> Iterator[Path]:
 
 
 def _sort_header(path: Path) -> None:
-    """Let equal tensors be equal files: metadata come in any order otherwise."""
+    """Sort the metadata of the header in place, so that equal tensors give equal files."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -53,20 +53,20 @@ def _sort_header(path: Path) -> None:
             file.write(content.ljust(size))
 
 
-def same_file(one: Path, other: Path) -> bool:
-    """Whether two files say the same; those of tensors may do so in other bytes."""
-    if not (one.is_file() and other.is_file()):
+def same_file(path: Path, other_path: Path) -> bool:
+    """Return whether two files have the same bytes, or the same tensors and metadata."""
+    if not (path.is_file() and other_path.is_file()):
         return False
-    if one.read_bytes() == other.read_bytes():
+    if path.read_bytes() == other_path.read_bytes():
         return True
     try:
-        (tensors, said), (others, also_said) = read_tensors(one), read_tensors(other)
+        (tensors, metadata), (copies, copied_metadata) = read_tensors(path), read_tensors(other_path)
     except OSError:
         return False
     return (
-        said == also_said
-        and tensors.keys() == others.keys()
-        and all(each.dtype == others[name].dtype and each.equal(others[name]) for name, each in tensors.items())
+        metadata == copied_metadata
+        and tensors.keys() == copies.keys()
+        and all(tensor.dtype == copies[name].dtype and tensor.equal(copies[name]) for name, tensor in tensors.items())
     )
 
 
@@ -76,12 +76,12 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: The disk is full, or the folder cannot be written.
     """
-    with put(path) as partial:
+    with replace_file(path) as partial:
         partial.write_text(text)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
+    """Return the tensors and the metadata of a safetensors file.
 
     Raises:
         OSError: There is no such file, or it is damaged.

@@ -1,4 +1,4 @@
-"""How transformers' attention layers reach the engine: one function, registered under a name of its own."""
+"""Routes the attention layers of transformers to the engine, through one registered attention function."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _current = threading.local()
 
 
 @contextmanager
-def attending(step: Attention) -> Iterator[None]:
-    """Let the attention layers that run in this thread attend as a step says.
+def attention_context(step: Attention) -> Iterator[None]:
+    """Set the step for the attention layers that run in this thread.
 
-    Not a keyword of the model's forward: some families keep those from their attention layers.
+    It is no keyword of the model's forward, as some families do not pass keywords on to their attention layers.
     """
     _current.step = step
     try:
@@ -43,10 +43,10 @@ def segment_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, over one packed row of tokens.
+    """Attend over one packed row of tokens, with the interface of transformers.
 
     Args:
-        module: The model's attention layer, which knows its index.
+        module: The model's attention layer, which has a `layer_idx`.
         query: [1, heads, tokens, head_dim], already rotated; `key` and `value` [1, kv_heads, tokens, head_dim].
         scaling: Factor on the scores; None: one over the root of head_dim.
         s_aux: [heads], attention sinks.
@@ -62,14 +62,14 @@ def segment_attention(
 
 
 def no_mask(*_: Any, **__: Any) -> None:
-    """The layout says who sees what; no mask is built."""
+    """Build no mask: the step's layout holds the visibility."""
 
 
 def route(model: PreTrainedModel) -> None:
     """Let a model's attention layers call the engine's attention.
 
-    No mask function goes with it: transformers then makes no mask, and does not look for packed sequences among the
-    positions, for which a GPU would have to be waited for.
+    No mask function is registered with it: transformers then builds no mask, and does not search the positions for
+    packed sequences, which would synchronise with the GPU.
     """
     from transformers import AttentionInterface  # noqa: PLC0415 - loading the model has
 

@@ -1,4 +1,4 @@
-"""Finds a model by path or hub name, and says at once when it is nowhere within reach."""
+"""Resolves a model's path or hub name, and fails fast if it cannot be reached."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from choreo_agents.errors import ModelNotFoundError, UnsupportedModelError
 from choreo_agents.models.lines import first_line
 
 ANSWER_S = 5.0
-"""Seconds after which a hub that does not answer counts as out of reach."""
+"""Timeout of the hub in seconds."""
 _LIKE_A_PATH = ("/", "./", "../", "~")
 _UNKNOWN, _BROKEN = (401, 404), 500
-"""What a hub answers about a model that it does not have, or not for everybody; from where on it is out of order."""
+"""HTTP statuses for a missing or private model; the lowest status of a hub that is out of order."""
 
 
 def hub_path(name: str | Path, *, weights: bool = True) -> str | Path:
-    """What `from_pretrained` finds a model by: a folder, or the name of one that the hub has.
+    """Return what `from_pretrained` takes for a model: a folder, or the name of one that the hub has.
 
-    Without a connection, a name in the local hub cache becomes its folder there: nothing waits for retries.
+    Without a connection, a name becomes its folder in the local hub cache, so that nothing waits for retries.
 
     Args:
         name: A folder in Hugging Face's layout, or a hub name.
-        weights: Whether its small files are not enough.
+        weights: Whether the weights are needed, too, and not only the small files.
 
     Raises:
         UnsupportedModelError: It is in GGUF.
@@ -76,7 +76,7 @@ def _require_no_gguf(path: Path) -> None:
 
 
 def _failure(name: str) -> Exception | None:
-    """Why the hub does not give a model; None if it does, or is there and will say itself what is wrong."""
+    """Return why the hub cannot serve a model; None if it can, or gives another error, which loading reports."""
     answer: SimpleQueue[Exception | None] = SimpleQueue()
 
     def ask() -> None:
@@ -85,12 +85,12 @@ def _failure(name: str) -> Exception | None:
         except HfHubHTTPError as error:
             status = error.response.status_code
             answer.put(error if status in _UNKNOWN or status >= _BROKEN else None)
-        except Exception as error:  # whatever the HTTP library of the day raises
+        except Exception as error:  # depends on the HTTP library that is installed
             answer.put(error)
         else:
             answer.put(None)
 
-    # A thread, since the request's own limit does not count the time that a dead name server takes.
+    # In a thread, as the request's own timeout does not include a dead name server.
     Thread(target=ask, name="choreo-hub", daemon=True).start()
     try:
         return answer.get(timeout=ANSWER_S)

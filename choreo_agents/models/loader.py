@@ -1,4 +1,4 @@
-"""Loads a model by path, hub name or `"embedded"`."""
+"""Loads a model by path, hub name or `"embedded"`, and checks that its KV can be moved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from choreo_agents.attention.heads import HeadShape
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role, chat_format, tools_format
-from choreo_agents.models.checkpoint import Alone, Checkpoint
+from choreo_agents.models.checkpoint import Checkpoint, ModelBuildLock
 from choreo_agents.models.constraints import Grammars
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
@@ -55,58 +55,60 @@ if TYPE_CHECKING:
 
 EMBEDDED = "embedded"
 AUTO = "auto"
-"""Of a device: the GPU if there is one."""
+"""Device name for the GPU if there is one, else the CPU."""
 _TOKEN_CHARACTERS = 64
-"""That a token may stand for at least: of blanks, say, which a tokenizer may drop."""
+"""Least number of characters per token that `longest_text` assumes: a tokenizer may merge or drop blanks."""
 _SMALL = 1 << 23
-"""Parameters of a model whose weights may be laid out beside the plain ones without asking how much memory there is."""
+"""Parameters of a model so small that a lean pass may copy its weights whatever memory is free."""
 GenerationConfigUse = Literal["auto", "off"]
-"""Whether what a checkpoint's `generation_config.json` says about sampling is the default of its calls."""
+"""Whether the sampling settings of a checkpoint's `generation_config.json` are the defaults of its calls."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, its tokenizer, and how its chat turns are written."""
+    """A model with its tokenizer and chat format."""
 
     name: str
     adapter: ModelAdapter
     tokenizer: PreTrainedTokenizerBase
     chat: ChatFormat
     safe_tokenizer: SafeTokenizer = field(repr=False)
-    """How its tokenizer writes text in which control tokens count in frames only."""
+    """Tokenizes `PromptText`: only its special parts may become control tokens."""
     probe: MovedLogits
-    """What moving cached keys did to its logits when it was loaded."""
+    """Error of its logits when cached keys are moved, measured when it was loaded."""
     prompt: ProbePrompt = field(repr=False)
-    """With which that was found out, and is found out of other backends."""
+    """The prompt that this was measured with; other backends are checked with it, too."""
     prepacked: int = 0
-    """Linear layers whose weights were laid out for the CPU."""
-    exact_with: dict[BackendName | int, AttentionBackend] = field(default_factory=dict, repr=False)
-    """Backends with which the model was found to be exact, by name, or `id` if they are a user's own."""
+    """Number of linear layers whose weights are prepacked for the CPU."""
+    checked_backends: dict[BackendName | int, AttentionBackend] = field(default_factory=dict, repr=False)
+    """Backends that passed the check, by name, or by `id` if they are the user's own."""
     sampling_defaults: Sampling = Sampling()
-    """What its checkpoint says about sampling, for calls that do not: the fields that are set."""
+    """Sampling settings of its checkpoint, for the fields that a call leaves open."""
     sampler: Callable[[SamplerCall], Sampler] | None = None
-    """Makes what chooses a decode's tokens, of a model that is told what to say; None: its logits do. Called under the
-    engine's lock, once for each answer that is really decoded, before any work is done: it may refuse."""
-    modelling: str | None = None
-    """Why the modelling code of transformers computes it, and no lean pass; None: one does."""
+    """Makes the sampler of a scripted model's decode; None: sample from its logits.
 
-    def backend(self, wanted: BackendName | AttentionBackend) -> AttentionBackend:
-        """The backend of that name, or this very one: the model is exact with it.
+    Called under the engine's lock, once for each answer that is really decoded, before any work: it may raise."""
+    fallback_reason: str | None = None
+    """Why transformers' modelling code runs the model; None: a lean or fused pass does."""
+
+    def backend(self, backend: BackendName | AttentionBackend) -> AttentionBackend:
+        """Return the backend of a name, or the given one, after checking that the model is exact with it.
 
         Raises:
-            UnsupportedModelError: It is not. InvalidRequestError: There is no such backend, or it does not work here.
+            UnsupportedModelError: The model is not exact with it.
+            InvalidRequestError: There is no such backend, or it does not work here.
         """
-        key = wanted if isinstance(wanted, str) else id(wanted)
-        if key not in self.exact_with:
-            made = _backend(self.adapter, wanted)
-            require_movable(self.adapter, self.prompt, made)
-            self.exact_with[key] = made
-        return self.exact_with[key]
+        key = backend if isinstance(backend, str) else id(backend)
+        if key not in self.checked_backends:
+            instance = _backend(self.adapter, backend)
+            require_movable(self.adapter, self.prompt, instance)
+            self.checked_backends[key] = instance
+        return self.checked_backends[key]
 
     def computed_with(self, backend: AttentionBackend) -> str:
-        """What computes the rest of a step, where this attends: `lean`, `fused`, or transformers and why."""
-        if self.modelling is not None:
-            return f"transformers: {self.modelling}"
+        """Name what runs the model with an attention backend: `lean`, `fused`, or transformers and why."""
+        if self.fallback_reason is not None:
+            return f"transformers: {self.fallback_reason}"
         if self.adapter.lean is None:
             return "transformers: its weights or modules are not what they were when it was loaded"
         if isinstance(self.adapter.lean, FusedForward):
@@ -117,12 +119,12 @@ class LoadedModel:
 
     @cached_property
     def controls(self) -> Mapping[int, str]:
-        """Its control tokens as they are written, by id."""
+        """Text of its control tokens, by id."""
         return control_tokens(self.tokenizer)
 
     @cached_property
-    def shown(self) -> frozenset[str]:
-        """Those of them that are read like words."""
+    def visible_controls(self) -> frozenset[str]:
+        """Texts of the control tokens that are not special, so that they show in decoded text."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
         return frozenset(text for number, text in self.controls.items() if not added[number].special)
 
@@ -130,32 +132,32 @@ class LoadedModel:
         return f"LoadedModel({self.name}, {self.adapter.geometry.dtype} on {self.adapter.device})"
 
     @property
-    def speaks_embedded(self) -> bool:
-        """Whether it has the words of the embedded language: the model that ships, or one in its place."""
+    def has_embedded_vocabulary(self) -> bool:
+        """True if its vocabulary contains the embedded model's."""
         return bool(vocabulary().items() <= self.tokenizer.get_vocab().items())
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Guides over its tokens: made when the first is asked for.
+        """Compiler of constraints over its tokens, made on first use.
 
         Raises:
-            InvalidRequestError: The extra `guided` is not installed, or its tokens cannot be guided; says why.
+            InvalidRequestError: The extra `guided` is not installed, or its tokens cannot be constrained; says why.
         """
         return Grammars(self.tokenizer, self.adapter.vocabulary_size, self.adapter.end_tokens)
 
     @cached_property
     def longest_text(self) -> int:
-        """Characters of the longest text that is tokenized: as many for each position as the longest token has, or 64.
+        """Characters of the longest text that is tokenized: per position, as many as the longest token has, or 64.
 
-        Longer ones would keep a tokenizer busy for minutes, to be refused by what they come to.
+        A longer text would keep the tokenizer busy for minutes, and its tokens could not fit the context.
         """
         return self.adapter.max_positions * max(_TOKEN_CHARACTERS, max(map(len, self.tokenizer.get_vocab()), default=0))
 
     def encode(self, text: str | PromptText) -> list[int]:
-        """Token ids of a text; none are added. In a `str` control tokens count wherever they stand.
+        """Return the token ids of a text, none added. In a `str`, any control token counts.
 
         Raises:
-            ContextLengthError: It is so long that its tokens could not fit the model's context: see `longest_text`.
+            ContextLengthError: It is longer than `longest_text`.
         """
         if len(text) > self.longest_text:
             raise ContextLengthError(
@@ -168,34 +170,35 @@ class LoadedModel:
 
     @cached_property
     def bytes_of(self) -> Callable[[int], bytes]:
-        """Tells what a token writes, also where it is a part of a letter."""
+        """Function from a token to its bytes, which may be a part of a character."""
         return token_bytes(self.tokenizer)
 
-    def closes(self, token: int) -> bool:
-        """Whether a token, as the last of an answer, says nothing but that its turn is over."""
-        return token in self._closers
+    def ends_turn(self, token: int) -> bool:
+        """Return whether a token, as the last of an answer, only ends the turn."""
+        return token in self._closing_tokens
 
     @cached_property
-    def _closers(self) -> frozenset[int]:
+    def _closing_tokens(self) -> frozenset[int]:
         closing = self.encode(PromptText.special(self.chat.turn_end))
-        said = self.said_of(closing)
+        count = self.turn_end_length(closing)
         calls = (self.encode(PromptText.special(end))[:1] for end in tools_format(self.chat).ends)
-        return frozenset((*self.adapter.end_tokens, *closing[max(0, said - 1) : said], *chain.from_iterable(calls)))
+        return frozenset((*self.adapter.end_tokens, *closing[max(0, count - 1) : count], *chain.from_iterable(calls)))
 
     def opening(self, tokens: Sequence[int]) -> str:
-        """What the turn that a message is starts with, before a name or a word.
+        """Return the text that opens the turn which the tokens are, before name and text.
 
-        Of what is none, an assistant's, or a user's where that is nothing; empty if the template opens no turn.
+        If they are no turn: the opening of an assistant's turn, or of a user's if that is empty; "" if the template
+        opens no turn.
         """
         roles: tuple[Role, ...] = ("assistant", "user", "system")
         starts = {role: self.encode(self.chat.start(role)) for role in roles}
         opened = [role for role in roles if starts[role]]
         begun = [role for role in opened if [*tokens[: len(starts[role])]] == starts[role]]
-        found = max(begun, key=lambda role: len(starts[role]), default=opened[0] if opened else None)
-        return "" if found is None else self.chat.start(found)
+        best = max(begun, key=lambda role: len(starts[role]), default=opened[0] if opened else None)
+        return "" if best is None else self.chat.start(best)
 
-    def part_of(self, tokens: Sequence[int]) -> PromptText:
-        """The words of a whole turn, an answer's with its speaker's name, as a part of a user's turn."""
+    def as_user_part(self, tokens: Sequence[int]) -> PromptText:
+        """Return the text of a whole turn, an answer's with its speaker's name, as a part of a user's turn."""
         for form in (self.chat.assistant, self.chat.user):
             opening, closing = self.encode(form.plain.rstrip(" ")), self.encode(form.after)
             if [*tokens[: len(opening)]] == opening:
@@ -204,49 +207,49 @@ class LoadedModel:
                 return self.chat.part(self.decode([*words], special=False))
         return self.chat.part(self.decode([*tokens], special=False))
 
-    def said_of(self, closing: Sequence[int]) -> int:
-        """How many tokens of what closes a message tell that it is over: up to the first that is no blank, if any."""
+    def turn_end_length(self, closing: Sequence[int]) -> int:
+        """Return how many tokens of a turn's closing show that it is over: up to the first that is not blank."""
         texts = (self.decode([token]) for token in closing)
         return next((number for number, text in enumerate(texts, start=1) if text.strip()), min(1, len(closing)))
 
     def decode(self, tokens: list[int], *, special: bool = True) -> str:
-        """Text of token ids, with or without special tokens."""
+        """Return the text of token ids, with or without special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
 
 def usual_device() -> str:
-    """What `"auto"` is."""
+    """Return the device that `"auto"` means."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """The device of that name, of `"auto"` the GPU if there is one; raises `InvalidRequestError` if it is no use."""
+    """Return the device of a name, for `"auto"` the GPU if any; raise `InvalidRequestError` if it cannot be used."""
     try:
-        found = torch.ones(1, device=torch.device(usual_device() if device == AUTO else device))
-        assert found.item() == 1.0, "it does not keep what is written there"
-    except Exception as error:  # backends that are not there raise what they like
+        tensor = torch.ones(1, device=torch.device(usual_device() if device == AUTO else device))
+        assert tensor.item() == 1.0, "it does not keep what is written there"
+    except Exception as error:  # backends that are missing raise anything
         raise InvalidRequestError(
             f'device {str(device)!r} cannot be used: give "cpu", "cuda", "cuda:1" or "auto" ({first_line(error)})'
         ) from error
-    return found.device
+    return tensor.device
 
 
-def opened(
+def open_checkpoint(
     name: str | Path, device: str | torch.device, dtype: torch.dtype | None, *, weights: bool = True
 ) -> tuple[Checkpoint, torch.device]:
-    """A model whose configuration says nothing against serving it, and where that is to be.
+    """Return a checkpoint whose configuration can be served, and the device to serve it on.
 
     Args:
         name: See `load_model`.
         device: See `load_model`.
-        dtype: That was asked for; None: the usual one.
-        weights: Whether its small files are not enough.
+        dtype: The requested dtype; None: the default.
+        weights: Whether the weights are needed, too, and not only the small files.
 
     Raises:
-        What `load_model` does, before anything but small files is read.
+        ChoreoError: As `load_model`, with only small files read.
     """
     source = WEIGHTS if str(name) == EMBEDDED else hub_path(name, weights=weights)
-    # It is small enough to be faster on a CPU, and says the same on every machine.
+    # It is small enough to be faster on a CPU, and gives the same answers on every machine.
     where = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
     checkpoint = Checkpoint.read(str(name), source)
     require_supported(checkpoint.config)
@@ -276,20 +279,19 @@ def load_model(
     Args:
         name: `"embedded"`, a folder in Hugging Face's layout, or a hub name. Weights are read from safetensors only.
         device: Where the model runs; `"auto"`: the GPU if there is one.
-        dtype: Of weights and KV, as torch or Hugging Face names it: `torch.bfloat16`, `"bfloat16"`, `"bf16"`; by
+        dtype: Dtype of weights and KV, as torch or Hugging Face names it: `torch.bfloat16`, `"bfloat16"`, `"bf16"`; by
             default, or `"auto"`, the checkpoint's own, or fp32 on a CPU that has no kernels for it.
-        prepacked: Lay large linear weights out for the CPU, where that takes no more memory than there is: about twice
-            as fast. Pages of a file stay beside them; weights that have been converted do not.
-        generation_config: `"auto"`: what the checkpoint's `generation_config.json` says about sampling is what calls do
-            that do not say otherwise (`LoadedModel.sampling_defaults`); `"off"`: they take the likeliest token. End
-            tokens are its own in both cases.
-        backend: What will attend: the check is made with it.
+        prepacked: Prepack large linear weights for the CPU if memory allows: about twice as fast. Memory-mapped plain
+            weights stay beside them; converted ones are replaced.
+        generation_config: `"auto"`: calls use the sampling settings of the checkpoint's `generation_config.json` where
+            they set none (`LoadedModel.sampling_defaults`); `"off"`: they decode greedily. Its end tokens apply in
+            both cases.
+        backend: The attention backend; the check is made with it.
         chat: Variables of the model's chat template by name, such as `enable_thinking`; and `date`, the day that it
-            writes as today's.
+            writes as today.
 
     Raises:
-        UnsupportedModelError: The architecture, its positions or its files cannot be served exactly; says why, before
-            weights are read where the configuration tells.
+        UnsupportedModelError: The model cannot be served exactly; says why, if possible before weights are read.
         InvalidRequestError: The device or the backend cannot be used, or the model does not fit it.
         ModelNotFoundError: There is no such model, or the hub that may have it cannot be reached.
         OSError: Its files are damaged.
@@ -302,13 +304,13 @@ def load_model(
     dtype = dtype_named(dtype)
     if generation_config not in get_args(GenerationConfigUse):
         raise InvalidRequestError(f'generation_config must be "auto" or "off", not {generation_config!r}')
-    checkpoint, device = opened(name, device, dtype)
-    # What a few small files tell comes before gigabytes.
+    checkpoint, device = open_checkpoint(name, device, dtype)
+    # Check the small files before gigabytes are read.
     tokenizer = checkpoint.tokenizer()
-    turns, spelling = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
-    checkpoint.generation()  # transformers would go without a damaged one, and without its stop tokens
+    turns, safe = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
+    checkpoint.generation()  # transformers would ignore a damaged one, and its stop tokens
     files = WeightFiles.of(checkpoint.folder())  # as they are before they are read
-    with Alone():
+    with ModelBuildLock():
         model = checkpoint.model(device, dtype)
         text = model.config.get_text_config()
         prompt = probe_prompt(model)
@@ -319,10 +321,10 @@ def load_model(
     packed = prepack(model, replacing=True) if prepacked else 0
     modelling = _lean(adapter, prompt, served, packed=packed) if prepacked else "its weights are not to be laid out"
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
-    said = {} if model.generation_config is None or generation_config == "off" else model.generation_config.to_dict()
-    defaults = checkpoint_sampling(said)
-    told = (packed, exact_with, defaults, None, modelling)
-    loaded = LoadedModel(str(name), adapter, tokenizer, turns, spelling, probe, prompt, *told)
+    config = {} if model.generation_config is None or generation_config == "off" else model.generation_config.to_dict()
+    defaults = checkpoint_sampling(config)
+    extras = (packed, exact_with, defaults, None, modelling)
+    loaded = LoadedModel(str(name), adapter, tokenizer, turns, safe, probe, prompt, *extras)
     computes = loaded.computed_with(served)
     why = why_not_faster(served)
     logging.getLogger(__name__).info(
@@ -332,7 +334,7 @@ def load_model(
 
 
 def _lean(adapter: ModelAdapter, prompt: ProbePrompt, served: AttentionBackend, *, packed: int) -> str | None:
-    """Let a model's lean pass serve it, if it can be had and is right; why not."""
+    """Attach a lean or fused pass to a model if there is one and it is exact; return why not."""
     make: Callable[[Any, HeadShape], LeanForward | FusedForward] = fused_forward
     if adapter.device.type != "cuda" and not isinstance(served, TritonBackend):
         if not packed and adapter.parameters > _SMALL:
@@ -353,8 +355,8 @@ def _lean(adapter: ModelAdapter, prompt: ProbePrompt, served: AttentionBackend, 
     return None
 
 
-def _backend(adapter: ModelAdapter, wanted: BackendName | AttentionBackend) -> AttentionBackend:
-    return make_backend(wanted, adapter.geometry.dtype, adapter.device, _heads(adapter))
+def _backend(adapter: ModelAdapter, backend: BackendName | AttentionBackend) -> AttentionBackend:
+    return make_backend(backend, adapter.geometry.dtype, adapter.device, _heads(adapter))
 
 
 def _heads(adapter: ModelAdapter) -> HeadShape:

@@ -1,4 +1,4 @@
-"""Low-rank adapters that serve tokens, not models: one forward pass may hold rows of several adapters and of none."""
+"""Applies LoRA adapters per token: one forward pass may hold rows of several adapters and of none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """What an adapter adds to one layer's output: `scale * up(down(x))` (LoRA, Hu et al. 2021)."""
+    """The part of an adapter for one layer, which adds `scale * up(down(x))` to its output (LoRA, Hu et al. 2021)."""
 
     down: Tensor
     """[rank, inputs]."""
@@ -29,11 +29,11 @@ class LowRank:
     scale: float
 
     def delta(self, x: Tensor, dropout: float = 0.0) -> Tensor:
-        """[..., inputs] to [..., outputs]; `dropout` is the share of inputs that are left out, while training."""
-        seen = functional.dropout(x, dropout) if dropout else x
-        # While they are trained the parts may be wider than the model.
+        """Map [..., inputs] to [..., outputs]; `dropout` is the share of inputs that are dropped, in training."""
+        inputs = functional.dropout(x, dropout) if dropout else x
+        # In training, the parts may have a wider dtype than the model.
         down, up = self.down.to(x.dtype), self.up.to(x.dtype)
-        return functional.linear(functional.linear(seen, down), up) * self.scale
+        return functional.linear(functional.linear(inputs, down), up) * self.scale
 
 
 @dataclass(eq=False)
@@ -42,10 +42,10 @@ class LoraAdapter:
 
     name: str
     fingerprint: str
-    """16 hex digits that tell its weights from others'."""
+    """Hash of its weights in 16 hex digits."""
     parts: Mapping[str, LowRank]
     dropout: float = 0.0
-    """Only while it is trained."""
+    """Share of inputs that are dropped; only in training."""
 
     @property
     def parameters(self) -> int:
@@ -53,16 +53,16 @@ class LoraAdapter:
 
 
 Adapted = tuple[LoraAdapter, Tensor | None]
-"""An adapter and the indices of the tokens, in a packed row, that it serves; None: all of them."""
+"""An adapter and the indices of its tokens in a packed row; None: all of them."""
 
 _current = threading.local()
 _hooking = threading.Lock()
-"""Two threads may load adapters at once; a layer that was hooked twice would add everything twice."""
+"""Guards the hooks: two threads may load adapters at once, and a layer hooked twice would add each part twice."""
 
 
 @contextmanager
-def adapting(spans: Sequence[Adapted]) -> Iterator[None]:
-    """Let adapters serve their tokens in the forward passes of this thread. A token is served by one at most."""
+def apply_adapters(spans: Sequence[Adapted]) -> Iterator[None]:
+    """Apply adapters to their tokens in the forward passes of this thread; at most one to each token."""
     before = current_spans()
     _current.spans = spans
     try:
@@ -72,27 +72,27 @@ def adapting(spans: Sequence[Adapted]) -> Iterator[None]:
 
 
 def current_spans() -> Sequence[Adapted]:
-    """What `adapting` said last in this thread: to say it again where a pass is computed once more."""
+    """Return the spans of this thread's innermost `adapting`, to restore them where a pass is recomputed."""
     spans: Sequence[Adapted] = getattr(_current, "spans", ())
     return spans
 
 
 def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
-    """Raise `AdapterError` unless every part of an adapter fits a layer of the model that sees tokens in a row."""
-    what, last = f"adapter {adapter.name!r} adapts", model.get_output_embeddings()
+    """Raise `AdapterError` unless every part fits a linear layer of the model that takes all tokens in order."""
+    subject, last = f"adapter {adapter.name!r} adapts", model.get_output_embeddings()
     for name, part in adapter.parts.items():
         try:
             module: nn.Module | None = model.get_submodule(name)
         except AttributeError:
             module = None
-        # Experts see the tokens that are sent to them, the last layer those that are sampled after.
+        # Experts see only tokens routed to them, and the output layer only those that are sampled from: indices differ.
         if "experts" in name.split(".") or (module is not None and module is last):
-            raise AdapterError(f"{what} {name!r}: no layer can be adapted that does not see all tokens in a row")
+            raise AdapterError(f"{subject} {name!r}: no layer can be adapted that does not see all tokens in a row")
         if module is None:
-            raise AdapterError(f"{what} {name!r}, which the model does not have: it is for another model")
+            raise AdapterError(f"{subject} {name!r}, which the model does not have: it is for another model")
         shape = _shape(module)
         if shape is None or part.up.ndim != 2 or part.down.ndim != 2:
-            raise AdapterError(f"{what} {name!r}: only linear layers can be, by two matrices")
+            raise AdapterError(f"{subject} {name!r}: only linear layers can be, by two matrices")
         own = (part.up.shape[0], part.down.shape[1])
         if own != shape or part.up.shape[1] != part.down.shape[0]:
             raise AdapterError(
@@ -102,12 +102,13 @@ def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
 
 
 def hook_layers(model: nn.Module, names: Sequence[str]) -> None:
-    """Make layers ask `adapting` what to add to their outputs; hooked ones stay so."""
+    """Hook layers, once each, so that the parts given to `adapting` are added to their outputs."""
     with _hooking:
         hooked: set[str] = getattr(model, "_choreo_adapted_layers", set())
         for name in names:
             if name not in hooked:
                 model.get_submodule(name).register_forward_hook(_hook(name))
+        # Past the bookkeeping of `nn.Module`, so that no state dict has it.
         object.__setattr__(model, "_choreo_adapted_layers", hooked | set(names))
 
 
@@ -116,7 +117,7 @@ def _hook(name: str) -> Any:
         for adapter, rows in current_spans():
             part = adapter.parts.get(name)
             if part is not None:
-                output = _added(output, args[0], part, rows, adapter.dropout)
+                output = _add_delta(output, args[0], part, rows, adapter.dropout)
         return output
 
     add.adapts = True  # type: ignore[attr-defined]
@@ -124,11 +125,11 @@ def _hook(name: str) -> Any:
 
 
 def is_adapting(hook: Any) -> bool:
-    """Whether a hook of a layer is ours: it adds nothing where `adapting` says nothing."""
+    """Return whether a layer's forward hook is ours, which adds nothing outside of `adapting`."""
     return getattr(hook, "adapts", False)
 
 
-def _added(output: Tensor, x: Tensor, part: LowRank, rows: Tensor | None, dropout: float) -> Tensor:
+def _add_delta(output: Tensor, x: Tensor, part: LowRank, rows: Tensor | None, dropout: float) -> Tensor:
     if rows is None:
         return output + part.delta(x, dropout)
     flat = output.reshape(-1, output.shape[-1])
@@ -138,7 +139,7 @@ def _added(output: Tensor, x: Tensor, part: LowRank, rows: Tensor | None, dropou
 
 
 def _shape(module: nn.Module) -> tuple[int, int] | None:
-    """Outputs and inputs of a linear layer; None if it is none."""
+    """Return outputs and inputs of a linear layer; None if it is none."""
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415 - loading the model has imported it
 
     if isinstance(module, nn.Linear):

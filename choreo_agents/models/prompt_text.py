@@ -1,4 +1,4 @@
-"""Text that says which of it is frame and which is words: only in frames there are control tokens."""
+"""Text in special and plain parts: control tokens count only in special ones."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from itertools import groupby
 
 @dataclass(frozen=True)
 class PromptText:
-    """Frames, which a chat format or a program writes, and words, which anybody may have written.
+    """Text of a prompt: special parts, which a chat format writes, and plain parts, which may come from any user.
 
-    `PromptText.frame("<|user|>") + PromptText.words(said) + PromptText.frame("<|end|>")`: two control tokens come of
-    it, whatever was said. What stands next to each other is tokenized together, as one text would be.
+    `PromptText.special("<|user|>") + PromptText.plain(text) + PromptText.special("<|end|>")` has two control tokens,
+    whatever `text` contains. Adjacent parts are tokenized together, as one text.
     """
 
     parts: tuple[tuple[str, bool], ...] = ()
-    """Texts, none of them empty, and whether each is a frame; no two of a kind stand next to each other."""
+    """Non-empty texts, each with whether it is special; kinds alternate."""
 
     @classmethod
     def special(cls, text: str) -> PromptText:
-        """Text in which control tokens count."""
+        """Make a text in which control tokens count."""
         return cls(((text, True),) if text else ())
 
     @classmethod
     def plain(cls, text: str) -> PromptText:
-        """Text in which nothing is a control token."""
+        """Make a text without control tokens, whatever it looks like."""
         return cls(((text, False),) if text else ())
 
     @classmethod
     def joined(cls, texts: Iterable[PromptText]) -> PromptText:
-        """Texts one after the other, each read once: adding them up would read the first of them again and again."""
-        return cls(tuple(_joined([part for text in texts for part in text.parts])))
+        """Concatenate texts in linear time; repeated `+` is quadratic."""
+        return cls(tuple(_join_parts([part for text in texts for part in text.parts])))
 
     @classmethod
-    def filled(cls, frame: str, words: Mapping[str, str]) -> PromptText:
-        """A frame in which words stand in the place of their marks."""
-        parts = re.split(f"({'|'.join(map(re.escape, words))})", frame) if words else [frame]
-        return cls.joined(cls.plain(words[part]) if part in words else cls.special(part) for part in parts)
+    def filled(cls, template: str, values: Mapping[str, str]) -> PromptText:
+        """Fill placeholders of a special text with plain values."""
+        parts = re.split(f"({'|'.join(map(re.escape, values))})", template) if values else [template]
+        return cls.joined(cls.plain(values[part]) if part in values else cls.special(part) for part in parts)
 
     @property
     def text(self) -> str:
-        """All of it, as it is read."""
+        """All parts as one string."""
         return "".join(text for text, _ in self.parts)
 
     def __str__(self) -> str:
@@ -57,45 +57,45 @@ class PromptText:
         return PromptText.joined([self, other])
 
     def rstrip(self, characters: str) -> PromptText:
-        """The same without these characters at its end."""
+        """Return it without these characters at its end."""
         parts = [*self.parts]
         while parts:
-            text, is_frame = parts.pop()
+            text, is_special = parts.pop()
             if bare := text.rstrip(characters):
-                return PromptText((*parts, (bare, is_frame)))
+                return PromptText((*parts, (bare, is_special)))
         return PromptText()
 
     def removeprefix(self, prefix: str) -> PromptText:
-        """The same without this text at its start, if it starts with it."""
+        """Return it without a prefix, if it starts with it."""
         if not self.text.startswith(prefix):
             return self
-        parts, left = [], len(prefix)
-        for text, is_frame in self.parts:
-            parts.append((text[left:], is_frame))
-            left = max(0, left - len(text))
+        parts, remaining = [], len(prefix)
+        for text, is_special in self.parts:
+            parts.append((text[remaining:], is_special))
+            remaining = max(0, remaining - len(text))
         return PromptText(tuple(part for part in parts if part[0]))
 
     def runs(self, controls: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
-        """Its control tokens, and the texts between them; and whether each is a control token.
+        """Yield its control tokens and the texts between them, each with whether it is a control token.
 
         Args:
-            controls: What is one in a frame.
+            controls: Pattern of control tokens, searched in special parts.
         """
         between = ""
-        for text, is_frame in self.parts:
-            done = 0
-            for found in controls.finditer(text) if is_frame else ():
-                between += text[done : found.start()]
+        for text, is_special in self.parts:
+            start = 0
+            for match in controls.finditer(text) if is_special else ():
+                between += text[start : match.start()]
                 if between:
                     yield between, False
-                yield found[0], True
-                between, done = "", found.end()
-            between += text[done:]
+                yield match[0], True
+                between, start = "", match.end()
+            between += text[start:]
         if between:
             yield between, False
 
 
-def _joined(parts: list[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Texts of one kind that stand next to each other as one."""
+def _join_parts(parts: list[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """Merge adjacent parts of one kind; drop empty ones."""
     for kind, together in groupby((part for part in parts if part[0]), key=lambda part: part[1]):
         yield "".join(text for text, _ in together), kind

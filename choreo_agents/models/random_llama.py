@@ -1,4 +1,4 @@
-"""Llamas of random weights: they say nothing sensible, and cost what real ones of their shape cost."""
+"""Writes Llamas of random weights, for benchmarks: they cost what trained ones of their shape cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from choreo_agents.models.weights.dtypes import dtype_named
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """What decides a Llama's cost."""
+    """The sizes that decide a Llama's cost."""
 
     layers: int
     hidden_size: int
@@ -31,25 +31,25 @@ SHAPES = {
     "qwen3-0.6b": LlamaShape(28, 1024, 3072, 16, 8, 151936),
     "llama-8b": LlamaShape(32, 4096, 14336, 32, 8, 128256),
 }
-"""Shapes by name."""
+"""Shapes of known models, by name."""
 
 
 def save_random_llama(
     shape: LlamaShape, folder: Path, *, seed: int = 0, positions: int = 8192, dtype: torch.dtype | str = torch.float32
 ) -> None:
-    """Write a random Llama with the embedded model's tokenizer, and invented words beside its own.
+    """Write a random Llama with the embedded model's tokenizer, extended by invented tokens.
 
     Args:
-        shape: What it costs.
-        folder: Made if need be; not to exist with files in it.
-        seed: Of the weights.
-        positions: The length of its context.
-        dtype: In which its weights are drawn and kept.
+        shape: Its sizes.
+        folder: Created if missing; must be empty.
+        seed: Seed of the weights.
+        positions: Context length in tokens.
+        dtype: Dtype of its weights.
 
     Raises:
         FileExistsError: The folder holds files.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - takes seconds, and its room has more commands
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - takes seconds, not needed to list commands
 
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} holds files already: name an empty folder")
@@ -76,16 +76,16 @@ def save_random_llama(
     for name in TOKENIZER_FILES:
         shutil.copy(WEIGHTS / name, folder / name)
     path = folder / "tokenizer.json"
-    told = json.loads(path.read_text())
-    words = told["model"]["vocab"]
-    words |= {_word(token): token for token in range(len(words), shape.vocabulary)}
-    path.write_text(json.dumps(told))
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {_make_word(token): token for token in range(len(vocabulary), shape.vocabulary)}
+    path.write_text(json.dumps(tokenizer))
 
 
-def _word(number: int) -> str:
-    """A word behind a space, another for each number: what a random model says can be seen, and read out."""
-    said = ""
+def _make_word(number: int) -> str:
+    """Return a pronounceable word with a leading space, unique for each number, so that answers are readable."""
+    letters = ""
     while number:
         number, syllable = divmod(number, 100)
-        said += "bcdfghjklmnprstvwxyz"[syllable // 5] + "aeiou"[syllable % 5]
-    return f"\u0120{said}x"
+        letters += "bcdfghjklmnprstvwxyz"[syllable // 5] + "aeiou"[syllable % 5]
+    return f"\u0120{letters}x"

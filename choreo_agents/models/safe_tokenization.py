@@ -1,8 +1,8 @@
-"""Framed text as tokens: a tokenizer's control tokens come of frames, and never of words.
+"""Tokenizes `PromptText`: control tokens come from special parts only, never from plain ones.
 
-Tokenizers find their added tokens in a text wherever they stand. So the frames are told apart instead: in a copy of the
-tokenizer every added token has another name, which nobody can guess, and frames are given to the copy with these names
-in the place of control tokens. All else goes as before: words beside a frame are tokenized as the whole text would be.
+Tokenizers find added tokens anywhere in a text. So a copy of the tokenizer renames every added token to a secret name,
+and special parts are given to the copy with these names in place of the control tokens. All else is unchanged: plain
+text beside a special part is tokenized as in one text.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase
 
-_FRAMES_KEPT = 512
-_LONGEST_KEPT = 1024
-"""Characters: longer ones hold what somebody has said, and do not come again."""
+_CACHED_TEXTS = 512
+_LONGEST_CACHED = 1024
+"""Characters of the longest special text that is cached: longer ones contain messages, and do not come again."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class SafeTokenizer(Protocol):
-    """How one tokenizer writes framed text."""
+    """A tokenizer of `PromptText`."""
 
     def encode(self, text: PromptText, /) -> list[int]:
-        """Token ids; none are added. A control token comes of each that stands in a frame, and of no words."""
+        """Return token ids, none added; control tokens come from special parts only."""
         ...
 
 
 def safe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> SafeTokenizer:
-    """The spelling of a Hugging Face tokenizer.
+    """Return a safe tokenizer over a Hugging Face tokenizer.
 
     Raises:
-        UnsupportedModelError: It is of a kind that does not keep text apart from control tokens.
+        UnsupportedModelError: Its kind cannot keep text apart from control tokens.
     """
-    from tokenizers import Tokenizer  # noqa: PLC0415 - takes long, as transformers do
+    from tokenizers import Tokenizer  # noqa: PLC0415 - slow to import, like transformers
     from transformers import PreTrainedTokenizer  # noqa: PLC0415
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -57,13 +57,13 @@ def safe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> SafeTokenizer:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """The tokens of a tokenizer that come of frames alone, by id."""
+    """Return the text of each control token of a tokenizer, by id."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return {number: token.content for number, token in added.items() if is_control_text(token.content)}
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
-    """What tells the bytes that a token writes, a part of a letter among them: the vocabulary has them, no text has."""
+    """Return a function from a token to its bytes, read from the vocabulary: a token may be part of a character."""
     own: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -74,8 +74,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
     def written(token: int) -> bytes:
         if token in added:
             return str(added[token].content).encode()
-        if own is not None and (found := own(token)):
-            return found
+        if own is not None and (data := own(token)):
+            return data
         piece = None if own is not None else tokenizer.convert_ids_to_tokens(token)
         if piece is None or not (letters or blank != " "):
             return str(tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode(errors="replace")
@@ -87,18 +87,18 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
 
 
 def _byte_letters() -> dict[str, bytes]:
-    """The letter that byte-level vocabularies write for each byte: itself if it is seen, else one from 256 on."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)}
-    others = (byte for byte in range(256) if byte not in seen)
-    moved = {byte: 256 + place for place, byte in enumerate(others)}
+    """Return the byte of each character of byte-level vocabularies: itself if printable, else from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)}
+    unprintable = (byte for byte in range(256) if byte not in printable)
+    moved = {byte: 256 + place for place, byte in enumerate(unprintable)}
     return {chr(moved.get(byte, byte)): bytes([byte]) for byte in range(256)}
 
 
 class RustSafeTokenizer:
-    """Of a tokenizer of the `tokenizers` library, also of one whose model knows control tokens as words.
+    """A safe tokenizer over one of the `tokenizers` library, even if its vocabulary contains control tokens.
 
     Args:
-        tokenizer: Stays as it is.
+        tokenizer: Is not changed.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -106,51 +106,51 @@ class RustSafeTokenizer:
 
         written = json.loads(tokenizer.to_str())
         controls = [token for token in written["added_tokens"] if is_control_text(token["content"])]
-        self._controls = _any_of({token["content"]: token["single_word"] for token in controls})
+        self._controls = _pattern_of({token["content"]: token["single_word"] for token in controls})
         secret = "".join(secrets.choice(string.ascii_lowercase) for _ in range(32))
-        self._names = {token["content"]: f"{secret}{_letters(at)}" for at, token in enumerate(controls)}
+        self._names = {token["content"]: f"{secret}{_to_letters(at)}" for at, token in enumerate(controls)}
         numbers = {token["content"]: token["id"] for token in written["added_tokens"]}
         for token in controls:
-            # Whether it stands alone is seen in its frame: what words follow must not decide it.
+            # `_controls` checks `single_word` within the special part: the plain text that follows must not decide it.
             token |= {"content": self._names[token["content"]], "single_word": False}
         written |= {"truncation": None, "padding": None, "post_processor": None}
-        known = self._names
+        renames = self._names
         if written["model"].get("byte_fallback"):
-            # By these names the model finds what it writes for letters that it does not know.
-            known = {text: name for text, name in known.items() if not _BYTE.fullmatch(text)}
-        _rename(written["model"], known)
+            # Keep byte tokens: the model finds them by name for characters that it does not know.
+            renames = {text: name for text, name in renames.items() if not _BYTE.fullmatch(text)}
+        _rename(written["model"], renames)
         self._tokenizer = Tokenizer.from_str(json.dumps(written))
-        found = {self._tokenizer.token_to_id(self._names.get(text, text)): own for text, own in numbers.items()}
-        self._numbers = {renamed: own for renamed, own in found.items() if renamed != own}
-        """Ids of added tokens that the copy counts otherwise."""
-        self._named = lru_cache(_FRAMES_KEPT)(self._name_all)
+        ids_in_copy = {self._tokenizer.token_to_id(self._names.get(text, text)): own for text, own in numbers.items()}
+        self._numbers = {renamed: own for renamed, own in ids_in_copy.items() if renamed != own}
+        """Original ids of added tokens, by their id in the copy, where they differ."""
+        self._cached = lru_cache(_CACHED_TEXTS)(self._rename_controls)
 
     def encode(self, text: PromptText) -> list[int]:
         """See `SafeTokenizer`."""
-        whole = "".join(self._framed(part) if is_frame else part for part, is_frame in text.parts)
+        whole = "".join(self._rename_cached(part) if is_special else part for part, is_special in text.parts)
         ids: list[int] = self._tokenizer.encode(whole, add_special_tokens=False).ids
-        return [self._numbers.get(each, each) for each in ids] if self._numbers else ids
+        return [self._numbers.get(token, token) for token in ids] if self._numbers else ids
 
-    def _framed(self, frame: str) -> str:
-        return self._named(frame) if len(frame) <= _LONGEST_KEPT else self._name_all(frame)
+    def _rename_cached(self, text: str) -> str:
+        return self._cached(text) if len(text) <= _LONGEST_CACHED else self._rename_controls(text)
 
-    def _name_all(self, frame: str) -> str:
-        return self._controls.sub(lambda found: self._names[found[0]], frame)
+    def _rename_controls(self, text: str) -> str:
+        return self._controls.sub(lambda match: self._names[match[0]], text)
 
 
 class PythonSafeTokenizer:
-    """Of a tokenizer that is written in Python.
+    """A safe tokenizer over one that is written in Python.
 
     Args:
-        tokenizer: Stays as it is.
+        tokenizer: Is not changed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
         self._added = {token.content: token for token in added if is_control_text(token.content)}
-        self._controls = _any_of({text: token.single_word for text, token in self._added.items()})
-        self._blanks = _any_of({token.content: False for token in added if not is_control_text(token.content)})
+        self._controls = _pattern_of({text: token.single_word for text, token in self._added.items()})
+        self._blanks = _pattern_of({token.content: False for token in added if not is_control_text(token.content)})
 
     def encode(self, text: PromptText) -> list[int]:
         """See `SafeTokenizer`."""
@@ -159,22 +159,22 @@ class PythonSafeTokenizer:
             runs += [(run, True)] if is_control else PromptText.special(run).runs(self._blanks)
         tokens: list[int] = []
         for at, (run, is_added) in enumerate(runs):
-            before, after = (self._added.get(beside) for beside in (_at(runs, at - 1), _at(runs, at + 1)))
-            # As the tokenizer does it: blanks beside such a token are part of it.
+            before, after = (self._added.get(beside) for beside in (_token_at(runs, at - 1), _token_at(runs, at + 1)))
+            # As the tokenizer does: such a token absorbs the blanks beside it.
             bare = run.lstrip() if before is not None and before.rstrip else run
             bare = bare.rstrip() if after is not None and after.lstrip else bare
-            tokens += [self._number(run)] if is_added and bare else self._spelled(bare)
+            tokens += [self._number(run)] if is_added and bare else self._encode_plain(bare)
         return tokens
 
-    def _spelled(self, words: str) -> list[int]:
+    def _encode_plain(self, text: str) -> list[int]:
         return [
             number
-            for token in self._tokenizer.tokenize(words, split_special_tokens=True)
+            for token in self._tokenizer.tokenize(text, split_special_tokens=True)
             for number in (map(self._letter, token) if self._is_known(token) else [self._number(token)])
         ]
 
     def _is_known(self, token: str) -> bool:
-        """Whether the tokenizer's own vocabulary has written a control token for words."""
+        """Return whether the vocabulary itself turned plain text into a control token."""
         return token in self._added and token != self._tokenizer.unk_token
 
     def _letter(self, letter: str) -> int:
@@ -185,30 +185,30 @@ class PythonSafeTokenizer:
         return int(number)
 
 
-def _at(runs: list[tuple[str, bool]], at: int) -> str:
-    """The added token that stands there; nothing where none does."""
+def _token_at(runs: list[tuple[str, bool]], at: int) -> str:
+    """Return the added token at an index of the runs; "" if there is none."""
     return runs[at][0] if 0 <= at < len(runs) and runs[at][1] else ""
 
 
 def is_control_text(content: str) -> bool:
-    """Whether an added token can tell a model anything: runs of blanks are text like any other."""
+    """Return whether an added token is a control token: runs of blanks are ordinary text."""
     return bool(content.strip().strip("▁"))
 
 
-def _any_of(contents: Mapping[str, bool]) -> re.Pattern[str]:
-    """Finds the longest of these texts; only as words of their own if that is said of them."""
+def _pattern_of(contents: Mapping[str, bool]) -> re.Pattern[str]:
+    """Compile a pattern of the longest of these texts; those that map to True match whole words only."""
     longest_first = sorted(contents, key=len, reverse=True)
-    ways = [rf"(?<!\w){re.escape(text)}(?!\w)" if contents[text] else re.escape(text) for text in longest_first]
-    return re.compile("|".join(ways) or r"(?!)")
+    patterns = [rf"(?<!\w){re.escape(text)}(?!\w)" if contents[text] else re.escape(text) for text in longest_first]
+    return re.compile("|".join(patterns) or r"(?!)")
 
 
-def _letters(number: int) -> str:
-    """A number in four letters."""
+def _to_letters(number: int) -> str:
+    """Return a number in four letters."""
     return "".join(string.ascii_lowercase[number // 26**place % 26] for place in range(4))
 
 
 def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Give what a model of the `tokenizers` library knows under these names others, so that no text spells it."""
+    """Rename tokens in a model of the `tokenizers` library, so that no text produces them."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {names.get(token, token): number for token, number in vocabulary.items()}
@@ -217,10 +217,10 @@ def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
-        model["merges"] = [pair for pair in model["merges"] if not _spells(pair, names)]
+        model["merges"] = [pair for pair in model["merges"] if not _involves_control(pair, names)]
 
 
-def _spells(merge: str | Iterable[str], names: Mapping[str, str]) -> bool:
-    """Whether a merge makes a control token of text, or takes one for text."""
-    one, other = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return one in names or other in names or one + other in names
+def _involves_control(merge: str | Iterable[str], names: Mapping[str, str]) -> bool:
+    """Return whether a BPE merge makes a control token, or uses one."""
+    first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return first in names or second in names or first + second in names

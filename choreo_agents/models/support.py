@@ -1,4 +1,4 @@
-"""Which models the engine can serve exactly, and a probe that checks it on the actual weights."""
+"""Checks whether the engine can serve a model exactly: by its configuration, then by a probe of its weights."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
 """RoPE variants whose frequencies change with the length of the input."""
 _SHIFTS = ((0, 0), (17, 17), (0, 29), (31, 0))
-"""By how many positions the probe moves its two segments."""
+"""Positions by which the probe moves its two segments."""
 _ROUNDED_LATER = 8.0
-"""How much more is rounded in all layers than in the embeddings."""
+"""Factor from the effect of rounding the embeddings to that of rounding in all layers."""
 _ROUTED_ELSEWHERE = 2.0
-"""How much further than the furthest of a few draws logits may move where one bit sends a token to another expert."""
+"""Factor on the largest effect of a few draws, since one bit may route a token to another expert."""
 _DRAWS = 8
-"""How often the embeddings of a model with experts are rounded anew in 16 bits; once elsewhere, to save time."""
+"""Draws of rounding noise for a model with experts in 16 bits; one for others, to save time."""
 RECURRENT_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "moe_mamba", "hybrid")
 
 
 def require_supported(config: PreTrainedConfig) -> None:
-    """Raise `UnsupportedModelError` if the configuration alone says that the engine cannot serve the model exactly.
+    """Raise `UnsupportedModelError` if the configuration shows that the engine cannot serve the model exactly.
 
-    What it does not say is measured on the loaded model: see `discovery`.
+    The rest is measured on the loaded model: see `discovery`.
     """
     text = config.get_text_config()
-    for model, reason in ((text, _reason(text)), (config, _tower(config))):
+    for model, reason in ((text, _text_reason(text)), (config, _tower_reason(config))):
         if reason is not None:
             raise UnsupportedModelError(f"model type {model.model_type!r} is not supported: {reason}")
 
 
-def _tower(config: PreTrainedConfig) -> str | None:
-    """Why a model that sees or hears cannot be served on text alone; None if transformers can run it so."""
+def _tower_reason(config: PreTrainedConfig) -> str | None:
+    """Return why a vision or audio model cannot be served on text alone; None if transformers can."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 - reading the configuration has
 
     towers = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
     if not towers or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
-    seen = " and ".join(name.removesuffix("_config") for name in towers)
-    return f"it has a tower for {seen}, and transformers does not run it on text alone"
+    modalities = " and ".join(name.removesuffix("_config") for name in towers)
+    return f"it has a tower for {modalities}, and transformers does not run it on text alone"
 
 
-def _reason(config: PreTrainedConfig) -> str | None:
-    """Why a configuration cannot be served exactly; None if nothing is known against it."""
+def _text_reason(config: PreTrainedConfig) -> str | None:
+    """Return why a text configuration cannot be served exactly; None if no reason is known."""
     kinds = [rope.get("rope_type", rope.get("type")) for rope in _ropes(config)]
     changing = [kind for kind in kinds if kind in LENGTH_DEPENDENT_ROPE]
     recurrent = any(kind in RECURRENT_LAYERS for kind in getattr(config, "layer_types", None) or ())
@@ -97,38 +97,38 @@ def _reason(config: PreTrainedConfig) -> str | None:
 
 
 def _head_sizes(config: PreTrainedConfig) -> list[int]:
-    """Of all layers, as far as the configuration says so: each once."""
-    said = vars(config)
-    found = [said.get("head_dim"), said.get("global_head_dim")]
-    with suppress(AttributeError, TypeError, ValueError):  # younger than the oldest transformers, and not all have it
-        found += [layer.head_dim for layer in getattr(config, "per_layer_config", ())]
-    return sorted({size for size in found if isinstance(size, int)})
+    """Return the distinct head sizes of all layers, as far as the configuration gives them."""
+    settings = vars(config)
+    sizes = [settings.get("head_dim"), settings.get("global_head_dim")]
+    with suppress(AttributeError, TypeError, ValueError):  # not in the oldest supported transformers, nor in all models
+        sizes += [layer.head_dim for layer in getattr(config, "per_layer_config", ())]
+    return sorted({size for size in sizes if isinstance(size, int)})
 
 
 def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """RoPE parameters: one set, or one for each type of layer."""
+    """Return RoPE parameters: one set, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     nested = [part for part in rope.values() if isinstance(part, dict)]
     return nested or [rope]
 
 
 def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
-    """What the model makes of a few tokens, and how far rounding alone may move that.
+    """Return a prompt of a few tokens, the model's logits, and how far rounding alone may move these.
 
     Raises:
-        UnsupportedModelError: It makes no numbers of them.
+        UnsupportedModelError: Its logits are not finite.
     """
     tokens = probe_tokens(model.config.get_text_config().vocab_size)
 
     def round_anew(_: torch.nn.Module, __: object, embedded: torch.Tensor) -> torch.Tensor:
-        """Embeddings as they are, and in all other copies with the last bit of each drawn."""
+        """Keep the first copy of the embeddings; add noise of one rounding step to the others."""
         noise = torch.rand(embedded[1:].shape, generator=torch.Generator().manual_seed(0)).to(embedded) * 2 - 1
         return torch.cat((embedded[:1], embedded[1:] * (1 + torch.finfo(embedded.dtype).eps * noise)))
 
     hook = model.get_input_embeddings().register_forward_hook(round_anew)
     try:
-        # Not in inference mode: compressed-tensors makes the model's weights in its first forward pass. They would be
-        # of that mode, and no gradients flow through such.
+        # Not in inference mode: compressed-tensors makes the weights in the first forward pass, and gradients cannot
+        # flow through inference tensors.
         with run_first(model), torch.no_grad():
             has_experts = any("experts" in name for name, _ in model.named_modules())
             draws = _DRAWS if has_experts and model.dtype != torch.float32 else 1
@@ -139,54 +139,55 @@ def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
     if not plain.isfinite().all():
         advice = "try bfloat16 or float32" if model.dtype == torch.float16 else "its weights are damaged"
         raise UnsupportedModelError(f"the model's logits are no numbers in {model.dtype}: {advice}")
-    moved = [(plain - other.float().cpu()).abs().max().item() for other in out.logits[1:]]
+    moved = [(plain - perturbed.float().cpu()).abs().max().item() for perturbed in out.logits[1:]]
     return ProbePrompt(tokens, plain, max(_ROUNDED_LATER * median(moved), _ROUTED_ELSEWHERE * max(moved)))
 
 
 def probe_tokens(vocabulary_size: int) -> list[int]:
-    """A few tokens spread over the vocabulary, the same each time."""
+    """Return a few tokens spread over the vocabulary, always the same."""
     return [(7919 * (i + 1)) % vocabulary_size for i in range(12)]
 
 
 @dataclass(frozen=True)
 class ProbePrompt:
-    """A prompt, and what the model itself makes of it: backends must agree with that."""
+    """A prompt with the model's own logits, which every backend must reproduce."""
 
     tokens: list[int]
     logits: torch.Tensor
-    """[tokens, vocabulary], on the host: before its attention is routed to the engine."""
+    """[tokens, vocabulary], on the host, from the model's own attention."""
     rounding: float = 0.0
-    """How far rounding may move them, judged by embeddings that are rounded anew: far, in models of random weights that
-    amplify it, and where one bit decides between two experts."""
+    """Difference of the logits that rounding explains, estimated from noise on the embeddings.
+
+    It is large in models of random weights, which amplify noise, and where one bit decides between two experts."""
 
 
 @dataclass(frozen=True)
 class MovedLogits:
-    """How far logits are from the plain forward's when cached keys are moved."""
+    """Difference of logits from the plain forward pass when cached keys are moved."""
 
     error: float
     """The largest difference."""
     tolerance: float
-    """What rounding explains."""
+    """The difference that rounding explains."""
 
 
 def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: AttentionBackend) -> MovedLogits:
-    """Raise `UnsupportedModelError` unless moved segments give the logits that the plain forward gave.
+    """Raise `UnsupportedModelError` unless moved segments give the logits of the plain forward pass.
 
-    The prompt is encoded in two segments, each displaced from where it is shown: once all of it by one global shift,
-    once with the first part encoded far behind the second. Scores must depend on position differences only.
+    The prompt is encoded in two segments, each shifted from the position where it is read: both by one shift, or either
+    one alone. Scores must depend on position differences only.
 
     Args:
         adapter: The model, already routed to the engine's attention.
-        prompt: Of four tokens at least.
-        backend: Attends.
+        prompt: A prompt of at least four tokens.
+        backend: The attention backend.
     """
     cut = len(prompt.tokens) // 2
     expected = prompt.logits[cut:].to(adapter.device)
     span = expected.abs().max().item()
     usual = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
     tolerance = max(usual, prompt.rounding)
-    errors = [(got - expected).abs().max().item() for got in _moved_logits(adapter, prompt.tokens, cut, backend)]
+    errors = [(logits - expected).abs().max().item() for logits in _moved_logits(adapter, prompt.tokens, cut, backend)]
     for shifts, error in zip(_SHIFTS, errors, strict=True):
         if not error <= tolerance and not any(shifts):
             raise UnsupportedModelError(
@@ -206,23 +207,24 @@ def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: Attenti
 def _moved_logits(
     adapter: ModelAdapter, tokens: list[int], cut: int, backend: AttentionBackend
 ) -> Sequence[torch.Tensor]:
-    """For each pair of shifts, by which the two sides of the cut are encoded behind where they are shown, the second's
-    logits: all in one step, since a forward pass of a few tokens costs as much as one of many.
+    """Return the logits after the cut for each pair of shifts of the two sides, [tokens - cut, vocabulary] each.
+
+    All are computed in one step, since a forward pass of a few tokens costs as much as one of many.
     """
-    length, rest = len(tokens), len(tokens) - cut
+    length, tail = len(tokens), len(tokens) - cut
     pool = KVPool(adapter.geometry, len(_SHIFTS) * length * adapter.geometry.bytes_per_token, adapter.device, 1)
     positions: list[int] = []
     reads: list[Read] = []
-    wanted: list[int] = []
-    for number, (shift, shift_rest) in enumerate(_SHIFTS):
+    indices: list[int] = []
+    for number, (shift, shift_tail) in enumerate(_SHIFTS):
         at = number * length  # row and slot
-        own = shift_rest + cut
-        positions += [*range(shift, shift + cut), *range(own, own + rest)]
-        wanted += range(at + cut, at + length)
+        own = shift_tail + cut
+        positions += [*range(shift, shift + cut), *range(own, own + tail)]
+        indices += range(at + cut, at + length)
         reads.append(Read(at, cut, shift, (QuerySpan(at, cut, 0),), causal=True))
-        reads.append(Read(at, cut, shift, (QuerySpan(at + cut, rest, shift_rest - shift),)))
-        reads.append(Read(at + cut, rest, own, (QuerySpan(at + cut, rest, 0),), causal=True))
+        reads.append(Read(at, cut, shift, (QuerySpan(at + cut, tail, shift_tail - shift),)))
+        reads.append(Read(at + cut, tail, own, (QuerySpan(at + cut, tail, 0),), causal=True))
     layout = Layout(tuple(positions), tuple(range(len(positions))), tuple(reads))
     attention = StepAttention(layout, pool, backend, adapter.kinds)
-    logits = adapter.logits(tokens * len(_SHIFTS), positions, attention, wanted)
-    return torch.split(logits.float(), rest)
+    logits = adapter.logits(tokens * len(_SHIFTS), positions, attention, indices)
+    return torch.split(logits.float(), tail)

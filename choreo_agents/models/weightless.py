@@ -1,4 +1,4 @@
-"""A model without its weights: its words, places and names, for who has other processes compute with it."""
+"""Models without weights: tokenizer and chat format here, weights in the processes of other engines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _AdapterFacts:
-    """What is told of a `ModelAdapter`, by its own names."""
+    """The attributes of a `ModelAdapter` that do not need its weights."""
 
     fingerprint: str
     weights: str
@@ -48,32 +48,32 @@ class _AdapterFacts:
 
 @dataclass(frozen=True)
 class ServedModel(_AdapterFacts):
-    """What whoever has loaded a model tells of it: plain values, for any wire."""
+    """The description of a model that a process has loaded: plain values that can be sent."""
 
     name: str
-    """As it was loaded there."""
+    """The name that it was loaded by."""
     device: str
     moved: tuple[float, float]
-    """What moving cached keys did to its logits, and what rounding explains of that."""
+    """Fields of its `MovedLogits`: error and tolerance."""
     prepacked: int
     sampling_defaults: Sampling
 
 
 def served_model(model: LoadedModel) -> ServedModel:
-    """What is to be told of a model; `weights` of a large one takes a while the first time."""
+    """Describe a loaded model; `weights` of a large one takes a while the first time."""
     adapter = model.adapter
-    told: dict[str, Any] = {each.name: getattr(adapter, each.name) for each in fields(_AdapterFacts)}
-    told |= {"prepacked": model.prepacked, "sampling_defaults": model.sampling_defaults}
+    facts: dict[str, Any] = {field.name: getattr(adapter, field.name) for field in fields(_AdapterFacts)}
+    facts |= {"prepacked": model.prepacked, "sampling_defaults": model.sampling_defaults}
     moved = (model.probe.error, model.probe.tolerance)
-    return ServedModel(name=model.name, device=str(adapter.device), moved=moved, **told)
+    return ServedModel(name=model.name, device=str(adapter.device), moved=moved, **facts)
 
 
 def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str, Any] | None = None) -> LoadedModel:
-    """A model's configuration and tokenizer, with what is told of the rest.
+    """Load a model's configuration and tokenizer, and take the rest from a description.
 
     Args:
         name: As for `load_model`: its small files are read here, too.
-        served: By whom it is computed with.
+        served: Description from the process that has its weights.
         chat: As for `load_model`.
 
     Raises:
@@ -83,50 +83,51 @@ def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str,
     checkpoint = Checkpoint.read(str(name), source)
     tokenizer = checkpoint.tokenizer()
     adapter = WeightlessAdapter(checkpoint, served)
-    prompt = ProbePrompt([0, 0], torch.zeros(2, 1))  # who would compute with it is refused by the adapter
+    prompt = ProbePrompt([0, 0], torch.zeros(2, 1))  # never used: the adapter refuses to compute
     moved = MovedLogits(*served.moved)
-    turns, spelling = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
+    turns, safe = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
     return LoadedModel(
         str(name),
         adapter,
         tokenizer,
         turns,
-        spelling,
+        safe,
         moved,
         prompt,
         served.prepacked,
         sampling_defaults=served.sampling_defaults,
-        modelling="it is computed by engines elsewhere",
+        fallback_reason="it is computed by engines elsewhere",
     )
 
 
 class WeightlessAdapter(ModelAdapter):
-    """Knows all about a model but how to compute with it.
+    """A model adapter without weights, which refuses to compute.
 
     Args:
-        checkpoint: Its files.
-        served: What is told of it.
+        checkpoint: The model's files.
+        served: Description from the process that has its weights.
     """
 
     def __init__(self, checkpoint: Checkpoint, served: ServedModel) -> None:
         self._checkpoint = checkpoint
         self.device = torch.device("cpu")
-        """Of what little is kept here."""
-        vars(self).update((each.name, getattr(served, each.name)) for each in fields(_AdapterFacts))
+        """Device of the few tensors that are kept here."""
+        # Without `ModelAdapter.__init__`, which needs weights; this also fills the cached property `weights`.
+        vars(self).update((field.name, getattr(served, field.name)) for field in fields(_AdapterFacts))
 
     @cached_property
     def skeleton(self) -> PreTrainedModel:
-        """The model's layers and their shapes."""
+        """The model on the meta device: layers and shapes."""
         return self._checkpoint.skeleton()
 
     def read_adapter(self, folder: Path) -> LoraAdapter:
-        """See `ModelAdapter`; of the adapter, too, only names and shapes are kept."""
+        """Read an adapter; only its names and shapes are kept."""
         return read_adapter(folder, self.skeleton, self.weights)
 
     def traced_logits(
-        self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor, adapted: Sequence[Adapted] = ()
+        self, tokens: Tensor, positions: Tensor, attention: Attention, indices: Tensor, adapted: Sequence[Adapted] = ()
     ) -> Tensor:
-        """Raises `InvalidRequestError`."""
+        """Raise `InvalidRequestError`."""
         name = self._checkpoint.name
         raise InvalidRequestError(
             f"the model's weights are elsewhere: nothing can be computed with it here. Engine.load({name!r}) loads them"

@@ -1,11 +1,11 @@
-"""Compiles the kernels for CPUs while a wheel is built, or the package is installed from its sources.
+"""Build hook that compiles the CPU kernels while a wheel is built, or the package is installed from its sources.
 
 Run by hatch, where neither torch nor this package can be imported. Without a compiler, or for another processor,
-nothing is compiled: attention goes through torch's own operators then, and the engine says so when it loads a model.
+nothing is compiled: attention then uses torch's operators, and the engine logs it when it loads a model.
 
-    CC=...                          which compiler; else the first of cc, gcc, clang and that of the package `ziglang`
+    CC=...                          the compiler; default: the first of cc, gcc, clang and that of the package `ziglang`
     CHOREO_AGENTS_NATIVE=0          compile nothing
-    CHOREO_AGENTS_NATIVE=manylinux  by ziglang, against the C library of manylinux 2.17: for a wheel that others install
+    CHOREO_AGENTS_NATIVE=manylinux  use ziglang, against the C library of manylinux 2.17: for a portable wheel
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ VARIANTS = {
     "avx512": (16, _WIDE),
     "amx": (16, (*_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DHAS_TILES")),
 }
-"""Floats in a vector, and what tells a compiler of it, by the name that functions end with."""
+"""Floats in a vector, and compiler flags, by the suffix of a variant's functions."""
 _NEEDED = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq"}, "amx": {"amx_bf16"}}
-"""What Linux says of a processor that can run a variant."""
+"""CPU flags, as Linux reports them, that a variant needs."""
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
 MANYLINUX = "x86_64-linux-gnu.2.17"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Puts the compiled library into the wheel, and says in the wheel's name where it runs."""
+    """Hatch hook that puts the compiled library into the wheel, and its platform into the wheel's tag."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """See hatchling's `BuildHookInterface`."""
-        wanted = os.environ.get("CHOREO_AGENTS_NATIVE", "1")
-        reason = why_not() if wanted != "0" else "CHOREO_AGENTS_NATIVE=0"
+        """Implement hatchling's `BuildHookInterface`."""
+        setting = os.environ.get("CHOREO_AGENTS_NATIVE", "1")
+        reason = why_not() if setting != "0" else "CHOREO_AGENTS_NATIVE=0"
         library = HERE / LIBRARY
         if reason is None:
-            compilers = [ziglang(MANYLINUX)] if wanted == "manylinux" else find_compilers()
-            # A working copy stays on its machine: what its processor cannot run would triple the time of setting up.
+            compilers = [ziglang(MANYLINUX)] if setting == "manylinux" else find_compilers()
+            # An editable install stays on its machine: variants that it cannot run would triple the build time.
             variants = variants_here() if version == "editable" else [*VARIANTS]
             if version != "editable" or not is_up_to_date(library, variants):
-                reason = compile_by_one_of([each for each in compilers if each is not None], HERE, library, variants)
+                reason = compile_by_one_of([cc for cc in compilers if cc is not None], HERE, library, variants)
         if reason is not None:
             self.app.display_warning(f"the kernels for CPUs are not compiled, which costs speed alone: {reason}")
             return
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{'manylinux_2_17_x86_64' if wanted == 'manylinux' else 'linux_x86_64'}"
+        build_data["tag"] = f"py3-none-{'manylinux_2_17_x86_64' if setting == 'manylinux' else 'linux_x86_64'}"
         build_data["artifacts"].append(library.relative_to(Path(self.root).resolve()).as_posix())
 
 
 def why_not() -> str | None:
-    """Why it cannot be compiled for this machine."""
+    """Return why the kernels cannot be compiled for this machine; None if they can."""
     machine = platform.machine().lower()
     if sys.platform != "linux" or machine not in ("x86_64", "amd64"):
         return f"it is written for Linux on x86-64, this is {sys.platform} on {machine}"
@@ -73,7 +73,7 @@ def why_not() -> str | None:
 
 
 def variants_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """List the variants that this processor can run; all of them where Linux does not say what it can do."""
+    """List the variants that this processor can run; all of them if its flags are unknown."""
     try:
         flags = set(cpuinfo.read_text().partition("flags")[2].partition("\n")[0].split())
     except OSError:
@@ -82,7 +82,7 @@ def variants_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 def is_up_to_date(library: Path, variants: Iterable[str]) -> bool:
-    """Tell whether a library has these variants, and was compiled since its sources last changed."""
+    """Return whether a library has these variants, and is newer than its sources."""
     sources = [*HERE.glob("*.[ch]"), Path(__file__)]
     if not library.exists() or library.stat().st_mtime < max(source.stat().st_mtime for source in sources):
         return False
@@ -91,14 +91,14 @@ def is_up_to_date(library: Path, variants: Iterable[str]) -> bool:
 
 
 def find_compilers(environment: Mapping[str, str] = os.environ) -> list[Sequence[str] | None]:
-    """Commands that may compile C here: that which was asked for, or whatever there is."""
+    """Return commands of C compilers: that of `CC`, or all that are installed."""
     if environment.get("CC"):
         return [shlex.split(environment["CC"])]
     return [*([path] for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), ziglang()]
 
 
 def ziglang(target: str | None = None) -> Sequence[str] | None:
-    """The compiler that comes as a package of Python's, if it is installed."""
+    """Return the command of the compiler in the Python package `ziglang`, if it is installed."""
     if importlib.util.find_spec("ziglang") is None:
         return None
     return [sys.executable, "-m", "ziglang", "cc", *(() if target is None else ("-target", target))]
@@ -107,7 +107,7 @@ def ziglang(target: str | None = None) -> Sequence[str] | None:
 def compile_by_one_of(
     compilers: Sequence[Sequence[str]], sources: Path, library: Path, variants: Iterable[str] = VARIANTS
 ) -> str | None:
-    """Compile by the first that can; else, once what was there is gone, why none could."""
+    """Compile by the first compiler that works; if none does, remove an older library and return the reasons."""
     reasons = [] if compilers else ["there is no C compiler"]
     for compiler in compilers:
         try:
@@ -125,7 +125,7 @@ def compile_by_one_of(
 def compile_library(
     compiler: Sequence[str], sources: Path, library: Path, variants: Iterable[str] = VARIANTS
 ) -> str | None:
-    """Compile the variants, on all cores, and link them; return what the compiler said if it failed."""
+    """Compile the variants, on all cores, and link them; return the compiler's output if it fails."""
     with (
         TemporaryDirectory(dir=library.parent, prefix=".native-") as folder,
         ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -134,23 +134,23 @@ def compile_library(
         commands: list[list[str]] = []
         for name in variants:
             width, flags = VARIANTS[name]
-            told = (f"-DWIDTH={width}", f"-DNAMED(name)=choreo_##name##_{name}")
+            defines = (f"-DWIDTH={width}", f"-DNAMED(name)=choreo_##name##_{name}")
             for source in SOURCES:
                 objects.append(str(Path(folder) / f"{name}-{source}.o"))
-                commands.append([*compiler, *FLAGS, *flags, *told, "-c", str(sources / source), "-o", objects[-1]])
-        failure = next((said for said in pool.map(_run, commands) if said is not None), None)
+                commands.append([*compiler, *FLAGS, *flags, *defines, "-c", str(sources / source), "-o", objects[-1]])
+        failure = next((error for error in pool.map(_run, commands) if error is not None), None)
         if failure is not None:
             return failure
         linked = Path(folder) / LIBRARY
         failure = _run([*compiler, "-shared", "-s", "-o", str(linked), *objects, "-lm"])
         if failure is None:
-            linked.replace(library)  # a process that has the old one open keeps it
+            linked.replace(library)  # processes that have the old one loaded keep it
         return failure
 
 
 def _run(command: Sequence[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         return str(error)
-    return None if done.returncode == 0 else f"{shlex.join(command)} failed:\n{done.stderr.strip()}"
+    return None if result.returncode == 0 else f"{shlex.join(command)} failed:\n{result.stderr.strip()}"

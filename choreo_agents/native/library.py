@@ -1,4 +1,4 @@
-"""The compiled kernels: found beside this file."""
+"""Loader of the compiled kernels, which lie beside this file."""
 
 from __future__ import annotations
 
@@ -17,48 +17,47 @@ from choreo_agents.native.structs import LAYOUT, STRUCTS
 
 PATH = Path(__file__).with_name("native.so")
 _WIDTHS = {"AMX": 16, "AVX512": 16, "AVX2": 8}
-"""Floats in a vector register, by what torch calls the processor's kind: the best first. With AMX it multiplies tiles
-of bfloat16s, too."""
+"""Floats in a vector register, by torch's name of the CPU capability, best first. AMX also multiplies tiles of
+bfloat16s."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """One variant of the functions. Each takes addresses of structures, and returns when it is done; meanwhile other
-    threads of Python run."""
+    """Functions of one variant. They take addresses of structures, block until done, and release the GIL."""
 
     name: str
-    """Of the processor's kind that it is for."""
+    """CPU capability that the variant is for."""
     width: int
-    """Head dimensions are a multiple of this."""
+    """Floats in a vector; head dimensions must be a multiple."""
     attend: Callable[[int, int, int], None]
-    """(plan, layer, what of it to do)."""
+    """Attention: (plan, layer, phases)."""
     multiply: Callable[[int], None]
-    """(product)."""
+    """Linear layer: (product)."""
     decode: Callable[[int, int, int, int], None]
-    """A decoder layer: (decoder, pass, plan, layer)."""
+    """Decoder layer: (decoder, pass, plan, layer)."""
     normalise: Callable[[int, int], None]
-    """(decoder, pass)."""
+    """Norm: (decoder, pass)."""
     draw: Callable[[int], None]
-    """(drawing)."""
+    """Draw of tokens: (drawing)."""
     tiles: bool = False
-    """Whether they multiply tiles of bfloat16s."""
+    """Whether the functions multiply tiles of bfloat16s."""
 
     def takes(self, head_dim: int) -> bool:
-        """Whether heads of so many dimensions fill its vectors."""
+        """Return whether heads of `head_dim` dimensions fill whole vectors."""
         return head_dim % self.width == 0
 
 
 def has_tiles() -> bool:
-    """Whether this processor multiplies tiles of bfloat16s (AMX), as torch's operators do."""
-    asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return asked is not None and bool(asked())
+    """Return whether this processor multiplies tiles of bfloat16s (AMX), as torch's operators do."""
+    is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return is_supported is not None and bool(is_supported())
 
 
 @cache
 def available_kernels() -> tuple[Kernels, ...] | str:
-    """Those that this processor can run, the best first; or why there are none.
+    """Return the variants that this processor can run, best first, or why there are none.
 
-    `CHOREO_AGENTS_KERNELS=AVX512`, say, goes without those that are better.
+    `CHOREO_AGENTS_KERNELS=AVX512`, for example, disables the better ones.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if capability not in _WIDTHS:
@@ -67,36 +66,36 @@ def available_kernels() -> tuple[Kernels, ...] | str:
         return "they were not compiled when the package was installed: that takes a C compiler, on Linux on x86-64"
     names = [*_WIDTHS]
     best = "AMX" if capability == "AVX512" and has_tiles() else capability
-    wanted = os.environ.get("CHOREO_AGENTS_KERNELS", best).upper()
-    if wanted not in names:
-        return f"CHOREO_AGENTS_KERNELS is one of {', '.join(names)}, not {wanted}"
+    limit = os.environ.get("CHOREO_AGENTS_KERNELS", best).upper()
+    if limit not in names:
+        return f"CHOREO_AGENTS_KERNELS is one of {', '.join(names)}, not {limit}"
     try:
         library = ctypes.CDLL(str(PATH))
-        made = (_kernels(library, name) for name in names[max(names.index(best), names.index(wanted)) :])
-        return tuple(kernels for kernels in made if kernels is not None)
+        variants = (_kernels(library, name) for name in names[max(names.index(best), names.index(limit)) :])
+        return tuple(kernels for kernels in variants if kernels is not None)
     except (OSError, AttributeError, _OtherLayoutError) as error:
         return f"{PATH} cannot be used, install the package again: {error}"
 
 
 def multiply_tiles() -> bool:
-    """Whether the best of the kernels multiply tiles of bfloat16s."""
+    """Return whether the best variant multiplies tiles of bfloat16s."""
     kernels = available_kernels()
     return not isinstance(kernels, str) and kernels[0].tiles
 
 
 class _OtherLayoutError(Exception):
-    """A library of another version."""
+    """The library has structures of another version."""
 
 
 def _kernels(library: ctypes.CDLL, name: str) -> Kernels | None:
-    """Those of a variant; None: the system does not let this process have tiles."""
+    """Load a variant; return None if the system does not let this process use AMX tiles."""
     if name == "AMX" and not library.choreo_permitted_amx():
         return None
 
     def function(called: str, *kinds: Any) -> Any:
-        made = library[f"choreo_{called}_{name.lower()}"]
-        made.argtypes, made.restype = kinds, None
-        return made
+        pointer = library[f"choreo_{called}_{name.lower()}"]
+        pointer.argtypes, pointer.restype = kinds, None
+        return pointer
 
     sizes = (ctypes.c_int32 * len(STRUCTS))()
     layout = library[f"choreo_layout_{name.lower()}"](sizes)
@@ -116,20 +115,20 @@ def _kernels(library: ctypes.CDLL, name: str) -> Kernels | None:
 
 
 def floats(*shape: int) -> Tensor:
-    """Memory for the kernels, whatever torch's defaults are at this moment."""
+    """Allocate fp32 memory on the host, whatever torch's default type and device are."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 @cache
 def parallel() -> int | None:
-    """Where the function is by which torch's own operators share their work with its threads; None: it has no such.
+    """Return the address of OpenMP's `GOMP_parallel` in the library that torch uses, or None.
 
-    A second pool of threads would wait for cores on which torch's spin.
+    The kernels run on torch's own threads: a second pool would wait for cores on which torch's threads spin.
     """
     if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return None
     try:
-        # Found through what torch itself depends on: another library of OpenMP's has threads of its own.
+        # Looked up through torch's own dependencies: another OpenMP library would have threads of its own.
         function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):
         return None

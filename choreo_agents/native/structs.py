@@ -1,25 +1,25 @@
-"""The structures of native.h. Who fills one keeps alive what it points at."""
+"""ctypes structures of native.h. The owner of a structure must keep alive what its pointers refer to."""
 
 from __future__ import annotations
 
 import ctypes
 
 LAYOUT = 4
-"""As in native.h."""
+"""Version of the structures, as in native.h."""
 FP32, BF16, BF16_PAIRS = 0, 1, 2
 PAIRINGS = {"halves": 1, "neighbours": 2}
 WRITE, ATTEND, MERGE = 1, 2, 4
-"""What a call of `attend` is to do."""
+"""Phases of a call of `attend`, as bits."""
 BLOCK = 64
-"""Slots that attention looks at at once; as in segments.c."""
+"""Slots of a block of attention, as in segments.c."""
 PANEL = 16
-"""Outputs that stand side by side in a linear layer's weights."""
+"""Outputs that are interleaved in a linear layer's packed weights."""
 TILE, DEEP = 16, 32
-"""Rows of a tile, and how many bfloat16s one product of tiles sums up."""
+"""Rows of an AMX tile, and the number of bfloat16s that one product of tiles sums over."""
 
 
 class PlanStruct(ctypes.Structure):
-    """A step's attention in the layers of one kind."""
+    """Attention of a step in the layers of one kind."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("tokens", "heads", "kv_heads", "dim", "chunks", "pairs")),
@@ -33,7 +33,7 @@ class PlanStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """One layer's queries, keys and values."""
+    """Queries, keys and values of one layer."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -59,7 +59,7 @@ class LinearStruct(ctypes.Structure):
 
 
 class ProductStruct(ctypes.Structure):
-    """Rows times a linear layer's weights."""
+    """Product of rows and a linear layer's weights."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("linear", "x", "out")),
@@ -92,7 +92,7 @@ class PassStruct(ctypes.Structure):
 
 
 class DrawingStruct(ctypes.Structure):
-    """Tokens to be drawn."""
+    """A draw of tokens."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "asked", "told")),
@@ -104,4 +104,4 @@ class DrawingStruct(ctypes.Structure):
 
 
 STRUCTS = (PlanStruct, LayerStruct, LinearStruct, ProductStruct, DecoderStruct, PassStruct, DrawingStruct)
-"""In the order in which the library tells their sizes."""
+"""In the order in which the library reports their sizes."""

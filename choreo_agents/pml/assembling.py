@@ -1,4 +1,4 @@
-"""Turns a prompt into what a model reads: encoded pieces at their places, and the rest encoded for the prompt alone."""
+"""Assembles prompts: cached pieces of the schema at their positions, and fresh text encoded for the prompt alone."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from choreo_agents.pml.schema import Prompt
 from choreo_agents.sampling import Sampling
 
 Kind = Literal["argument", "module", "text"]
-"""The argument of a parameter, text of a module that is not cached, or the prompt's own text or turn."""
+"""Kind of fresh text: a parameter's argument, text of an uncached module, or the prompt's own text or turn."""
 
 
 @dataclass(frozen=True)
 class FreshText:
-    """Tokens that are encoded with the prompt, in one prefill."""
+    """Tokens that are encoded for the prompt, in one prefill."""
 
     tokens: tuple[int, ...]
     offset: int
     role: Role | None
-    """Of a turn of the prompt."""
+    """Role of a turn of the prompt."""
     kind: Kind
     module: Path
-    """Whose argument or text it is; () for the schema's and the prompt's own."""
+    """Path of the module; () for the schema's and the prompt's own text."""
     confidential: bool
     """Whether that module is confidential."""
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """A prompt as pieces of its schema and fresh tokens; none of them overlap."""
+    """A prompt as cached pieces of its schema and fresh tokens, without overlaps."""
 
     prompt: Prompt
     cached: tuple[SchemaPiece, ...]
-    """Whole, and where they were encoded, in that order. Pieces of slots that have an argument are not among them."""
+    """Whole pieces at the positions where they were encoded, in order; without those of slots with an argument."""
     fresh: tuple[FreshText, ...]
-    """In the order of positions, in which they are encoded: each attends to cached pieces and to those before it."""
+    """In the order of positions and of encoding: each attends to the pieces and texts before it."""
     end: int
-    """The position after all of them, where an answer starts."""
+    """Position after all of them, where an answer starts."""
     open_end: int | None
-    """Where users and model must take turns, and it ends with a user's: where others go on in that, in the place of
-    what closes it. None: nowhere."""
+    """If the template requires user and assistant to alternate, and the prompt ends with a user's turn: position of the
+    closing of that turn, where more text of users can be merged into it. Else None."""
     cached_tokens: int
     fresh_tokens: int
 
@@ -59,20 +59,20 @@ class Assembly:
 def compile_prompt(compiled: CompiledSchema, prompt: Prompt, model: LoadedModel) -> Assembly:
     """Place a prompt's imports, arguments and own text (Prompt Cache, section 3.4).
 
-    An argument stands at the start of its slot. Text that comes before an import stands in the gap after the import
-    that it follows, or after what the schema has before the first, if it fits there. All other text, and turns, stand
-    at the end of what the prompt uses, in the order in which they are written.
+    An argument is placed at the start of its slot. Text before an import is placed in the gap after the import that it
+    follows, or after the schema's text before the first one, if it fits there. All other text, and turns, are placed at
+    the end, in the order in which they are written.
 
     Raises:
-        PMLError: Arguments longer than their slots, or a prompt longer than the model's context.
-        InvalidRequestError: The prompt is another schema's.
+        PMLError: An argument is longer than its slot, or the prompt longer than the model's context.
+        InvalidRequestError: The prompt is of another schema.
     """
     if prompt.schema != compiled.schema.tree:
         raise InvalidRequestError(f"the prompt is of schema {prompt.schema.name!r} as it was read elsewhere")
     assembling = _Assembling(compiled, prompt, model)
     assembling.place_imports()
     assembling.place_texts()
-    return assembling.done()
+    return assembling.finish()
 
 
 class _Assembling:
@@ -83,23 +83,23 @@ class _Assembling:
         self.fresh: list[FreshText] = []
         self.modules = {module.path: module for module in compiled.layout.modules() if module.path in prompt.arguments}
         self.taken: list[tuple[int, int]] = []
-        """The positions that the prompt uses, whole slots among them: start and end of each text, in order."""
+        """Positions in use, with whole slots: start and end of each text, ascending."""
         self.filled: dict[int, int] = {}
-        """Where texts of the prompt end that start here."""
+        """End by start of the prompt's texts in gaps."""
         self.user_ends: dict[int, int] = {}
-        """Where the closing of a user's turn starts, by where it ends, if others could go on in that turn."""
+        """Start of the closing of a user's turn, by its end, for turns into which more text can be merged."""
 
     def place_imports(self) -> None:
         """Place the pieces and arguments of all modules that the prompt uses."""
-        scaffolds = self._scaffolds()
+        scaffolds = self._choose_scaffolds()
         for path, module in self.modules.items():
             scaffold = next((scaffolds[path[:n]] for n in range(1, len(path) + 1) if path[:n] in scaffolds), None)
             keys = self.compiled.keys[path, scaffold]
             for key, span in zip(keys, module.own(), strict=True):
                 self.taken.append((span.start, span.end))
-                given = self.prompt.arguments[path]
-                if isinstance(span, SlotSpan) and span.name in given:
-                    self._place_argument(module, span, given[span.name])
+                arguments = self.prompt.arguments[path]
+                if isinstance(span, SlotSpan) and span.name in arguments:
+                    self._place_argument(module, span, arguments[span.name])
                 elif module.cached:
                     self.cached.append(self.compiled.pieces[key])
                 else:
@@ -117,7 +117,7 @@ class _Assembling:
         for number, mark in enumerate(marks):
             if isinstance(mark.node, Text) and number < last:
                 tokens = self.model.encode(PromptText.plain(mark.node.text))
-                if (start := self._gap(marks, number, len(tokens))) is not None:
+                if (start := self._find_gap(marks, number, len(tokens))) is not None:
                     self._place_text(tokens, start, None)
                     self.filled[start] = start + len(tokens)
                     continue
@@ -126,7 +126,7 @@ class _Assembling:
         for node in at_end:
             self._place_at_end(node)
 
-    def done(self) -> Assembly:
+    def finish(self) -> Assembly:
         end = max((end for _, end in self.taken), default=0)
         check_length(self.problems, self.model, self.prompt.tree.place, "the prompt", end)
         self.problems.require_none()
@@ -140,8 +140,8 @@ class _Assembling:
             sum(len(text.tokens) for text in self.fresh),
         )
 
-    def _scaffolds(self) -> dict[Path, tuple[Path, ...]]:
-        """By module, the scaffold that it is used in: the largest of which the prompt imports all."""
+    def _choose_scaffolds(self) -> dict[Path, tuple[Path, ...]]:
+        """Return by module the largest scaffold that it is in and of which the prompt imports all modules."""
         chosen: dict[Path, tuple[Path, ...]] = {}
         for scaffold in self.compiled.scaffolds:
             if all(path in self.modules and path not in chosen for path in scaffold):
@@ -160,8 +160,8 @@ class _Assembling:
         self._place(tokens, span.start, "argument", module, None)
 
     def _place_at_end(self, node: Text | ChatTurn) -> None:
-        """Place a text or turn; where users and model must take turns, a user's goes on in another right before it."""
-        chat, encode, at = self.model.chat, self.model.encode, self._last
+        """Place a text or turn at the end; merge a user's turn into one right before it if turns must alternate."""
+        chat, encode, at = self.model.chat, self.model.encode, self._end
         if isinstance(node, Text):
             return self._place_text(encode(PromptText.plain(node.text)), at, None)
         words = "".join(child.text for child in node.children if isinstance(child, Text))
@@ -175,23 +175,23 @@ class _Assembling:
         opening = chat.user.plain if opened is None else str(chat.merges)
         start = at if opened is None else opened
         self._place_text(encode(PromptText.special(opening) + chat.part(words)), start, node.role)
-        behind = self._last
+        behind = self._end
         if chat.user.after:
             self._place_text(encode(chat.user.after), behind, node.role)
-        self.user_ends[self._last] = behind
+        self.user_ends[self._end] = behind
         return None
 
     @property
-    def _last(self) -> int:
-        """The position after all that is placed."""
+    def _end(self) -> int:
+        """Position after everything that is placed."""
         return self.taken[-1][1] if self.taken else 0
 
     def _place_text(self, tokens: Sequence[int], start: int, role: Role | None) -> None:
         self._place(tokens, start, "text", self.compiled.layout, role)
         insort(self.taken, (start, start + len(tokens)))
 
-    def _gap(self, marks: list[_Mark], number: int, length: int) -> int | None:
-        """Where a text of that length fits between what it follows and what comes next; None: nowhere."""
+    def _find_gap(self, marks: list[_Mark], number: int, length: int) -> int | None:
+        """Return a position where a text fits between its neighbours in the prompt; None if it does not."""
         before = next(mark for mark in reversed(marks[:number]) if mark.node is None)
         module = self.modules[before.path]
         stop = module.end
@@ -200,17 +200,17 @@ class _Assembling:
             stop = self.modules[after.path].start if after.event == "open" else stop
         start = max((end for start, end in self.taken if module.start <= start and end <= stop), default=module.start)
         start = self.filled.get(start, start)
-        room = min((begin for begin, end in self.taken if begin >= start and end > begin), default=start + length)
-        return start if start + length <= room else None
+        limit = min((begin for begin, end in self.taken if begin >= start and end > begin), default=start + length)
+        return start if start + length <= limit else None
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """What comes next in a prompt: an import is opened or closed, or text of its own."""
+    """An event of a prompt's tree in document order: an import opens or closes, or text."""
 
     event: Literal["open", "close", "text"]
     path: Path
-    """Of the import, or of that which the text stands in."""
+    """Path of the import, or of the one that contains the text."""
     node: Text | ChatTurn | None = None
 
 
@@ -226,47 +226,47 @@ def _marks(tree: PromptTree | Import, path: Path) -> Iterator[_Mark]:
 
 @dataclass
 class PromptView(AbstractContextManager["PromptView"]):
-    """A prompt that is encoded: `engine.decode([view.call()])` answers it.
+    """The view of an encoded prompt: `engine.decode([view.call()])` answers it.
 
-    Its leases end with the `engine.scope()` that it was made in, with `release`, or with its block:
+    Its leases end with the `engine.scope()` in which it was made, with `release`, or with its block:
     `with library.assemble(prompt) as view`.
     """
 
     chat: ChatFormat
     end: int
-    """The position where an answer starts."""
+    """Position where an answer starts."""
     cached_tokens: int
-    """Of modules, each encoded once, ..."""
+    """Tokens of cached modules."""
     fresh_tokens: int
-    """... and of arguments, of modules that are not cached, and of the prompt's own text."""
+    """Tokens of arguments, uncached modules, and the prompt's own text."""
     leases: Leases
     placed: list[tuple[int, MessageHandle]]
-    """What an answer attends to, with the position where it appears: in the order of positions."""
+    """Positions and handles of all that an answer attends to, in order."""
 
     @property
     def handles(self) -> list[MessageHandle]:
-        """What an answer attends to, in the order of positions."""
+        """Handles of all that an answer attends to, in the order of positions."""
         return [handle for _, handle in self.placed]
 
     @property
     def offsets(self) -> list[int | None]:
-        """Where each of these appears."""
+        """Position of each handle."""
         return [offset for offset, _ in self.placed]
 
     def call(self, sampling: Sampling | None = None, **options: Any) -> Decode:
-        """What answers it as the assistant; options are those of `engine.decode`: `author` names the speaker."""
-        # A header that opens thoughts is for calls that tell them from the answer: else readers would be given both.
+        """Return the assistant's call that answers it; `options` as for `engine.decode`: `author` names the speaker."""
+        # A header that opens thoughts is only for calls that split them from the answer: else readers would get both.
         opening = self.chat.header(options.get("author"), thinking=options.get("thinking") is not None)
         usual: dict[str, Any] = {
             "header": opening,
             "turn_suffix": self.chat.turn_end,
             "sampling": sampling or Sampling(),
         }
-        seen = {"parents": self.handles, "offsets": self.offsets, "position": self.end}
-        return Decode(**(usual | seen | options))
+        context = {"parents": self.handles, "offsets": self.offsets, "position": self.end}
+        return Decode(**(usual | context | options))
 
     def release(self) -> None:
-        """Give the leases back; once."""
+        """Release the leases. Called once."""
         self.leases.release()
 
     def __exit__(self, *_: object) -> None:
@@ -274,13 +274,13 @@ class PromptView(AbstractContextManager["PromptView"]):
 
 
 def encoded_view(engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle], *, lazy: bool) -> PromptView:
-    """The view of a prompt, with what modules do not hold encoded: each text with all before it in sight.
+    """Return the view of a prompt; encode its fresh texts, each attending to everything before it.
 
     Args:
-        engine: Has the modules, and encodes the rest.
+        engine: Holds the modules, and encodes the rest.
         assembly: The prompt.
-        modules: Their handles by piece key.
-        lazy: In the step of the answer that reads it, instead of now.
+        modules: Handles by piece key.
+        lazy: Encode in the step of the answer that reads it, instead of now.
     """
     placed = [(piece.start, modules[piece.key]) for piece in assembly.cached]
     leases = engine.kv.lease([handle for _, handle in placed])
@@ -289,8 +289,8 @@ def encoded_view(engine: Engine, assembly: Assembly, modules: Mapping[str, Messa
         for text in assembly.fresh:
             offsets = [offset for offset, _ in view.placed if offset < text.offset]
             own: Any = {"author": "/".join(text.module) or None, "role": text.role, "confidential": text.confidential}
-            seen = (view.handles[: len(offsets)], offsets, text.offset)
-            handle = engine.prefill(text.tokens, *seen, lazy=lazy, **own)
+            context = (view.handles[: len(offsets)], offsets, text.offset)
+            handle = engine.prefill(text.tokens, *context, lazy=lazy, **own)
             leases.add([handle])
             view.placed.insert(len(offsets), (text.offset, handle))
     except BaseException:

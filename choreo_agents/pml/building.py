@@ -1,4 +1,4 @@
-"""Builds schemas in Python: functions whose f-strings hold parameters become modules.
+"""Builder of schemas in Python: functions whose f-strings contain parameters become modules.
 
     @module
     def trip(days: Slot = slot(5)) -> str:
@@ -6,7 +6,7 @@
 
     Schema.from_python("travel", [system("You plan travels."), user(trip, union(miami, paris))])
 
-Texts are taken to the letter. The tree is the one that `Schema.to_pml()` would be read into.
+Texts are taken verbatim. The tree is the same as if `Schema.to_pml()` were read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from choreo_agents.pml.markup.whitespace import append_text, lead_of
 
 _HERE = SourcePlace("<python>", 1, 1)
 _MARK = re.compile("\0([^\0]*)\0")
-"""Stands for a parameter in a text; XML could not hold it, so no text means it."""
+"""Mark of a parameter in a text: a character that XML cannot contain, so that no text does."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter of a module's function: write it into an f-string."""
+    """A parameter of a module's function; put it into an f-string."""
 
     length: int
     name: str = ""
@@ -58,8 +58,8 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class _Called(Module):
-    """A module, or the schema, that a function wrote: parameters are yet to be put in the place of their marks."""
+class _FunctionModule(Module):
+    """A module, or the schema, returned by a function; its texts still have marks for parameters."""
 
     slots: Mapping[str, Slot] = field(default_factory=dict)
 
@@ -67,15 +67,15 @@ class _Called(Module):
 Part = str | Module | Union | ChatTurn
 Content = str | Iterable[Part]
 Writer = Callable[..., Content]
-"""Its parameters are slots, by their defaults; it returns one text, or several parts."""
+"""Function whose parameters have slots as defaults, and that returns one text or several parts."""
 
 
 def slot(length: int, scaffold: str = "") -> Slot:
-    """A parameter for arguments of up to `length` tokens: the default of a parameter of a module's function.
+    """Return a slot for arguments of up to `length` tokens: the default of a parameter of a module's function.
 
     Args:
-        length: Of its arguments, in tokens.
-        scaffold: The text that holds its place while the module is encoded.
+        length: Longest argument, in tokens.
+        scaffold: Text in its place while the module is encoded.
     """
     return Slot(length, scaffold=scaffold)
 
@@ -93,66 +93,66 @@ def module(
 def module(
     function: Writer | None = None, /, *, name: str | None = None, cache: bool = True, confidential: bool = False
 ) -> Any:
-    """Make a module of a function, under its name unless another is given."""
+    """Make a module of a function, with the function's name unless another is given."""
 
-    def made(function: Writer) -> Module:
-        said = getattr(function, "__name__", "") if name is None else name
-        return _called(said, function, cache=cache, confidential=confidential)
+    def decorate(function: Writer) -> Module:
+        module_name = getattr(function, "__name__", "") if name is None else name
+        return _call(module_name, function, cache=cache, confidential=confidential)
 
-    return made if function is None else made(function)
+    return decorate if function is None else decorate(function)
 
 
 def module_of(name: str, *parts: Part, cache: bool = True, confidential: bool = False) -> Module:
-    """A module without parameters."""
+    """Make a module without parameters."""
     return Module(name, _nodes(parts), _HERE, cache, confidential)
 
 
 def union(*members: Module, scaffold: str = "") -> Union:
-    """Modules of which a prompt imports one at most.
+    """Make a union: modules of which a prompt imports at most one.
 
     Args:
         members: The modules.
-        scaffold: The name of the one that stands there while what comes after it is encoded; empty: none.
+        scaffold: Name of the member that is visible to text after the union while that is encoded; empty: none.
     """
     return Union(members, _HERE, scaffold)
 
 
 def system(*parts: Part) -> ChatTurn:
-    """A system turn."""
+    """Make a system turn."""
     return ChatTurn("system", _nodes(parts), _HERE)
 
 
 def user(*parts: Part) -> ChatTurn:
-    """A user's turn."""
+    """Make a user's turn."""
     return ChatTurn("user", _nodes(parts), _HERE)
 
 
 def assistant(*parts: Part) -> ChatTurn:
-    """An assistant's turn."""
+    """Make an assistant's turn."""
     return ChatTurn("assistant", _nodes(parts), _HERE)
 
 
 def build(name: str, content: Content | Writer, scaffolds: Iterable[Iterable[str]] = ()) -> SchemaTree:
-    """The tree of a schema; raises a `PMLError` with all that is wrong in it."""
+    """Build the tree of a schema; raise a `PMLError` with all problems in it."""
     problems = Problems()
-    written = _called(name, content) if callable(content) else Module(name, _nodes(content), _HERE)
-    whole = _Builder(problems, written).whole("schema", 1)
+    written = _call(name, content) if callable(content) else Module(name, _nodes(content), _HERE)
+    whole = _Builder(problems, written).build("schema", 1)
     tree = SchemaTree(name, whole.children, whole.place, tuple(tuple(names) for names in scaffolds))
     check_schema(tree, problems)
     problems.require_none()
     return tree
 
 
-def _called(name: str, function: Writer, *, cache: bool = True, confidential: bool = False) -> _Called:
-    """A module of what a function returns for its parameters."""
+def _call(name: str, function: Writer, *, cache: bool = True, confidential: bool = False) -> _FunctionModule:
+    """Call a function with its slots, and make a module of the result."""
     slots: dict[str, Slot] = {}
-    for each in inspect.signature(function).parameters.values():
-        if not isinstance(each.default, Slot):
-            raise TypeError(f"parameter {each.name!r} of {function!r} has no slot: write {each.name}: Slot = slot(5)")
-        slots[each.name] = replace(each.default, name=each.name)
+    for param in inspect.signature(function).parameters.values():
+        if not isinstance(param.default, Slot):
+            raise TypeError(f"parameter {param.name!r} of {function!r} has no slot: write {param.name}: Slot = slot(5)")
+        slots[param.name] = replace(param.default, name=param.name)
     code = getattr(function, "__code__", None)
     place = _HERE if code is None else SourcePlace(Path(code.co_filename).name, code.co_firstlineno, 1)
-    return _Called(name, _nodes(function(**slots)), place, cache, confidential, slots)
+    return _FunctionModule(name, _nodes(function(**slots)), place, cache, confidential, slots)
 
 
 def _nodes(content: Content) -> tuple[SchemaNode, ...]:
@@ -161,24 +161,24 @@ def _nodes(content: Content) -> tuple[SchemaNode, ...]:
 
 
 class _Builder:
-    """Makes the nodes of a module, or of the schema."""
+    """Builder of the nodes of a module, or of the schema."""
 
     def __init__(self, problems: Problems, written: Module) -> None:
         self.problems, self.written, self.place = problems, written, written.place
-        self.slots = written.slots if isinstance(written, _Called) else {}
+        self.slots = written.slots if isinstance(written, _FunctionModule) else {}
         self.used: set[str] = set()
 
-    def whole(self, what: str, depth: int) -> Module:
-        """All of it, in which each of the slots must be."""
+    def build(self, kind: str, depth: int) -> Module:
+        """Build the module; report slots that are in no text."""
         if not self.written.name:
-            self.problems.add(self.place, f"the {what} has an empty name", "a name")
-        nodes, made = self.nodes(self.written.children, depth), self.written
+            self.problems.add(self.place, f"the {kind} has an empty name", "a name")
+        nodes, written = self.build_nodes(self.written.children, depth), self.written
         for name in (name for name in self.slots if name not in self.used):
             self.problems.add(self.place, f"parameter {name!r} stands in no text", f"{{{name}}} in an f-string")
-        return Module(made.name, nodes, self.place, made.cache, made.confidential)
+        return Module(written.name, nodes, self.place, written.cache, written.confidential)
 
-    def nodes(self, parts: Iterable[SchemaNode], depth: int) -> tuple[SchemaNode, ...]:
-        """Those of these parts."""
+    def build_nodes(self, parts: Iterable[SchemaNode], depth: int) -> tuple[SchemaNode, ...]:
+        """Build the nodes of some parts."""
         nodes: list[SchemaNode] = []
         if depth >= MOST_NESTED:
             self.problems.add(self.place, f"more than {MOST_NESTED} elements are nested", f"at most {MOST_NESTED}")
@@ -188,13 +188,13 @@ class _Builder:
                 case Text():
                     self._text(nodes, part.text)
                 case Module():
-                    nodes.append(_Builder(self.problems, part).whole("module", depth + 1))
+                    nodes.append(_Builder(self.problems, part).build("module", depth + 1))
                 case Union():
                     inside = (_Builder(self.problems, member) for member in part.members)
-                    members = tuple(member.whole("module", depth + 2) for member in inside)
+                    members = tuple(member.build("module", depth + 2) for member in inside)
                     nodes.append(Union(members, members[0].place if members else self.place, part.scaffold))
                 case ChatTurn():
-                    nodes.append(ChatTurn(part.role, self.nodes(part.children, depth + 1), self.place))
+                    nodes.append(ChatTurn(part.role, self.build_nodes(part.children, depth + 1), self.place))
                 case _:
                     message = f"{part!r} is no part of a schema"
                     self.problems.add(self.place, message, "text, a module, a union or a turn")

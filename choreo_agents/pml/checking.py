@@ -1,4 +1,4 @@
-"""Checks files of schemas and prompts together: all that is wrong in any of them."""
+"""Checker of schema and prompt files, which reports all problems in any of them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from choreo_agents.pml.schema import Schema, resolve
 
 
 def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tuple[PMLProblem, ...]:
-    """What is wrong in these files, by file, line and column.
+    """Return the problems in files, sorted by file, line and column.
 
     Args:
-        paths: Of schemas, and of prompts, each of which is checked against that of these schemas which it names.
-        model: Counts tokens, so that long schemas, arguments and prompts are found too; None: they are not.
+        paths: Files of schemas, and of prompts, each of which is checked against the schema that it names.
+        model: Counts tokens, to find schemas, arguments and prompts that are too long; None: these are not checked.
 
     Raises:
         OSError: A file cannot be read.
     """
-    found: list[PMLProblem] = []
+    collected: list[PMLProblem] = []
     schemas: dict[str, SchemaTree | None] = {}
     prompts: list[PromptTree] = []
     compiled: dict[str, CompiledSchema] = {}
     for path in paths:
-        with _told(found) as problems:
+        with _collect(collected) as problems:
             text = read_document(path, problems)
             problems.require_none()
             tree = parse_document(text, str(path), path.parent, problems)
@@ -47,24 +47,24 @@ def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tupl
                 if model is not None:
                     compiled[tree.name] = compile_schema(Schema(tree), model)
     for tree in prompts:
-        with _told(found) as problems:
+        with _collect(collected) as problems:
             if tree.schema not in schemas:
                 expected = nearest(tree.schema, schemas, "the schema's file among those that are checked")
                 problems.add(tree.place, f"none of these files is schema {tree.schema!r}", expected)
-            elif (schema := schemas[tree.schema]) is not None:  # else what is wrong there has been said
+            elif (schema := schemas[tree.schema]) is not None:  # else its problems are reported already
                 prompt = resolve(schema, tree, problems)
                 problems.require_none()
                 if model is not None and tree.schema in compiled:
                     compile_prompt(compiled[tree.schema], prompt, model)
-    return tuple(dict.fromkeys(sorted(found, key=lambda each: (each.file, each.line, each.column))))
+    return tuple(dict.fromkeys(sorted(collected, key=lambda problem: (problem.file, problem.line, problem.column))))
 
 
 @contextmanager
-def _told(found: list[PMLProblem]) -> Iterator[Problems]:
-    """Add what is wrong with one file to what was found."""
+def _collect(collected: list[PMLProblem]) -> Iterator[Problems]:
+    """Add the problems of one file to `collected`."""
     problems = Problems()
     try:
         yield problems
         problems.require_none()
     except PMLError as error:
-        found.extend(error.problems)
+        collected.extend(error.problems)

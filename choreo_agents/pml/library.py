@@ -1,10 +1,10 @@
-"""Schemas whose modules are encoded once, and prompts that are assembled from them (Prompt Cache, section 3).
+"""Library of schemas whose modules are encoded once, and of prompts assembled from them (Prompt Cache, section 3).
 
-The encoded pieces of a schema are leased, and so in whichever of the engine's memories has room for them, or in files:
+The library leases the encoded pieces of a schema, so that the engine keeps them in one of its tiers, or in files:
 
-device    the engine's KV memory
-host      the engine's host memory, if it was given any: what left the device
-disk      a folder of files: outlives the engine, and processes share it
+device    the engine's KV pool
+host      the engine's host memory, if enabled: pieces evicted from the device
+disk      a folder of files that outlives the engine and is shared between processes
 nowhere   encoded when it is next read
 """
 
@@ -34,99 +34,99 @@ from choreo_agents.pml.schema import Prompt, Schema
 from choreo_agents.sampling import Sampling
 
 Place = Literal["device", "host", "disk", "nowhere"]
-_TOGETHER = 4096
-"""Tokens that are encoded as one batch, about."""
+_BATCH_TOKENS = 4096
+"""Approximate number of tokens that are encoded in one batch."""
 
 
 @dataclass(eq=False)
 class _Slot:
-    """A piece, and what became of it."""
+    """A piece, and its state in the engine."""
 
     call: Prefill
-    """What encodes it, once its parents are there."""
+    """Call that encodes it, once its parents are encoded."""
     key: KVKey
-    """Its name, known before it is encoded."""
+    """Key of its KV, known before it is encoded."""
     parents: list[_Slot]
     depth: int
     leases: Leases | None = None
-    """The shelf's lease, of no scope."""
+    """The cache's own lease, outside any scope."""
     pinned: bool = False
-    gone: bool = False
-    """Whether the shelf does not know it any more."""
+    is_dropped: bool = False
+    """Whether the cache has dropped it."""
     reading: threading.Lock = field(default_factory=threading.Lock)
-    """Held while it is read from its file."""
+    """Held while its file is read, so that concurrent calls read it once."""
 
 
 class ModuleCache:
-    """Leases the pieces of a schema, so that the engine keeps them. May be used from any thread.
+    """Cache of the pieces of a schema, which it leases so that the engine keeps them. Thread-safe.
 
-    Its leases are of no scope; what it hands out is leased once more, for whoever asks.
+    Its leases are outside any scope; callers of `brought` get leases of their own.
 
     Args:
-        engine: Encodes pieces, and has them on the device and the host.
-        kept: Has them on disk, if it has a store; else every process encodes them again.
+        engine: Encodes pieces, and holds them on the device and the host.
+        persistent: Holds them on disk, if it has a store; otherwise every process encodes them again.
     """
 
-    def __init__(self, engine: Engine, kept: PersistentKV | None = None) -> None:
-        self._engine, self._kept = engine, engine.kv.persistent_kv(None) if kept is None else kept
+    def __init__(self, engine: Engine, persistent: PersistentKV | None = None) -> None:
+        self._engine, self._persistent = engine, engine.kv.persistent_kv(None) if persistent is None else persistent
         stats, geometry = engine.stats(), engine.model.adapter.geometry
-        self._together = max(1, min(_TOGETHER, stats.kv_budget_bytes // geometry.bytes_per_token // 4))
+        self._batch_tokens = max(1, min(_BATCH_TOKENS, stats.kv_budget_bytes // geometry.bytes_per_token // 4))
         self._lock = threading.RLock()
         self._slots: Mapping[PieceKey, _Slot] = {}
 
     def know(self, schema: str, pieces: Iterable[SchemaPiece]) -> None:
-        """Have these pieces, parents first, instead of those before; nothing is encoded, and files stay.
+        """Replace the pieces by these, parents first; nothing is encoded, and files stay.
 
         Args:
-            schema: Its name, by which lineage and audits call its modules.
-            pieces: What was known, and does not differ, stays as it is.
+            schema: Name of the schema, which names its modules in lineage and audits.
+            pieces: The new pieces; unchanged ones keep their state.
         """
         with self._lock:
             slots: dict[PieceKey, _Slot] = {}
             for piece in pieces:
                 parents = [slots[parent] for parent in piece.parents]
-                seen = [slot.key.handle for slot in parents], [slot.call.position for slot in parents]
+                context = [slot.key.handle for slot in parents], [slot.call.position for slot in parents]
                 author = "/".join([schema, *piece.module])
-                call = Prefill(piece.tokens, *seen, piece.start, author, "module", confidential=piece.confidential)
-                known = self._slots.get(piece.key)
-                if known is None or known.call != call:
+                call = Prefill(piece.tokens, *context, piece.start, author, "module", confidential=piece.confidential)
+                current = self._slots.get(piece.key)
+                if current is None or current.call != call:
                     depth = 1 + max((parent.depth for parent in parents), default=0)
-                    known = _Slot(call, self._engine.kv.key(call), parents, depth)
-                slots[piece.key] = known
+                    current = _Slot(call, self._engine.kv.key(call), parents, depth)
+                slots[piece.key] = current
             before, self._slots = self._slots, slots
             for slot in set(before.values()).difference(slots.values()):
-                slot.gone = True
+                slot.is_dropped = True
                 self._unpin(slot)
                 self._give_up(slot)
 
     @contextmanager
     def brought(self, keys: Iterable[PieceKey], *, patient: bool = False) -> Iterator[dict[PieceKey, MessageHandle]]:
-        """Have pieces, and what they attend to, ready to be read: from wherever they are, or encoded.
+        """Lease pieces and all that they attend to, from any tier or file; encode those that are nowhere.
 
-        Files are read by threads of their own while what has none is encoded.
+        Threads read files while the pieces without files are encoded.
 
         Args:
-            keys: Whose.
-            patient: Write what was encoded before encoding more.
+            keys: Keys of the pieces.
+            patient: Wait for each batch to be written before the next is encoded.
 
         Yields:
-            Handles by key, leased for as long as the block lasts: who needs them longer takes a lease.
+            Handles by key, leased within the block only.
         """
         with self._lock:
-            asked = {key: self._slot(key) for key in keys}
-        with ExitStack() as held:
-            for level in _levels(asked.values()):
-                missing = [slot for slot in level if not self._hold(slot, held)]
-                filed = [slot for slot in missing if self._filed(slot)]
+            requested = {key: self._slot(key) for key in keys}
+        with ExitStack() as stack:
+            for level in _levels(requested.values()):
+                missing = [slot for slot in level if not self._lease_for_call(slot, stack)]
+                filed = [slot for slot in missing if self._has_file(slot)]
                 with ThreadPoolExecutor(2, "choreo-library-read") as threads:
-                    read = [threads.submit(self._read, slot, held) for slot in filed]
-                    self._encode([slot for slot in missing if slot not in filed], held, patient=patient)
-                    unread = [slot for slot, done in zip(filed, read, strict=True) if not done.result()]
-                self._encode(unread, held, patient=patient)
-            yield {key: slot.key.handle for key, slot in asked.items()}
+                    read = [threads.submit(self._read, slot, stack) for slot in filed]
+                    self._encode([slot for slot in missing if slot not in filed], stack, patient=patient)
+                    unread = [slot for slot, future in zip(filed, read, strict=True) if not future.result()]
+                self._encode(unread, stack, patient=patient)
+            yield {key: slot.key.handle for key, slot in requested.items()}
 
     def pin(self) -> None:
-        """Bring everything to the device, and keep it there."""
+        """Bring all pieces to the device, and pin them there."""
         with self.brought(self._slots) as handles:
             self._engine.kv.prefetch(list(handles.values()))
             with self._lock:
@@ -137,29 +137,29 @@ class ModuleCache:
                         slot.pinned = True
 
     def unpin(self) -> None:
-        """Keep it there no longer."""
+        """Undo `pin`."""
         with self._lock:
             for slot in self._slots.values():
                 self._unpin(slot)
 
     def evict(self, keys: Iterable[PieceKey], *, files: bool = False) -> None:
-        """Give pieces up on the device and the host; with `files`, on disk, too. What is pinned stays."""
-        self._kept.wait()
+        """Evict pieces from device and host and, with `files`, from disk. Pinned pieces stay."""
+        self._persistent.wait()
         with self._lock:
             free = [slot for slot in map(self._slot, keys) if self._tier(slot) is None or not slot.pinned]
             for slot in free:
                 self._give_up(slot)
             if files:
-                self._kept.unpersist([slot.key.id for slot in free])
-        self._kept.wait()
+                self._persistent.unpersist([slot.key.id for slot in free])
+        self._persistent.wait()
 
     def place(self, key: PieceKey) -> tuple[Place, bool]:
-        """The fastest memory that has a piece, and whether it is pinned there."""
+        """Return the fastest tier that has a piece, and whether the piece is pinned."""
         with self._lock:
             slot = self._slot(key)
             tier = self._tier(slot)
             if tier is None or tier == "lineage":
-                return "disk" if self._filed(slot) else "nowhere", slot.pinned
+                return "disk" if self._has_file(slot) else "nowhere", slot.pinned
             return tier, slot.pinned
 
     def _slot(self, key: PieceKey) -> _Slot:
@@ -167,57 +167,57 @@ class ModuleCache:
             raise InvalidRequestError(f"there is no piece {key!r} any more: its schema was replaced or forgotten")
         return self._slots[key]
 
-    def _hold(self, slot: _Slot, held: ExitStack) -> bool:
-        """Lease for a call what can be read as it is; what would be computed again is rather read from its file."""
+    def _lease_for_call(self, slot: _Slot, stack: ExitStack) -> bool:
+        """Lease a piece for a call; return False if it is not encoded, or if its file is better than recomputing it."""
         with self._lock:
             tier = self._tier(slot)
-            there = tier is not None and (tier != "lineage" or not self._filed(slot))
-            with suppress(HandleError):  # somebody else has released it
-                if there:
-                    held.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
+            is_readable = tier is not None and (tier != "lineage" or not self._has_file(slot))
+            with suppress(HandleError):  # released by another thread meanwhile
+                if is_readable:
+                    stack.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
                     return True
             return False
 
-    def _filed(self, slot: _Slot) -> bool:
-        return self._kept.has(slot.key.id)
+    def _has_file(self, slot: _Slot) -> bool:
+        return self._persistent.has(slot.key.id)
 
-    def _read(self, slot: _Slot, held: ExitStack) -> bool:
-        """Take a piece in from its file, once for all calls that wait for it; whether that was good."""
-        assert self._kept.store is not None
+    def _read(self, slot: _Slot, stack: ExitStack) -> bool:
+        """Import a piece from its file, once for all calls that wait for it; return whether that succeeded."""
+        assert self._persistent.store is not None
         with slot.reading:
-            if self._hold(slot, held):
+            if self._lease_for_call(slot, stack):
                 return True
-            found = self._kept.store.load(slot.key)
-            if found is None:
+            loaded = self._persistent.store.load(slot.key)
+            if loaded is None:
                 return False
             try:
                 with self._engine.scope():
-                    self._engine.kv.import_kv(slot.call, *found)
-                    self._take(slot, held)
+                    self._engine.kv.import_kv(slot.call, *loaded)
+                    self._take(slot, stack)
             except InvalidRequestError:
-                self._kept.store.set_aside(slot.key.id, "holds other keys and values")
+                self._persistent.store.set_aside(slot.key.id, "holds other keys and values")
                 return False
             except CapacityError:
-                return False  # running calls need all memory: a prefill waits for it
+                return False  # running calls take all memory; encoding it instead waits for some
             return True
 
-    def _encode(self, slots: Sequence[_Slot], held: ExitStack, *, patient: bool) -> None:
-        """Ask the engine, which encodes once what several calls ask for: nobody waits for what only another needs."""
-        for together in _batches(slots, self._together):
+    def _encode(self, slots: Sequence[_Slot], stack: ExitStack, *, patient: bool) -> None:
+        """Encode pieces in batches; the engine encodes once what several calls need at the same time."""
+        for batch in _batches(slots, self._batch_tokens):
             with self._engine.scope():
-                handles = self._engine.prefill([slot.call for slot in together])
-                for slot in together:
-                    self._take(slot, held)
-            if self._kept.store is not None:
-                self._kept.persist(handles, lost_too=True)
+                handles = self._engine.prefill([slot.call for slot in batch])
+                for slot in batch:
+                    self._take(slot, stack)
+            if self._persistent.store is not None:
+                self._persistent.persist(handles, lost_too=True)
                 if patient:
-                    written(self._kept)
+                    flush_kv(self._persistent)
 
-    def _take(self, slot: _Slot, held: ExitStack) -> None:
-        """Lease what has arrived, for a call and for the shelf."""
-        held.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
+    def _take(self, slot: _Slot, stack: ExitStack) -> None:
+        """Lease an encoded piece for a call, and for the cache unless it was dropped meanwhile."""
+        stack.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
         with self._lock:
-            if not slot.gone:
+            if not slot.is_dropped:
                 self._lease(slot)
 
     def _lease(self, slot: _Slot) -> None:
@@ -225,11 +225,11 @@ class ModuleCache:
             slot.leases = self._engine.kv.lease([slot.key.handle], scoped=False)
 
     def _tier(self, slot: _Slot) -> TierName | None:
-        """The fastest memory of the engine's that has it; None: it is not leased, or was released by others."""
-        found = None if slot.leases is None else self._engine.kv.tiers([slot.key.handle])[0]
-        if found is None:
+        """Return the fastest tier that has a piece; None if it is not leased, or was released by others."""
+        tier = None if slot.leases is None else self._engine.kv.tiers([slot.key.handle])[0]
+        if tier is None:
             slot.leases, slot.pinned = None, False
-        return found
+        return tier
 
     def _unpin(self, slot: _Slot) -> None:
         if self._tier(slot) is not None and slot.pinned:
@@ -243,41 +243,41 @@ class ModuleCache:
             leases.release()
 
 
-def written(kept: PersistentKV) -> None:
-    """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
-    with suppress(ChoreoError):  # what was lost meanwhile is written another time
-        kept.flush()
+def flush_kv(persistent: PersistentKV) -> None:
+    """Wait until all encoded pieces are written; raise `OSError` if that fails."""
+    with suppress(ChoreoError):  # pieces that were evicted meanwhile are written another time
+        persistent.flush()
 
 
-def _levels(asked: Iterable[_Slot]) -> Iterator[list[_Slot]]:
-    """These and all that they attend to, each once, parents in a level before."""
-    found, left = dict[_Slot, None](), list(asked)
-    while left:
-        slot = left.pop()
-        if slot not in found:
-            found[slot] = None
-            left += slot.parents
-    for _, level in groupby(sorted(found, key=attrgetter("depth")), key=attrgetter("depth")):
+def _levels(slots: Iterable[_Slot]) -> Iterator[list[_Slot]]:
+    """Yield pieces and all that they attend to in levels, each piece once, and parents in earlier levels."""
+    ordered, pending = dict[_Slot, None](), list(slots)
+    while pending:
+        slot = pending.pop()
+        if slot not in ordered:
+            ordered[slot] = None
+            pending += slot.parents
+    for _, level in groupby(sorted(ordered, key=attrgetter("depth")), key=attrgetter("depth")):
         yield list(level)
 
 
 def _batches(slots: Sequence[_Slot], most: int) -> Iterator[list[_Slot]]:
-    """The same in parts of about so many tokens, or of one piece."""
+    """Split pieces into batches of about `most` tokens, or of one piece."""
     ends = accumulate(slot.key.length for slot in slots)
-    for _, batch in groupby(zip(slots, ends, strict=True), key=lambda each: (each[1] - 1) // most):
+    for _, batch in groupby(zip(slots, ends, strict=True), key=lambda pair: (pair[1] - 1) // most):
         yield [slot for slot, _ in batch]
 
 
 @dataclass(frozen=True)
 class EncodedModule:
-    """Where one piece of a schema is: a text between two modules or parameters, or a parameter's placeholders."""
+    """State of one piece of a schema: a text between modules or parameters, or a parameter's placeholders."""
 
     key: str
-    """`plan/miami#0`: the first piece of a module; `#0`: of the schema."""
+    """`plan/miami#0` is the first piece of a module, `#0` that of the schema."""
     module: tuple[str, ...]
     tokens: int
     bytes: int
-    """Of its KV."""
+    """Bytes of its KV."""
     place: Place
     pinned: bool
 
@@ -285,15 +285,14 @@ class EncodedModule:
 class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
     """Encoded modules of schemas, for prompts on one engine. May be used from any thread and event loop.
 
-    Modules live in the engine's memories, in a folder, or nowhere until they are next imported; what is imported is
-    brought to the device. Leases of the library are of no `engine.scope()`. It belongs to the tenant of the engine that
-    it is given; so do its files.
+    Modules are in the engine's tiers, in a folder, or nowhere until they are next imported; importing brings them to
+    the device. The library's leases are outside any `engine.scope()`. Library and files belong to the engine's tenant.
 
     Args:
-        engine: Encodes and answers.
-        folder: Outlives the engine: each model has a folder in it, named by its fingerprint, and each tenant one in
-            that. Processes may share it. None: modules are encoded by every process.
-        disk_bytes: Of files.
+        engine: Encodes modules and answers prompts.
+        folder: Directory of files that outlive the engine, with one sub-directory per model fingerprint and tenant.
+            Processes may share it. None: every process encodes the modules.
+        disk_bytes: Upper bound on the bytes of files.
     """
 
     @refuses_unknown()
@@ -301,21 +300,21 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         if isinstance(disk_bytes, bool) or not isinstance(disk_bytes, int) or disk_bytes < 0:
             raise InvalidRequestError(f"disk_bytes must be a number of bytes, not {disk_bytes!r}")
         self.engine = engine
-        """That encodes and answers."""
+        """Engine that encodes modules and answers prompts."""
         store = None if folder is None else engine.kv.store(folder, disk_bytes)
-        # A twin that re-encodes text has nothing to keep.
-        self._kept = engine.kv.persistent_kv(store if engine.method == "choreo" else None)
+        # An engine of another method, which encodes text again, has no KV to keep.
+        self._persistent = engine.kv.persistent_kv(store if engine.method == "choreo" else None)
         self._known: dict[str, tuple[CompiledSchema, ModuleCache]] = {}
         self._lock = threading.Lock()
-        """Of what is known and what shelves hold of it: both change together."""
+        """Guards `_known` and the pieces of its caches, which change together."""
 
     @property
     def schemas(self) -> tuple[str, ...]:
-        """The names of registered schemas."""
+        """Names of the registered schemas."""
         return tuple(self._known)
 
     def compiled(self, schema: str) -> CompiledSchema:
-        """A schema's pieces and positions for the engine's model.
+        """Return a schema's pieces and positions for the engine's model.
 
         Raises:
             InvalidRequestError: There is no such schema.
@@ -323,20 +322,20 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         return self._find(schema)[0]
 
     def register(self, schema: Schema, *, encode: Literal["eager", "lazy"] = "lazy") -> CompiledSchema:
-        """Know a schema; one of that name that was known before is replaced, and what both have in common kept.
+        """Register a schema; one of the same name is replaced, and pieces that both have in common are kept.
 
         Args:
-            schema: What prompts import from.
-            encode: `"eager"`: encode every module now that is neither in memory nor in a file, and write it; `"lazy"`:
-                when a prompt imports it.
+            schema: Schema that prompts import from.
+            encode: `"eager"`: encode and write now all modules that are neither in memory nor in a file; `"lazy"`:
+                encode them when a prompt imports them.
 
         Raises:
             PMLError: The schema is longer than the model's context.
-            OSError: What was encoded cannot be written.
+            OSError: A file cannot be written.
         """
         compiled = compile_schema(schema, self.engine.model)
         with self._lock:
-            _, module_cache = self._known.get(schema.name) or (compiled, ModuleCache(self.engine, self._kept))
+            _, module_cache = self._known.get(schema.name) or (compiled, ModuleCache(self.engine, self._persistent))
             module_cache.know(schema.name, compiled.cached_pieces())
             self._known[schema.name] = compiled, module_cache
         if encode == "eager":
@@ -346,7 +345,7 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         return compiled
 
     def forget(self, schema: str) -> None:
-        """Give a schema up, with all that is encoded of it; its files stay."""
+        """Remove a schema and release its encoded pieces; its files stay."""
         _, module_cache = self._find(schema)
         with self._lock:
             self._known.pop(schema, None)
@@ -356,20 +355,20 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         """Bring modules to the device, from files if there are any.
 
         Args:
-            schema: Whose.
-            modules: Their names, with `/` between inner ones'; None: all, the schema's own text too.
+            schema: Name of the schema.
+            modules: Names of modules, inner ones as `outer/inner`; None: all, with the schema's own text.
         """
         compiled, module_cache = self._find(schema)
-        with module_cache.brought(_named(compiled, modules), patient=True) as handles:
+        with module_cache.brought(_find_keys(compiled, modules), patient=True) as handles:
             self.engine.kv.prefetch(list(handles.values()))
 
     def evict(self, schema: str, modules: Iterable[str] | None = None, *, files: bool = False) -> None:
-        """Give modules up on the device and the host; with `files`, on disk, too. Pinned ones stay."""
+        """Evict modules from device and host and, with `files`, from disk. Pinned ones stay."""
         compiled, module_cache = self._find(schema)
-        module_cache.evict(_named(compiled, modules), files=files)
+        module_cache.evict(_find_keys(compiled, modules), files=files)
 
     def pin(self, schema: str) -> None:
-        """Bring all of a schema to the device, and keep it there."""
+        """Bring all of a schema to the device, and pin it there."""
         self._find(schema)[1].pin()
 
     def unpin(self, schema: str) -> None:
@@ -377,7 +376,7 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         self._find(schema)[1].unpin()
 
     def modules(self, schema: str) -> list[EncodedModule]:
-        """Where everything of a schema is."""
+        """Return the state of every piece of a schema."""
         compiled, module_cache = self._find(schema)
         token_bytes = self.engine.model.adapter.geometry.bytes_per_token
         return [
@@ -391,52 +390,52 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         """Read a prompt of a registered schema.
 
         Raises:
-            PMLError: With all that is wrong in it.
+            PMLError: The prompt is invalid; lists all problems.
         """
         return self.compiled(schema).schema.prompt(pml)
 
     def assemble(self, prompt: Prompt) -> PromptView:
-        """Bring what a prompt imports to the device, and encode the rest of it.
+        """Bring the modules that a prompt imports to the device, and encode the rest of it.
 
-        What prompts have in common is in the views of all, and in memory once.
+        Prompts share the KV of the modules that they have in common.
 
         Raises:
-            PMLError: Arguments longer than their slots, or a prompt longer than the model's context.
+            PMLError: An argument is longer than its slot, or the prompt longer than the model's context.
             InvalidRequestError: Its schema is not registered, or another one of that name is.
-            CapacityError: Pinned messages leave no room now.
+            CapacityError: The pool has too little memory that is not pinned.
         """
-        return self._assembled(prompt, lazy=False)
+        return self._assemble(prompt, lazy=False)
 
     def generate(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> MessageHandle:
-        """Answer a prompt of a registered schema as the assistant: a leased handle. Raises what `assemble` raises.
+        """Answer a prompt of a registered schema as the assistant; return a leased handle. Raises as `assemble`.
 
         Args:
             prompt: The prompt.
-            sampling: How tokens are chosen.
-            options: As of `engine.decode`; `author` names the speaker.
+            sampling: Sampling parameters.
+            options: Options of `engine.decode`; `author` names the speaker.
         """
-        with self._assembled(prompt, lazy=True) as view:
-            said: MessageHandle = self.engine.decode(**vars(view.call(sampling, **options)))
-            return said
+        with self._assemble(prompt, lazy=True) as view:
+            handle: MessageHandle = self.engine.decode(**vars(view.call(sampling, **options)))
+            return handle
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[StreamedToken | MessageHandle]:
         """Answer a prompt, yielding each token as it comes and the handle last."""
-        with self._assembled(prompt, lazy=True) as view:
+        with self._assemble(prompt, lazy=True) as view:
             yield from self.engine.stream(**vars(view.call(sampling, **options)))
 
     def flush(self) -> None:
         """Wait until all files are written.
 
         Raises:
-            OSError: Something could not be.
+            OSError: A file could not be written.
         """
-        written(self._kept)
+        flush_kv(self._persistent)
 
     def close(self) -> None:
-        """Write what is to be written, and give everything up but files; the engine stays open."""
-        self._kept.close()
+        """Write pending files, and release everything else; the engine stays open."""
+        self._persistent.close()
         for schema in self.schemas:
             self.forget(schema)
 
@@ -445,29 +444,29 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
 
     def _find(self, schema: str) -> tuple[CompiledSchema, ModuleCache]:
         with self._lock:
-            if (found := self._known.get(schema)) is not None:
-                return found
-            known = ", ".join(map(repr, self._known)) or "none"
-        raise InvalidRequestError(f"schema {schema!r} is not registered, but {known}: call register() first")
+            if (entry := self._known.get(schema)) is not None:
+                return entry
+            names = ", ".join(map(repr, self._known)) or "none"
+        raise InvalidRequestError(f"schema {schema!r} is not registered, but {names}: call register() first")
 
-    def _assembled(self, prompt: Prompt, *, lazy: bool) -> PromptView:
-        """See `assemble`; if `lazy`, what is not imported is encoded in the step of the answer that reads it."""
-        compiled, module_cache = found = self._find(prompt.schema.name)
+    def _assemble(self, prompt: Prompt, *, lazy: bool) -> PromptView:
+        """Assemble a prompt; with `lazy`, uncached text is encoded in the step of the answer that reads it."""
+        compiled, module_cache = entry = self._find(prompt.schema.name)
         assembly = compile_prompt(compiled, prompt, self.engine.model)
         with module_cache.brought(placed.key for placed in assembly.cached) as handles:
-            if self._find(prompt.schema.name) is not found:  # then these are pieces of another
+            if self._find(prompt.schema.name) is not entry:  # the pieces are of a schema that was replaced meanwhile
                 raise InvalidRequestError(
                     f"schema {prompt.schema.name!r} was replaced meanwhile: read the prompt again"
                 )
             return encoded_view(self.engine, assembly, handles, lazy=lazy)
 
 
-def _named(compiled: CompiledSchema, modules: Iterable[str] | None) -> list[PieceKey]:
-    """The keys of modules and all that is in them."""
+def _find_keys(compiled: CompiledSchema, modules: Iterable[str] | None) -> list[PieceKey]:
+    """Return the keys of the pieces of modules, including modules inside."""
     paths = [()] if modules is None else [tuple(name.split("/")) for name in modules]
-    known = {piece.module for piece in compiled.pieces.values()} | {()}
+    module_paths = {piece.module for piece in compiled.pieces.values()} | {()}
     for path in paths:
-        if not any(each[: len(path)] == path for each in known):
+        if not any(module_path[: len(path)] == path for module_path in module_paths):
             raise InvalidRequestError(f"schema {compiled.schema.name!r} has no module {'/'.join(path)!r}")
     inside = (p for p in compiled.cached_pieces() if any(p.module[: len(path)] == path for path in paths))
     return [piece.key for piece in inside]

@@ -1,4 +1,4 @@
-"""`Schema`: what a user reads, writes, builds and prompts; and `Prompt`, checked against its schema without a model."""
+"""`Schema`, which is read from PML or built in Python, and `Prompt`, checked against its schema without a model."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from choreo_agents.pml.markup.writer import write_schema
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a prompt imports from its schema, and what it adds."""
+    """A prompt that is checked against its schema: imports, arguments, and text of its own."""
 
     schema: SchemaTree
     tree: PromptTree
     arguments: Mapping[Path, Mapping[str, Argument]]
-    """By the path of every module that is used, the schema's own among them, the values of its parameters."""
+    """Arguments by parameter name, by the path of every module that is used; () is the schema."""
 
     @property
     def imports(self) -> tuple[Path, ...]:
-        """The paths of the modules that it imports, in the order in which they are written."""
+        """Paths of the imported modules, in the order of the text."""
         return tuple(path for path in self.arguments if path)
 
 
 def resolve(schema: SchemaTree, tree: PromptTree, problems: Problems) -> Prompt:
-    """Find what a prompt names in its schema; what is not there, or not allowed, becomes a problem."""
+    """Resolve a prompt's names in its schema; unknown or disallowed ones become problems."""
     if tree.schema != schema.name:
         problems.add(tree.place, f"the prompt is of schema {tree.schema!r}", f"schema={schema.name!r}")
     resolver = _Resolver(schema, problems)
@@ -54,20 +54,20 @@ class _Resolver:
         self.used: dict[Path, Mapping[str, Argument]] = {}
 
     def enter(self, parent: SchemaTree | Module, tree: PromptTree | Import, path: Path) -> None:
-        """Take what is imported inside a module, or the schema."""
-        what = f"module {'/'.join(path)!r}" if path else f"schema {self.schema.name!r}"
-        slots = {each.name for each in parent.parameters()}
+        """Resolve the arguments and imports inside a module, or the schema."""
+        label = f"module {'/'.join(path)!r}" if path else f"schema {self.schema.name!r}"
+        slots = {parameter.name for parameter in parent.parameters()}
         for argument in tree.arguments:
             if argument.name not in slots:
-                message = f"{what} has no parameter {argument.name!r}"
+                message = f"{label} has no parameter {argument.name!r}"
                 self.problems.add(argument.place, message, nearest(argument.name, slots, "no attribute"))
-        self.used[path] = MappingProxyType({each.name: each for each in tree.arguments})
+        self.used[path] = MappingProxyType({argument.name: argument for argument in tree.arguments})
         modules = {module.name: module for module in parent.modules()}
         taken: dict[int, str] = {}
         for child in (child for child in tree.children if isinstance(child, Import)):
             module = modules.get(child.name)
             if module is None:
-                self._unknown(child, path, what, modules)
+                self._unknown(child, path, label, modules)
                 continue
             below = (*path, child.name)
             if below in self.used:
@@ -75,31 +75,31 @@ class _Resolver:
                 continue
             for number, union in enumerate(parent.unions()):
                 if any(member is module for member in union.members):
-                    other = taken.setdefault(number, child.name)
-                    if other != child.name:
-                        message = f"{other!r} and {child.name!r} are members of one union"
+                    taken_name = taken.setdefault(number, child.name)
+                    if taken_name != child.name:
+                        message = f"{taken_name!r} and {child.name!r} are members of one union"
                         self.problems.add(child.place, message, "one of them")
             self.enter(module, child, below)
 
-    def _unknown(self, child: Import, path: Path, what: str, modules: Mapping[str, Module]) -> None:
-        elsewhere = [found for found, _ in modules_of(self.schema) if found[-1] == child.name]
+    def _unknown(self, child: Import, path: Path, label: str, modules: Mapping[str, Module]) -> None:
+        elsewhere = [module_path for module_path, _ in modules_of(self.schema) if module_path[-1] == child.name]
         if elsewhere:
             parents = elsewhere[0][:-1]
             inside = f"inside {'/'.join(parents)!r}" if parents else "in no other module"
             opened = "".join(f"<{name}>" for name in parents)
             closed = "".join(f"</{name}>" for name in reversed(parents))
-            message = f"module {child.name!r} stands {inside}, not in {what}"
+            message = f"module {child.name!r} stands {inside}, not in {label}"
             self.problems.add(child.place, message, f"{opened}<{child.name}/>{closed}")
         else:
             expected = nearest(child.name, modules, "a module of the schema")
-            self.problems.add(child.place, f"{what} has no module {child.name!r}", expected)
+            self.problems.add(child.place, f"{label} has no module {child.name!r}", expected)
 
 
 @dataclass(frozen=True)
 class Schema:
     """Modules of text that are encoded once, and that prompts import (Prompt Cache, section 3.2).
 
-    Schemas are equal if they say the same.
+    Schemas with the same content are equal.
     """
 
     tree: SchemaTree
@@ -115,10 +115,10 @@ class Schema:
 
     @classmethod
     def from_file(cls, path: str | pathlib.Path) -> Schema:
-        """Read a schema; what it includes with `src` is looked for below its folder.
+        """Read a schema from a file; files that it includes with `src` must lie below its folder.
 
         Raises:
-            PMLError: With all that is wrong in it. OSError: There is no such file.
+            PMLError: The schema is invalid; lists all problems. OSError: There is no such file.
         """
         path = pathlib.Path(path)
         return cls.from_text(_read(path), source=str(path), folder=path.parent)
@@ -129,11 +129,11 @@ class Schema:
 
         Args:
             text: The `<schema>` element.
-            source: What errors call it.
-            folder: Below which `src` finds files; None: it may not be used.
+            source: Name of the text in errors.
+            folder: Directory of the files of `src`; None: `src` is not allowed.
 
         Raises:
-            PMLError: With all that is wrong in it.
+            PMLError: The schema is invalid; lists all problems.
         """
         problems = Problems()
         tree = parse_document(text, source, None if folder is None else pathlib.Path(folder), problems, ("schema",))
@@ -146,7 +146,7 @@ class Schema:
         """Build a schema from texts, modules, unions and turns (see `building`).
 
         Raises:
-            PMLError: With all that is wrong in it.
+            PMLError: The schema is invalid; lists all problems.
         """
         return cls(build(name, content, scaffolds))
 
@@ -156,22 +156,22 @@ class Schema:
 
     @property
     def scaffolds(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of modules that are encoded together, each as its names with `/` between."""
+        """Sets of modules that are encoded together, by names like `outer/inner`."""
         return self.tree.scaffolds
 
     def to_pml(self) -> str:
-        """The schema as PML: reading it again gives an equal one. Files that it includes are written into it."""
+        """Return the schema as PML, with included files inlined; reading it again gives an equal schema."""
         return write_schema(self.tree)
 
     def prompt(self, pml: str, *, source: str = "<prompt>") -> Prompt:
         """Read a prompt and check it against this schema.
 
         Args:
-            pml: A `<prompt>` element, or only what stands in one.
-            source: What errors call it.
+            pml: A `<prompt>` element, or the content of one.
+            source: Name of the text in errors.
 
         Raises:
-            PMLError: With all that is wrong in it.
+            PMLError: The prompt is invalid; lists all problems.
         """
         problems = Problems()
         tree = parse_prompt(pml, source, problems, schema=self.name)

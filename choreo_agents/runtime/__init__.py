@@ -1,1 +1,1 @@
-"""Requests, the scheduler that decides, the step that says it in plain data, the executor that does it."""
+"""Engine runtime: requests, the scheduler that plans a step, the step as plain data, and the executor that runs it."""

@@ -1,6 +1,6 @@
-"""Who is under way: the requests that wait, in which order and for what, and those that run, until they end.
+"""The queue of waiting requests, the running ones, and how each ends.
 
-With a result or without, the end of each is its own, and gives back all that it held.
+A request's end frees its memory, with a result or without, and fails no other request.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from choreo_agents.runtime.scheduler import Waiting
 from choreo_agents.tracing import EventSink, PerTenantCounters, RequestFinished, RequestSubmitted
 
 MOST_OVERTAKEN = 64
-"""How many requests of a higher priority may be put before one that came earlier: so that none starves."""
+"""Most requests of a higher priority that may overtake one that came earlier, so that none starves."""
 
 
 class Reclaimer(Protocol):
-    """Gives cached memory back when requests need it. Called under the engine's lock."""
+    """Evicts cached memory when requests need it. Called under the engine's lock."""
 
     def evictable_tokens(self) -> int: ...
 
     def evict(self, tokens: int) -> None:
-        """Free cached segments until the pool has room for `tokens`, as far as possible."""
+        """Evict cached segments until the pool has room for `tokens`, as far as possible."""
         ...
 
     def pinned(self, tenant: str) -> str:
-        """Who keeps memory from being evicted, for a tenant to read: ` by 'alice' (96 tokens)`, or nothing."""
+        """Return who pins memory, for a tenant to read: ` by 'alice' (96 tokens)`, or an empty text."""
         ...
 
 
@@ -50,51 +50,51 @@ class ActiveRequests:
     """All requests that were submitted and have not ended. Used under the engine's lock.
 
     Args:
-        pool: Where those that are admitted get their memory.
-        reclaimer: Whose caches may be evicted for it.
-        endings: Ends requests.
-        emit: Told of those that are queued.
+        pool: Allocates the memory of admitted requests.
+        reclaimer: Evicts caches for them.
+        completion: Ends requests.
+        emit: Receives events of queued requests.
     """
 
-    def __init__(self, pool: KVPool, reclaimer: Reclaimer, endings: Completion, emit: EventSink) -> None:
+    def __init__(self, pool: KVPool, reclaimer: Reclaimer, completion: Completion, emit: EventSink) -> None:
         self.waiting: list[Request] = []
-        """They hold no memory yet."""
+        """Requests that hold no memory yet."""
         self.running: dict[int, Request] = {}
-        """By number, in order of admission."""
-        self._pool, self._reclaimer, self._endings, self._emit = pool, reclaimer, endings, emit
+        """Running requests by number, in order of admission."""
+        self._pool, self._reclaimer, self._completion, self._emit = pool, reclaimer, completion, emit
         self._leaving: set[Request] = set()
-        """Whose tenants have left."""
+        """Requests whose tenants have left."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
     def __iter__(self) -> Iterator[Request]:
-        """All as they are now, whatever ends meanwhile."""
+        """Iterate over a snapshot: requests may end meanwhile."""
         return iter([*self.waiting, *self.running.values()])
 
     def add(self, requests: Sequence[Request]) -> None:
         """Queue requests behind those of their priority."""
         for request in requests:
             self._announce(request)
-            self._place(request)
+            self._enqueue(request)
 
     def raise_priority(self, request: Request, priority: int) -> None:
-        """Give a request that waits a higher priority, because somebody of that priority waits for it, too."""
+        """Raise the priority of a waiting request, because a caller of that priority waits for it, too."""
         if priority > request.priority and request in self.waiting:
             self.waiting.remove(request)
             request.priority = priority
-            self._place(request)
+            self._enqueue(request)
 
     def room(self) -> int:
-        """Tokens that are free or can be evicted."""
+        """Return the tokens of KV memory that are free or can be evicted."""
         return self._pool.free_tokens + (self._reclaimer.evictable_tokens() if self.waiting else 0)
 
-    def seen(self) -> list[Waiting]:
-        """The queue as the scheduler sees it, once what has to come first was put in front.
+    def prepare_queue(self) -> list[Waiting]:
+        """Return the queue for the scheduler, after putting in front what must be computed first.
 
-        Only as far as its requests have room in the pool together: what the others read is not fetched yet.
+        Stops where the requests would fill the pool together: what the others read is not fetched yet.
         """
-        seen: list[Waiting] = []
+        waiting: list[Waiting] = []
         claimed: set[object] = set()
         at = together = 0
         while at < len(self.waiting) and together <= self._pool.total_tokens:
@@ -113,7 +113,7 @@ class ActiveRequests:
                 continue
             behind = [r for r in request.encoding.awaits() if r in self.waiting[at + 1 :]]
             if behind:
-                # What it reads is computed again for somebody who stands further back: now for it first.
+                # Another request further back recomputes what this one reads: move that forward.
                 for r in behind:
                     self.waiting.remove(r)
                     r.priority = max(r.priority, request.priority)
@@ -121,36 +121,36 @@ class ActiveRequests:
                 continue
             room = self._pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
             together += room
-            after = () if ready else tuple(r.number for r in _followed(request))
+            after = () if ready else tuple(r.number for r in _predecessors(request))
             prompt = request.encoding.prompt_tokens()
-            seen.append(Waiting(request.number, room, ready, prompt, after, request.priority, request.tenant))
+            waiting.append(Waiting(request.number, room, ready, prompt, after, request.priority, request.tenant))
             at += 1
-        return seen
+        return waiting
 
     def can_begin(self, request: Request, chunks: Mapping[int, int]) -> bool:
-        """Whether nothing that a request waits for keeps it from a step.
+        """Return whether a waiting request may enter the step that is planned.
 
-        False if one admitted before it has begun to encode what it can reuse, or if what it follows on does not end in
-        the step after all.
+        False if one admitted before it has begun to encode what it can reuse, or if the requests that it follows do not
+        end in the step after all.
 
         Args:
-            request: One of those that wait.
+            request: A waiting request.
             chunks: Tokens of each request in the step.
         """
         if request.encoding.ready():
             return True
-        followed = _followed(request)
-        # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
-        return bool(followed) and all(chunks.get(each.number) == each.pending for each in followed)
+        predecessors = _predecessors(request)
+        # One that was not admitted has no tokens pending, and so not as many as were planned.
+        return bool(predecessors) and all(chunks.get(earlier.number) == earlier.pending for earlier in predecessors)
 
     def admit(self, request: Request, *, alone: bool) -> CapacityError | None:
-        """Give a request that can begin its memory, and let it run; it stays in the queue if there is no room now.
+        """Allocate a request's memory and let it run; it stays in the queue if there is no memory now.
 
         Args:
-            request: One of those that wait.
-            alone: Nothing is running that would give memory back: then it is told why there is no room.
+            request: A waiting request that can begin.
+            alone: Whether nothing runs that would free memory: then return why there is none.
         """
-        # What it would reuse may itself be in the way.
+        # If memory is short, try again without reuse: what it would reuse may itself be in the way.
         for reuse in (True, False) if alone else (True,):
             segment: Segment | None = None
             absent, prompt = request.encoding.pin(reuse=reuse)
@@ -171,37 +171,37 @@ class ActiveRequests:
                     self._pool.unpin(segment)
                 raise
             request.encoding.unpin()
-        return self._no_room(request, own, absent, read, free) if alone else None
+        return self._no_room_error(request, own, absent, read, free) if alone else None
 
-    def given_up(self, request: Request) -> CapacityError:
-        """Why a request fails that the scheduling policy gives up."""
+    def given_up_error(self, request: Request) -> CapacityError:
+        """Return the error of a request that the scheduling policy gives up."""
         own, absent = self._pool.rounded(request.room()), request.encoding.claimed_tokens(set())
         free = self._pool.free_tokens + self._reclaimer.evictable_tokens()
         read, by_policy = request.encoding.pinned_tokens(), own + absent <= free
-        return self._no_room(request, own, absent, read, free, by_policy=by_policy)
+        return self._no_room_error(request, own, absent, read, free, by_policy=by_policy)
 
     def _announce(self, request: Request) -> None:
-        told = request.submitted_s, request.number, request.kind, request.author, request.role
-        self._emit(RequestSubmitted(*told))
+        fields = request.submitted_s, request.number, request.kind, request.author, request.role
+        self._emit(RequestSubmitted(*fields))
 
-    def _place(self, request: Request) -> None:
+    def _enqueue(self, request: Request) -> None:
         at = place_in_queue(self.waiting, request.priority)
         for overtaken in self.waiting[at:]:
             overtaken.overtaken += 1
         self.waiting.insert(at, request)
 
-    def leave(self, tenant: str) -> None:
+    def drop_tenant(self, tenant: str) -> None:
         """Drop a tenant's requests before the next step."""
         self._leaving.update(request for request in self if request.tenant == tenant)
 
-    def drop_left(self) -> None:
-        """Drop what nobody waits for any more, and what tenants have left."""
+    def drop_abandoned(self) -> None:
+        """Drop requests that no caller waits for any more, and those of tenants that have left."""
         leaving, self._leaving = self._leaving, set()
         for request in leaving:
             self.drop(request, EngineClosedError("the tenancy was closed before this call was done"))
         now = time.perf_counter()
         for request in self:
-            late = request.late(now)
+            late = request.pop_expired(now)
             for future in late:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
@@ -211,19 +211,19 @@ class ActiveRequests:
     def finish(self, request: Request) -> None:
         """End a running request that has nothing left to do."""
         del self.running[request.number]
-        self._endings.finish(request)
+        self._completion.finish(request)
 
     def drop(self, request: Request, error: ChoreoError | None, outcome: str = "failed") -> None:
-        """End a request without a result and give its memory back; with it, who reads what it will not encode.
+        """End a request without a result and free its memory; drop running readers of what it will not encode, too.
 
-        One that has ended already stays as it is.
+        Does nothing to a request that has ended.
         """
         if request.over:
             return
         if self.running.pop(request.number, None) is None and request in self.waiting:
             self.waiting.remove(request)
-        readers = [other for other in self.running.values() if other.reads_unencoded_of(request)]
-        self._endings.drop(request, error, outcome)
+        readers = [reader for reader in self.running.values() if reader.reads_unencoded_of(request)]
+        self._completion.drop(request, error, outcome)
         for reader in readers:
             self.drop(reader, error or EngineClosedError("what the call reads was given up before it was encoded"))
 
@@ -232,44 +232,45 @@ class ActiveRequests:
         for request in self:
             self.drop(request, error)
 
-    def _no_room(
+    def _no_room_error(
         self, request: Request, own: int, absent: int, read: int, free: int, *, by_policy: bool = False
     ) -> CapacityError:
-        """Why a request cannot be admitted though nothing runs.
+        """Return the error of a request that cannot be admitted though nothing runs.
 
         Args:
-            request: Which.
-            own: Tokens of room that it needs for what it writes, ...
-            absent: ... and for what it reads and nobody keeps in the pool.
-            read: Tokens of what it reads that were kept in the pool for it.
-            free: Tokens of room that there is when all that nobody needs is evicted.
+            request: The request.
+            own: Tokens of memory that it needs for what it writes, ...
+            absent: ... and for what it reads and is not in the pool.
+            read: Tokens of what it reads that are pinned in the pool for it.
+            free: Tokens that are free once everything unused is evicted.
             by_policy: Whether the scheduling policy gave it up.
         """
         pool = self._pool
-        wanted = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
+        needed = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
         if absent:
-            wanted += f", {own} for what it writes and {absent} for what it reads"
+            needed += f", {own} for what it writes and {absent} for what it reads"
         if by_policy:
             return CapacityError(
-                f"the scheduling policy gave the call up: it needs room for {wanted}, and {free} of "
+                f"the scheduling policy gave the call up: it needs room for {needed}, and {free} of "
                 f"{pool.total_tokens} are free or can be evicted. Let the policy admit it, or call again"
             )
-        held = f", {read} hold what it reads" if read else ""
-        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{held}"
+        read_part = f", {read} hold what it reads" if read else ""
+        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{read_part}"
         return CapacityError(
-            f"the KV pool has no room for {wanted}: {free_ones}, and the rest is pinned"
+            f"the KV pool has no room for {needed}: {free_ones}, and the rest is pinned"
             f"{self._reclaimer.pinned(request.tenant)}. "
             "Unpin messages, lower max_tokens, or load the engine with a larger kv_budget_bytes"
         )
 
 
-def _followed(request: Request) -> Sequence[Request]:
-    """Those that it may share a step with though it reads what they encode; a mapper needs what it maps before."""
+def _predecessors(request: Request) -> Sequence[Request]:
+    """Return the requests whose last step it may share though it reads what they encode; a mapper needs that
+    earlier."""
     return () if request.mapper else request.encoding.after()
 
 
 def place_in_queue(queue: Sequence[Request], priority: int, most: int = MOST_OVERTAKEN) -> int:
-    """Where a new request goes: behind all of its priority or a higher one, and whoever was overtaken often enough."""
+    """Return the queue index of a new request: behind all of its priority or higher, and any overtaken often enough."""
     at = len(queue)
     while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
         at -= 1
@@ -277,13 +278,13 @@ def place_in_queue(queue: Sequence[Request], priority: int, most: int = MOST_OVE
 
 
 class Completion:
-    """Ends requests. Whatever fails in that fails this request alone, and never raises. Used under the engine's lock.
+    """Ends requests. An error in that fails only that request, and is never raised. Used under the engine's lock.
 
     Args:
-        pool: Where their KV is.
+        pool: Pool that holds their KV.
         counters: Counts them.
-        emit: Told of them.
-        ended: Notified of them.
+        emit: Receives their events.
+        ended: Notified when one ends.
     """
 
     def __init__(
@@ -295,9 +296,9 @@ class Completion:
         self._ended = ended
 
     def finish(self, request: Request) -> None:
-        """End a request that has nothing left to do, with its owner's result: or, if there is none, without."""
+        """End a request that has nothing left to do, with its owner's result or, if that fails, the error."""
         request.over = True
-        # From here on a waiting caller can no longer cancel; one that already has takes no lease.
+        # From here on a caller can no longer cancel; one that already has takes no lease.
         request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
         error: ChoreoError | None = None
         try:
@@ -306,8 +307,8 @@ class Completion:
             result = request.owner.finish(request)
         except Exception as cause:
             error = failed(cause)
-            _done(lambda: request.owner.abandon(request))
-        _done(request.encoding.unpin)
+            _run_cleanup(lambda: request.owner.abandon(request))
+        _run_cleanup(request.encoding.unpin)
         self._count(request, "done" if error is None else "failed")
         for future in request.futures:
             if error is None:
@@ -316,19 +317,19 @@ class Completion:
                 future.set_exception(error)
 
     def drop(self, request: Request, error: ChoreoError | None, outcome: str) -> None:
-        """End a request without a result. Who still waits for it gets the error."""
+        """End a request without a result; callers that still wait get the error."""
         request.over = True
         segment = request.segment
         if segment is not None:
-            _done(lambda: self._pool.complete(segment))
+            _run_cleanup(lambda: self._pool.complete(segment))
         if request.binding is not None:
-            _done(request.encoding.unpin)
-        _done(lambda: request.owner.abandon(request))
+            _run_cleanup(request.encoding.unpin)
+        _run_cleanup(lambda: request.owner.abandon(request))
         self._count(request, outcome)
         resolve(request, error)
 
     def _count(self, request: Request, outcome: str) -> None:
-        now, reused, beyond = time.perf_counter(), request.reused, request.beyond
+        now, reused, beyond = time.perf_counter(), request.reused, request.tokens_outside_view
         ended = {"done": "finished", "failed": "failed"}.get(outcome, "cancelled")
         self._counters.add(request.tenant, ended)
         self._counters.add(request.tenant, "tokens_reused", reused)
@@ -337,8 +338,8 @@ class Completion:
         self._emit(RequestFinished(now, number, outcome, tokens_reused=reused, tokens_outside_view=beyond, **charges))
 
 
-def _done(work: Callable[[], object]) -> None:
-    """Do what has to be done and can be done twice, whatever fails: the rest of a request's end must follow."""
+def _run_cleanup(work: Callable[[], object]) -> None:
+    """Run an idempotent cleanup, at most twice, and log its errors: the rest of a request's cleanup must follow."""
     for _ in range(2):
         try:
             work()
@@ -348,7 +349,7 @@ def _done(work: Callable[[], object]) -> None:
 
 
 def failed(cause: BaseException) -> ChoreoError:
-    """What a call that fails for this reason raises."""
+    """Return the error that a call raises for a cause."""
     if isinstance(cause, KVMemoryError | CapacityError | ConstraintError):
         return cause
     error = EngineFailedError(f"a step of the engine failed: {error_text(cause)}")
@@ -357,7 +358,7 @@ def failed(cause: BaseException) -> ChoreoError:
 
 
 def resolve(request: Request, error: ChoreoError | None) -> None:
-    """Tell everyone who waits for a request that it ended without a result."""
+    """Fail all futures of a request that ended without a result; with no error, only mark cancelled ones."""
     for future in request.futures:
         if future.set_running_or_notify_cancel() and error is not None:
             future.set_exception(error)

@@ -1,4 +1,4 @@
-"""What the runtime has done so far, in numbers that only grow."""
+"""Counters of what the runtime has done, which only grow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class Counters:
     tokens_encoded: int = 0
     """Tokens that went through the model for the first time."""
     tokens_of_other_models: int = 0
-    """Of those: in words that another model had said, encoded here for its readers."""
+    """Of those, tokens of text that another model generated, encoded here for its readers."""
     tokens_reused: int = 0
-    """Tokens that calls attended to, or asked to prefill, and found encoded; to prefill: or lost since."""
+    """Tokens that calls attended to, or submitted as a prefill, and found encoded; a prefill's may have been evicted
+    since."""
     tokens_recomputed: int = 0
-    """Tokens that went through the model again, since memory had lost them."""
+    """Tokens that were encoded again after memory had lost them."""
     tokens_mapped: int = 0
-    """Tokens whose KV a cache mapper made of other KV, for the first time; no pass encoded them."""
+    """Tokens whose KV a cache mapper computed from other KV, for the first time; no pass encoded them."""
     steps: int = 0
     rows: int = 0
     """Requests served, summed over steps."""
@@ -32,9 +33,9 @@ class Counters:
     decode_unfinished: int = 0
     """Requests submitted and unfinished at the start of those steps, summed over them."""
     kv_bytes_read: int = 0
-    """KV memory that steps have read: a segment once for all rows of a step that see it, ..."""
+    """Bytes of KV that steps have read, a segment once for all rows of a step that see it, ..."""
     kv_bytes_unshared: int = 0
-    """... and what they would have read, had every row read its own view, as an engine without sharing does."""
+    """... and what they would have read, had every row read its own view, as in an engine without sharing."""
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
@@ -44,31 +45,31 @@ def count_step(
     counters: PerTenantCounters[Counters],
     rows: Mapping[str, int],
     sampled: Mapping[str, int],
-    there: Mapping[str, int],
+    present: Mapping[str, int],
     unfinished: int,
 ) -> None:
-    """Count a step: for everybody, and for each tenant as if its own rows were all that it held.
+    """Count a step in the total, and for each tenant as if it had held only that tenant's rows.
 
     Args:
-        counters: Count it.
-        rows: How many are whose.
-        sampled: Of those that sampled, likewise.
-        there: Of the requests that were there when it began, likewise.
-        unfinished: How many these were.
+        counters: Counters to update.
+        rows: Number of rows by tenant.
+        sampled: Number of rows that sampled, by tenant.
+        present: Number of requests unfinished when the step began, by tenant.
+        unfinished: Sum of those.
     """
     counted = [(counters.total, sum(rows.values()), sum(sampled.values()), unfinished)]
-    counted += [(counters.of(each)[1], rows[each], sampled.get(each, 0), there.get(each, 0)) for each in rows]
-    for counts, served, said, begun in counted:
+    counted += [(counters.of(name)[1], rows[name], sampled.get(name, 0), present.get(name, 0)) for name in rows]
+    for counts, served, sampled_rows, begun in counted:
         counts.steps += 1
         counts.rows += served
-        if said:
+        if sampled_rows:
             counts.decode_steps += 1
             counts.decode_rows += served
             counts.decode_unfinished += begun
 
 
 def count_encoded(counters: PerTenantCounters[Counters], encoded: Mapping[tuple[str, tuple[str, ...]], int]) -> None:
-    """Count tokens that a step has encoded, by tenants and by the names of what they count as."""
+    """Count tokens that a step has encoded, by tenant and by the names of the counters that they go into."""
     for (tenant, names), tokens in encoded.items():
         for name in names:
             counters.add(tenant, name, tokens)

@@ -1,4 +1,4 @@
-"""The engine's lock, which only the process that made it may take."""
+"""The engine's lock, which only the process that created it may take."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from choreo_agents.errors import EngineForkedError
 
 
 class EngineLock:
-    """Guards an engine's bookkeeping; taken again by the thread that has it.
+    """Reentrant lock on an engine's bookkeeping.
 
-    A process that was forked has the engine's memory and none of its threads, and perhaps a lock that nobody gives
-    back: there, taking it raises `EngineForkedError` at once instead of waiting for ever.
+    A forked process inherits the engine's memory but none of its threads, and perhaps a lock that nobody will release:
+    taking it there raises `EngineForkedError` at once instead of waiting for ever.
     """
 
     forks: ClassVar[int] = 0
-    """How many processes were forked on the way to this one."""
+    """Number of forks between the first process and this one."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.taken = 0
-        """How often it was taken, but for `quietly`: while that is what it was, nobody has changed what it guards."""
+        """Number of acquisitions other than by `quietly`: while it is unchanged, nobody else has changed what the lock
+        guards."""
         self._made_after = EngineLock.forks
 
     @property
     def is_the_parents(self) -> bool:
-        """Whether the engine was loaded before this process was forked."""
+        """True if the engine was loaded before this process was forked."""
         return self._made_after != EngineLock.forks
 
     def require_own(self) -> None:
@@ -44,7 +45,7 @@ class EngineLock:
             )
 
     def condition(self) -> threading.Condition:
-        """What waits and is notified under it."""
+        """Return a condition that waits and is notified under this lock."""
         return threading.Condition(self._lock)
 
     def __enter__(self) -> None:
@@ -54,7 +55,7 @@ class EngineLock:
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
-        """Take it without counting: for the loop, which knows what it changes."""
+        """Hold the lock without counting it: for the loop, which knows what it changes itself."""
         self.require_own()
         with self._lock:
             yield
@@ -64,8 +65,8 @@ class EngineLock:
 
 
 def compute_after_fork() -> None:
-    """In a process that was forked, let torch compute on one thread: those that the parent had are gone, and OpenMP
-    would wait for them for ever."""
+    """Limit torch to one thread in a forked process: the parent's OpenMP threads are gone, and torch would wait for
+    them for ever."""
     if EngineLock.forks and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
         warnings.warn(

@@ -1,4 +1,4 @@
-"""The engine's thread, continuous batching without timers: what the next step does is decided, run, and accounted."""
+"""The engine's thread: plan the next step, run it, and account for it, batching continuously and without timers."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from choreo_agents.sampling import SampledToken, Sampler
 from choreo_agents.tracing import EventSink, FirstToken, StepFailed, StepRan, guarded
 
 DISK_PATIENCE_S, PAUSE_S = 1.0, 0.005
-"""Seconds between two looks at what should have been notified of."""
+"""Most seconds between two looks at events that should have been notified, idle and while requests run."""
 StepObserver = Callable[[Sequence[tuple[Request, int]]], None]
-"""Is told of a step: requests, and how many tokens of each."""
+"""Callback that gets a step as pairs of a request and its number of tokens."""
 Planned = tuple[SchedulingPolicy, Limits, StepTrace | None]
 
 
 class EngineLoop:
-    """Owns the model's thread. Between two steps it admits whatever has arrived and drops what was cancelled.
+    """Owns the model's thread. Between two steps it admits new requests and drops cancelled ones.
 
     Args:
         executor: Runs a step.
         lock: Guards all bookkeeping; held between steps only, never during a forward pass.
-        planned: Says what a step does: see `NextSteps`.
+        planned: Policy, limits and step trace: see `NextSteps`.
         sink: Receives events.
-        reclaimer: Whose caches may be evicted to admit a request.
+        reclaimer: Evicts caches to admit a request.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class EngineLoop:
         self.executor, self._lock = executor, lock
         self._emit = guarded(sink)
         self._changed = threading.Event()
-        """Set whenever there may be something to do; by whom needs no lock."""
+        """Set whenever there may be something to do; setting it needs no lock."""
         self._ended = lock.condition()
         """Notified whenever a request has ended."""
         pool = executor.pool
-        endings = Completion(pool, executor.counters, self._emit, self._ended)
-        self._under_way = ActiveRequests(pool, reclaimer, endings, self._emit)
-        self._next = NextSteps(pool, self._under_way, lock, self._changed, planned)
-        self._went_on: Mapping[int, SampledToken] | None = None
-        """What the last step has sampled, if none of its requests has ended or failed with it."""
-        self._attempts = StepRetry(executor)
+        completion = Completion(pool, executor.counters, self._emit, self._ended)
+        self._active = ActiveRequests(pool, reclaimer, completion, self._emit)
+        self._next = NextSteps(pool, self._active, lock, self._changed, planned)
+        self._last_chosen: Mapping[int, SampledToken] | None = None
+        """Tokens that the last step sampled, if no request ended or failed in it."""
+        self._retry = StepRetry(executor)
         self._closed = False
         self._failure: ChoreoError | None = None
-        """What has ended it, if that was not `close`."""
+        """Error that ended the loop, if `close` did not."""
         self._thread: threading.Thread | None = None
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -80,54 +80,55 @@ class EngineLoop:
                 thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
                 thread.start()
                 self._thread = thread
-            self._under_way.add(requests)
+            self._active.add(requests)
             self._changed.set()
 
     def require_open(self) -> None:
-        """Raise `EngineClosedError` once the engine was closed, and what has ended it if it was not."""
+        """Raise `EngineClosedError` if the engine was closed, or the error that ended it."""
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args) from self._failure.__cause__
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
 
     def answers(self) -> bool:
-        """Whether what it computes with does so still."""
+        """Return whether the device still computes."""
         return self.executor.answers()
 
     def wake(self) -> None:
-        """Let the loop look again at what waits; from any thread, without the lock."""
+        """Let the loop check its queue again; callable from any thread, without the lock."""
         self._changed.set()
 
     def raise_priority(self, request: Request, priority: int) -> None:
-        self._under_way.raise_priority(request, priority)
+        self._active.raise_priority(request, priority)
 
     def drop_tenant(self, tenant: str) -> None:
-        """Fail a tenant's requests with `EngineClosedError`; on another thread, return when none of them runs."""
+        """Fail a tenant's requests with `EngineClosedError`; unless called on the loop's thread, wait until none of
+        them runs."""
         with self._lock:
-            self._under_way.leave(tenant)
+            self._active.drop_tenant(tenant)
             self._changed.set()
             if not self.is_here:
-                self._ended.wait_for(lambda: self._closed or all(r.tenant != tenant for r in self._under_way))
+                self._ended.wait_for(lambda: self._closed or all(r.tenant != tenant for r in self._active))
 
     @property
     def is_here(self) -> bool:
-        """Whether this is its thread."""
+        """True if the current thread is the loop's."""
         return self._thread is threading.current_thread()
 
     def unfinished(self) -> int:
-        return len(self._under_way)
+        return len(self._active)
 
     @property
     def watches(self) -> list[StepObserver]:
-        """Who is told of every step that is about to run."""
+        """Observers of every step that is about to run."""
         return self._next.watches
 
     def requests_of(self, tenant: str) -> list[Request]:
-        """A tenant's unfinished requests. Under the lock."""
-        return [request for request in self._under_way if request.tenant == tenant]
+        """Return a tenant's unfinished requests. Call it under the lock."""
+        return [request for request in self._active if request.tenant == tenant]
 
     def close(self) -> None:
-        """Fail what is unfinished with `EngineClosedError` and end the thread after its current step."""
+        """Fail unfinished requests with `EngineClosedError`, and end the thread after its current step."""
         with self._lock:
             self._closed = True
             self._changed.set()
@@ -144,29 +145,29 @@ class EngineLoop:
                 except DeviceLostError:
                     raise
                 except Exception as cause:
-                    # No call in particular is to blame: a scheduling policy, or a timetable.
+                    # No single call is to blame, but the scheduling policy or the step trace.
                     with self._lock:
-                        self._under_way.drop_all(failed(cause))
+                        self._active.drop_all(failed(cause))
         except DeviceLostError as lost:
             self._end(lost)
         except BaseException as cause:
-            # The bookkeeping itself failed, so that nothing can go on; but nobody may wait for ever.
+            # The bookkeeping itself failed, so that the loop must end; but no caller may wait for ever.
             self._end(failed(cause))
             raise
 
     def _end(self, failure: ChoreoError) -> None:
-        """Nothing can go on; everybody is told."""
+        """End the loop with an error that every waiting call gets."""
         with self._lock:
             self._closed, self._failure = True, failure
             self._ended.notify_all()
-            self._under_way.drop_all(failure)
+            self._active.drop_all(failure)
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is a request; False once the engine was closed and its requests have been failed."""
+        """Sleep until there is a request; return False once the engine was closed and its requests have been failed."""
         while True:
             with self._lock.quietly():
                 if self._closed:
-                    self._under_way.drop_all(EngineClosedError("the engine was closed before this call was done"))
+                    self._active.drop_all(EngineClosedError("the engine was closed before this call was done"))
                     return False
                 if self.unfinished():
                     return True
@@ -174,20 +175,20 @@ class EngineLoop:
             self._changed.wait()
 
     def _step(self) -> None:
-        """Schedule, run, account."""
+        """Plan, run and account for one step."""
         with self._lock.quietly():
-            went_on, self._went_on = self._went_on, None
-            rows, arrivals, unfinished, samplers = self._next.decide(went_on)
-            most = PAUSE_S if self._under_way.running else DISK_PATIENCE_S
-            patience = 0.0 if rows or arrivals or self._closed else _patience(self._under_way, most)
+            last_chosen, self._last_chosen = self._last_chosen, None
+            rows, arrivals, unfinished, samplers = self._next.decide(last_chosen)
+            most = PAUSE_S if self._active.running else DISK_PATIENCE_S
+            patience = 0.0 if rows or arrivals or self._closed else _patience(self._active, most)
         if not rows and not arrivals:
-            # All that wait wait for the disk, which tells when it is done; a policy that lets none run does not.
+            # Requests that wait for the disk are notified when it is done; a policy that lets none run notifies nobody.
             self._changed.wait(patience if unfinished else 0.0)
             return
         started = time.perf_counter()
-        ran = self._attempts.run(rows, arrivals, samplers)
+        result = self._retry.run(rows, arrivals, samplers)
         with self._lock.quietly():
-            self._account(rows, arrivals, ran, started, unfinished)
+            self._account(rows, arrivals, result, started, unfinished)
 
     def _account(
         self, rows: Sequence[Row], arrivals: Sequence[Arrival], ran: StepResult, started: float, unfinished: int
@@ -195,20 +196,20 @@ class EngineLoop:
         now = time.perf_counter()
         for tried, tokens, error in ran.passes:
             self._emit(StepFailed(now, tried, tokens, error_text(error)))
-        there = Counter([request.tenant for request in self._under_way if request.submitted_s <= started])
+        present = Counter([request.tenant for request in self._active if request.submitted_s <= started])
         own = Counter([row.tenant for row in rows])
         sampled = own if len(ran.chosen) == len(rows) else Counter(r.tenant for r in rows if r.number in ran.chosen)
-        count_step(self.executor.counters, own, sampled, there, unfinished)
-        running, encoded = self._under_way.running, Counter[tuple[str, tuple[str, ...]]]()
+        count_step(self.executor.counters, own, sampled, present, unfinished)
+        running, encoded = self._active.running, Counter[tuple[str, tuple[str, ...]]]()
         go_on = not ran.passes
         missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
         for row in rows:
             request = running.get(row.number)
             if request is None:
-                continue  # it has ended with what it was to read
+                continue  # it failed together with a message that it reads
             failure = ran.failed.get(row.number) if ran.failed else None
             if missing and failure is None and request.binding is not None and request.binding.reads(missing):
-                failure = ran.passes[-1][2]  # what it was to read has not come
+                failure = ran.passes[-1][2]  # KV that it reads could not be brought into the pool
             if failure is None:
                 try:
                     request.advance(len(row.tokens))
@@ -219,22 +220,22 @@ class EngineLoop:
                     if request.ended:
                         go_on = False
                         if request.done():
-                            self._under_way.finish(request)
+                            self._active.finish(request)
                 except Exception as cause:
                     failure = cause
             if failure is not None:
                 go_on = False
-                self._under_way.drop(request, failed(failure))
-        self._went_on = ran.chosen if go_on else None
+                self._active.drop(request, failed(failure))
+        self._last_chosen = ran.chosen if go_on else None
         count_encoded(self.executor.counters, encoded)
-        for request in list(self._under_way.running.values()) if missing else ():
+        for request in list(self._active.running.values()) if missing else ():
             if request.binding is not None and request.binding.reads(missing):
-                self._under_way.drop(request, failed(ran.passes[-1][2]))
+                self._active.drop(request, failed(ran.passes[-1][2]))
         total = sum(len(row.tokens) for row in rows)
         self._emit(StepRan(now, now - started, len(rows), len(ran.chosen), total, unfinished))
 
     def _take(self, request: Request, chosen: SampledToken, now: float) -> None:
-        """A step has sampled a token of a request."""
+        """Give a request the token that a step sampled for it."""
         if request.first_token_s is None:
             self._emit(FirstToken(now, request.number, now - request.submitted_s))
         if request.take(chosen):
@@ -243,148 +244,147 @@ class EngineLoop:
 
 
 def _patience(requests: Iterable[Request], most: float) -> float:
-    """Seconds until the loop has to look again by itself."""
+    """Return the seconds until the loop must look again by itself, at most `most`."""
     deadlines = [deadline for request in requests for deadline in request.deadlines.values()]
     return max(0.0, min([most, *(deadline - time.perf_counter() for deadline in deadlines)]))
 
 
 class NextStep(NamedTuple):
-    """Of an engine, as it was decided under its lock."""
+    """Decision on an engine's next step, made under its lock."""
 
     rows: list[Row]
     arrivals: list[Arrival]
-    """What it brings into the pool."""
+    """KV to bring into the pool."""
     unfinished: int
-    """Requests that were when it was decided; 0 if there is nothing to wait for, either."""
+    """Number of unfinished requests at the decision; 0 also if there is nothing to wait for."""
     samplers: Mapping[int, Sampler]
-    """By request, of those that decode."""
+    """Samplers by request number, for requests that decode."""
 
 
 class NextSteps:
-    """Decides one after the other: who is dropped, who is admitted, and how many tokens of whom a step encodes.
+    """Decides each next step: which requests are dropped or admitted, and how many tokens of each are encoded.
 
-    A policy says it, or a timetable that is kept to. Where all that run sample a token, and nobody waits, comes or
-    goes, each step is the one before, a token further. That nothing has happened is known without a look at each
-    request: whoever changes something takes the engine's lock, which counts; a call that is cancelled wakes the loop;
-    and when the first gives up is known. Used under the engine's lock.
+    The policy decides, or a step trace that is replayed. While every running request samples, and none waits, arrives
+    or ends, each step is the last one advanced by a token. That nothing has changed is known without a look at each
+    request: every change takes the engine's lock, which counts; a cancelled call wakes the loop; and the first deadline
+    is known. Used under the engine's lock.
 
     Args:
-        pool: Gives room.
-        under_way: Has those that wait, and those that run.
+        pool: Pool that holds KV.
+        active: Waiting and running requests.
         lock: The engine's.
-        changed: Set whenever there may be something to decide about.
-        planned: The policy that says what a step does, its bounds, and a timetable that writes down every step, or
-            prescribes them.
+        changed: Set whenever there may be something to decide.
+        planned: The policy, its limits, and a step trace that records every step or prescribes it.
     """
 
     def __init__(
-        self, pool: KVPool, under_way: ActiveRequests, lock: EngineLock, changed: threading.Event, planned: Planned
+        self, pool: KVPool, active: ActiveRequests, lock: EngineLock, changed: threading.Event, planned: Planned
     ) -> None:
-        self._pool, self._under_way = pool, under_way
+        self._pool, self._active = pool, active
         self._lock, self._changed = lock, changed
         self._policy, self._limits, self._step_trace = planned
         self.watches: list[StepObserver] = [] if self._step_trace is None else [self._step_trace.record]
-        """Are told of every step that is about to run, if anybody is."""
+        """Observers of every step that is about to run."""
         self._steady: Steady | None = None
-        """The last step, if the next one may be the same a token further."""
+        """The last step, if the next one may be the same, advanced by a token."""
 
-    def decide(self, went_on: Mapping[int, SampledToken] | None = None) -> NextStep:
-        """The next step.
+    def decide(self, last_chosen: Mapping[int, SampledToken] | None = None) -> NextStep:
+        """Decide the next step.
 
         Args:
-            went_on: What the last step has sampled, if none of its requests has ended or failed with it.
+            last_chosen: Tokens that the last step sampled, if no request ended or failed in it.
         """
         steady, self._steady = self._steady, None
-        rows = None if steady is None or went_on is None else steady.further(went_on)
+        rows = None if steady is None or last_chosen is None else steady.further(last_chosen)
         if steady is not None and rows is not None:
             self._steady = steady
-            for watch in self.watches:
-                watch([(request, 1) for request in steady.requests])
+            for observer in self.watches:
+                observer([(request, 1) for request in steady.requests])
             return NextStep(rows, [], len(rows), steady.samplers)
         self._changed.clear()
-        self._under_way.drop_left()
-        return self._planned()
+        self._active.drop_abandoned()
+        return self._plan_step()
 
-    def _planned(self) -> NextStep:
-        under_way, running = self._under_way, self._under_way.running
-        seen = under_way.seen()
-        unfinished = len(under_way)
-        plan = self._plan(seen, under_way.room())
+    def _plan_step(self) -> NextStep:
+        active, running = self._active, self._active.running
+        waiting = active.prepare_queue()
+        unfinished = len(active)
+        plan = self._plan(waiting, active.room())
         if plan is None:
             return NextStep([], [], unfinished, {})
-        by_number = {request.number: request for request in under_way.waiting}
-        refused = {number: under_way.given_up(by_number[number]) for number in plan.stuck}
+        by_number = {request.number: request for request in active.waiting}
+        refused = {number: active.given_up_error(by_number[number]) for number in plan.stuck}
         chunks = dict(plan.chunks)
         for number in plan.admitted:
             refusal = self._admit(by_number[number], chunks)
             if refusal is not None:
                 refused[number] = refusal
         if self._pool.borrowed:
-            refused = {}  # who copies beside steps gives room back, as who runs does
+            refused = {}  # whoever copies KV beside the steps frees memory, too, as a running request does
         for number, refusal in refused.items():
-            under_way.drop(by_number[number], refusal)
+            active.drop(by_number[number], refusal)
         rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
         admitted = [running[n].binding for n in plan.admitted if n in running]
         arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
         served = [running[row.number] for row in rows]
         for watch in self.watches if rows else ():
             watch([(request, len(row.tokens)) for request, row in zip(served, rows, strict=True)])
-        samplers = {each.number: each.decoding.sampler for each in served if each.decoding is not None}
-        # The same requests get again what they got: a token of each that decodes.
+        samplers = {request.number: request.decoding.sampler for request in served if request.decoding is not None}
+        # The default policy plans the same again: one token for each request that decodes.
         repeats = self._prescribed is None and type(self._policy) is FirstComeFirstServed
-        if repeats and not under_way.waiting and Steady.suits(rows, len(running)):
+        if repeats and not active.waiting and Steady.suits(rows, len(running)):
             self._steady = Steady(rows, served, samplers, self._lock, self._changed)
-        waits = (under_way.waiting or running) and not refused
+        waits = (active.waiting or running) and not refused
         return NextStep(rows, arrivals, unfinished if rows or waits else 0, samplers)
 
-    def _plan(self, seen: Sequence[Waiting], free_tokens: int) -> Plan | None:
-        """What the policy says of those that wait, if it is sound; None if the timetable's next step cannot run yet."""
-        running = self._under_way.running
+    def _plan(self, waiting: Sequence[Waiting], free_tokens: int) -> Plan | None:
+        """Return the policy's plan after checking it; None if the step trace's next step cannot run yet."""
+        running = self._active.running
         if self._prescribed is not None:
-            return self._prescribed.plan(self._under_way, running)
+            return self._prescribed.plan(self._active, running)
         served = [Running(r.number, r.pending, r.priority, r.tenant) for r in running.values()]
-        plan = self._policy.plan(seen, served, free_tokens, self._limits)
+        plan = self._policy.plan(waiting, served, free_tokens, self._limits)
         if type(self._policy) is not FirstComeFirstServed:
-            require_sound(plan, seen, served, self._limits)
+            require_sound(plan, waiting, served, self._limits)
         return plan
 
     @property
     def _prescribed(self) -> StepTrace | None:
-        """The timetable, if it says what the next step is."""
-        return self._step_trace if self._step_trace is not None and self._step_trace.is_kept_to else None
+        """The step trace, if it prescribes the next step."""
+        return self._step_trace if self._step_trace is not None and self._step_trace.is_replaying else None
 
     def _admit(self, request: Request, chunks: Mapping[int, int]) -> CapacityError | None:
-        """Let a request run that waits, if it can begin; why it never can, if nothing runs that would make room."""
+        """Admit a waiting request if it can begin; return why it never can, if nothing runs that would free memory."""
         try:
-            if request.over or not self._under_way.can_begin(request, chunks):
-                return None  # it waits on, for what is computed or fetched for it: room is not what it lacks
-            return self._under_way.admit(request, alone=not self._under_way.running)
+            if request.over or not self._active.can_begin(request, chunks):
+                return None  # it waits on for what is computed or fetched for it, not for memory
+            return self._active.admit(request, alone=not self._active.running)
         except Exception as cause:
-            self._under_way.drop(request, failed(cause))
+            self._active.drop(request, failed(cause))
             return None
 
 
 @dataclass
 class Steady:
-    """The rows of a step that may be followed by the same, a token further."""
+    """Rows of a step that the next one may repeat, each advanced by a token."""
 
     rows: list[Row]
-    """One of each request that runs, which samples after its only token."""
+    """A row of each running request, which samples after its only token."""
     requests: Sequence[Request]
-    """Whose they are, in the same order."""
+    """Requests of the rows, in the same order."""
     samplers: Mapping[int, Sampler]
-    """By request."""
+    """Samplers by request number."""
     lock: EngineLock
-    """The engine's, which is held."""
+    """The engine's lock, which is held."""
     changed: threading.Event
-    """Set whenever there may be something to decide about."""
+    """Set whenever there may be something to decide."""
 
     def __post_init__(self) -> None:
         self._taken = self.lock.taken
         deadlines = [deadline for request in self.requests for deadline in request.deadlines.values()]
         self._until = min(deadlines, default=float("inf"))
         for request in self.requests:
-            request.tell_cancelled(self.changed.set)
+            request.watch_cancellation(self.changed.set)
 
     @staticmethod
     def suits(rows: Sequence[Row], running: int) -> bool:
@@ -394,10 +394,10 @@ class Steady:
         return all(row.samples and len(row.tokens) == 1 for row in rows)
 
     def further(self, chosen: Mapping[int, SampledToken]) -> list[Row] | None:
-        """The next step's rows; None if something has happened, so that it has to be decided anew.
+        """Return the next step's rows, or None if something has changed, so that it must be decided anew.
 
         Args:
-            chosen: What the step has sampled; every row goes on with that.
+            chosen: Tokens that the step sampled; every row continues with its own.
         """
         if self.changed.is_set() or self.lock.taken != self._taken or time.perf_counter() >= self._until:
             return None
@@ -409,7 +409,7 @@ class Steady:
 
 
 def _row(request: Request, count: int) -> Row:
-    """What a step encodes of a request: so many tokens at most."""
+    """Return a request's row in a step, of at most `count` tokens."""
     assert request.binding is not None and request.segment is not None
     first, count = request.encoded, min(count, request.pending)
     samples = not request.ended and count == request.pending

@@ -1,9 +1,9 @@
-"""Passes whose sizes recur: each is run over the same memory as the last of its sizes, so that a GPU may replay it.
+"""Passes whose sizes recur run over the same memory each time, so that a GPU can capture and replay them.
 
     step ── plan ── rounded sizes ── FixedPass: tables, tokens, positions ──┬── launch by launch, the first few times
                                                                            └── captured once, then replayed
 
-A step is padded to sizes that recur, by tokens that see nothing and are written nowhere. Replayed or not, the same
+A step is padded to recurring sizes with tokens that see nothing and are written nowhere. Replayed or not, the same
 kernels compute the same numbers.
 """
 
@@ -27,32 +27,32 @@ from choreo_agents.attention.step import AttentionBackend, StepAttention
 from choreo_agents.errors import error_text
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter
-from choreo_agents.models.lean.made_of import MadeOf
+from choreo_agents.models.lean.made_of import ModelSnapshot
 
 MOST_TOKENS = 256
-"""Of a pass whose sizes recur: a longer one keeps a device busy whatever its launches cost."""
+"""Most tokens of a recurring pass: a longer one keeps a device busy whatever its launches cost."""
 MOST_SIZES = 32
-"""That are kept, the last used."""
+"""Most sizes kept, the last used."""
 CAPTURED_AFTER = 3
-"""Runs of a pass until it is captured: that costs about as much, and sizes that nobody meets again are many."""
+"""Runs of a pass before it is captured: capturing costs about as much, and many sizes never recur."""
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Of a function: what does the same again, and where its result then is."""
+"""Captures a function: returns a callable that replays it, and the tensor that then holds its result."""
 _log = logging.getLogger(__name__)
 
 
 class FixedPass:
-    """A pass over memory that stays where it is.
+    """A pass over memory at fixed addresses.
 
     Args:
         adapter: The model.
-        tables: What its attention is told, by a backend.
-        wanted: Tokens whose logits it gives.
+        tables: Attention tables of a backend.
+        logit_count: Number of tokens whose logits it computes.
     """
 
-    def __init__(self, adapter: ModelAdapter, tables: Any, wanted: int) -> None:
+    def __init__(self, adapter: ModelAdapter, tables: Any, logit_count: int) -> None:
         self._adapter = adapter
         self.tables = tables
-        sizes = {"tokens": tables.sizes.tokens, "positions": tables.sizes.tokens, "wanted": wanted}
+        sizes = {"tokens": tables.sizes.tokens, "positions": tables.sizes.tokens, "wanted": logit_count}
         self._sent = SentTables({name: numpy.zeros(size, numpy.int64) for name, size in sizes.items()}, adapter.device)
         self._captured: tuple[Callable[[], None], Tensor] | None = None
         self._runs = 0
@@ -63,28 +63,28 @@ class FixedPass:
 
     @property
     def is_due(self) -> bool:
-        """Whether it has recurred often enough to be captured."""
+        """True if it has recurred often enough to be captured."""
         return self._captured is None and self._runs >= CAPTURED_AFTER
 
     def give_up(self) -> None:
-        """Run launch by launch again: what was captured is let go."""
+        """Drop the captured graph and run launch by launch again."""
         self._captured = None
 
     @torch.inference_mode()
     def capture(self, attention: StepAttention, capture: Capture) -> None:
-        """Let it be replayed from now on; raises what a model does that cannot be captured."""
+        """Capture the pass for replay; raises the model's error if it cannot be captured."""
         self._captured = capture(lambda: self._run(attention))
 
     @torch.inference_mode()
     def logits(
-        self, tokens: Sequence[int] | Tensor, positions: Sequence[int], attention: StepAttention, wanted: Sequence[int]
+        self, tokens: Sequence[int] | Tensor, positions: Sequence[int], attention: StepAttention, indices: Sequence[int]
     ) -> Tensor:
-        """See `ModelAdapter.logits`; good until the next pass. Tokens may be on the device alone."""
-        told = () if isinstance(tokens, Tensor) else tokens
-        for name, given in (("tokens", told), ("positions", positions), ("wanted", wanted)):
+        """Return logits, see `ModelAdapter.logits`; valid until the next pass. Tokens may be on the device alone."""
+        host_tokens = () if isinstance(tokens, Tensor) else tokens
+        for name, values in (("tokens", host_tokens), ("positions", positions), ("wanted", indices)):
             array = self._sent.host[name]
-            array[: len(given)] = given
-            array[len(given) :] = 0
+            array[: len(values)] = values
+            array[len(values) :] = 0
         self._sent.send()
         if isinstance(tokens, Tensor):
             self._sent["tokens"][: len(tokens)].copy_(tokens)
@@ -92,8 +92,8 @@ class FixedPass:
         if self._captured is not None:
             replay, logits = self._captured
             replay()
-            return logits[: len(wanted)]
-        return self._run(attention)[: len(wanted)]
+            return logits[: len(indices)]
+        return self._run(attention)[: len(indices)]
 
     def _run(self, attention: StepAttention) -> Tensor:
         sent = self._sent
@@ -101,13 +101,13 @@ class FixedPass:
 
 
 class Passes:
-    """All passes of an engine whose sizes recur.
+    """Recurring passes of an engine, by their sizes.
 
     Args:
         adapter: The model.
-        pool: Where KV lives.
-        backend: Attends; if it knows no sizes, no pass recurs.
-        capture: Captures a pass; None: none is.
+        pool: Pool that holds KV.
+        backend: Attention backend; if it has no `plan_step`, no pass recurs.
+        capture: Captures a pass; None: none is captured.
     """
 
     def __init__(self, adapter: ModelAdapter, pool: KVPool, backend: AttentionBackend, capture: Capture | None) -> None:
@@ -115,95 +115,96 @@ class Passes:
         self._backend: Any = backend if hasattr(backend, "plan_step") else None
         self._capture = capture
         self._passes: OrderedDict[Any, FixedPass] = OrderedDict()
-        self._made_of: MadeOf | None = None
-        """The model as it was when the first pass was captured."""
+        self._made_of: ModelSnapshot | None = None
+        """The model's weights and modules when the first pass was captured."""
         self.why = "" if self._backend is not None else "the attention backend is none that can be captured"
-        """Why no pass is captured, if something stands in the way."""
+        """Why no pass is captured, if none can be."""
 
     @property
     def captured(self) -> int:
-        """Sizes whose passes are replayed."""
-        return sum(each.is_captured for each in self._passes.values())
+        """Number of sizes whose passes are replayed."""
+        return sum(fixed_pass.is_captured for fixed_pass in self._passes.values())
 
-    def find(self, layout: Layout, wanted: int) -> tuple[FixedPass, StepAttention] | None:
-        """The pass for a step, told of it; None if steps like it do not recur."""
+    def find(self, layout: Layout, logit_count: int) -> tuple[FixedPass, StepAttention] | None:
+        """Return the pass for a step, prepared for it, or None if steps like it do not recur."""
         if self._backend is None or not self._pool.keys or not 0 < len(layout.positions) <= MOST_TOKENS:
             return None
         adapter, geometry = self._adapter, self._pool.geometry
         shape = HeadShape(adapter.heads, geometry.kv_heads, geometry.head_dim)
         planned = self._backend.plan_step(layout, tuple(dict.fromkeys(adapter.kinds)), shape)
-        sizes, most = planned.sizes.rounded(), _rounded(wanted)
-        found = self._passes.pop((sizes, most), None)
-        if found is None:
-            found = FixedPass(adapter, self._backend.tables(planned, sizes), most)
+        sizes, count = planned.sizes.rounded(), _rounded(logit_count)
+        fixed_pass = self._passes.pop((sizes, count), None)
+        if fixed_pass is None:
+            fixed_pass = FixedPass(adapter, self._backend.tables(planned, sizes), count)
         else:
-            found.tables.be(planned)
-        self._passes[sizes, most] = found
+            fixed_pass.tables.be(planned)
+        self._passes[sizes, count] = fixed_pass
         if len(self._passes) > MOST_SIZES:
-            self._let_go([self._passes.popitem(last=False)[1]])
-        prepared = self._backend.prepare_planned(planned, found.tables)
-        return found, StepAttention(layout, self._pool, self._backend, adapter.kinds, prepared=prepared)
+            self._release([self._passes.popitem(last=False)[1]])
+        prepared = self._backend.prepare_planned(planned, fixed_pass.tables)
+        return fixed_pass, StepAttention(layout, self._pool, self._backend, adapter.kinds, prepared=prepared)
 
     def logits(
         self,
-        found: FixedPass,
+        fixed_pass: FixedPass,
         tokens: Sequence[int],
         positions: Sequence[int],
         attention: StepAttention,
-        wanted: Sequence[int],
+        indices: Sequence[int],
     ) -> Tensor:
         """Run a pass; see `ModelAdapter.logits`."""
-        if found.is_due and self._capture is not None:
-            self._try_to_capture(found, attention, self._capture)
-        logits = found.logits(tokens, positions, attention, wanted)
-        if found.is_captured and not self.are_current():
-            # It is looked at while the device computes: what was captured reads weights that are the model's no more.
-            self.forget(found)
-            return found.logits(tokens, positions, attention, wanted)
+        if fixed_pass.is_due and self._capture is not None:
+            self._try_to_capture(fixed_pass, attention, self._capture)
+        logits = fixed_pass.logits(tokens, positions, attention, indices)
+        if fixed_pass.is_captured and not self.are_current():
+            # Checked while the device computes: the captured graph may read weights that have been replaced since.
+            self.forget(fixed_pass)
+            return fixed_pass.logits(tokens, positions, attention, indices)
         return logits
 
-    def forget(self, but: FixedPass | None = None) -> None:
-        """Let go of all passes, and of the memory that they take.
+    def forget(self, in_use: FixedPass | None = None) -> None:
+        """Drop all passes and their memory.
 
         Args:
-            but: One that is in use: it stays known, and runs launch by launch until it is captured again.
+            in_use: Pass that is kept, and runs launch by launch until it is captured again.
         """
-        self._let_go(self._passes.values())
-        used = [(sizes, each) for sizes, each in self._passes.items() if each is but]
+        self._release(self._passes.values())
+        used = [(sizes, fixed_pass) for sizes, fixed_pass in self._passes.items() if fixed_pass is in_use]
         self._passes = OrderedDict(used)
         self._made_of = None
 
     def are_current(self) -> bool:
-        """Whether the model is what was captured."""
-        return self._made_of is None or self._made_of.is_there()
+        """Return whether the model is still the one that was captured."""
+        return self._made_of is None or self._made_of.is_current()
 
-    def _let_go(self, passes: Iterable[FixedPass]) -> None:
-        captured = [each for each in passes if each.is_captured]
+    def _release(self, passes: Iterable[FixedPass]) -> None:
+        captured = [fixed_pass for fixed_pass in passes if fixed_pass.is_captured]
         if captured and self._adapter.device.type == "cuda":
-            torch.cuda.synchronize(self._adapter.device)  # one of them may still be under way
-        for each in captured:
-            each.give_up()
+            torch.cuda.synchronize(self._adapter.device)  # one of them may still be running
+        for fixed_pass in captured:
+            fixed_pass.give_up()
 
-    def _try_to_capture(self, found: FixedPass, attention: StepAttention, capture: Capture) -> None:
+    def _try_to_capture(self, fixed_pass: FixedPass, attention: StepAttention, capture: Capture) -> None:
         if not self.are_current():
-            self.forget(found)
+            self.forget(fixed_pass)
         try:
-            found.capture(attention, capture)
-        except Exception as error:  # whatever a model does that cannot be captured
+            fixed_pass.capture(attention, capture)
+        except Exception as error:  # a model may fail in any way when it is captured
             self._capture, self.why = None, f"a pass cannot be captured: {error_text(error)}"
             _log.warning("passes run launch by launch: %s", self.why)
             return
         if self._made_of is None:
-            self._made_of = MadeOf(self._adapter.model, self._adapter.model.modules())
+            self._made_of = ModelSnapshot(self._adapter.model, self._adapter.model.modules())
 
 
-def _rounded(wanted: int) -> int:
-    """Rows of logits, in sizes that recur."""
-    return max(16, 1 << (wanted - 1).bit_length()) if wanted else 1
+def _rounded(count: int) -> int:
+    """Return a number of logits rounded up to a size that recurs."""
+    return max(16, 1 << (count - 1).bit_length()) if count else 1
 
 
 def cuda_capture(device: torch.device) -> Capture:
-    """Captures CUDA graphs that share their memory, one after the other being replayed."""
+    """Return a function that captures CUDA graphs, which share one memory pool since they are replayed one after the
+    other."""
     alive: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
     pools: list[Any] = []
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -211,7 +212,7 @@ def cuda_capture(device: torch.device) -> Capture:
     def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         graph = torch.cuda.CUDAGraph()
         if not alive:
-            pools[:] = [torch.cuda.graph_pool_handle()]  # of one that nobody holds any more there is nothing left
+            pools[:] = [torch.cuda.graph_pool_handle()]  # a pool whose graphs are all gone cannot be used again
         [pool] = pools
         stream.wait_stream(torch.cuda.current_stream(device))
         torch.cuda.synchronize(device)
@@ -220,7 +221,7 @@ def cuda_capture(device: torch.device) -> Capture:
             try:
                 out = run()
             except Exception:
-                with suppress(RuntimeError):  # says again that it came to nothing
+                with suppress(RuntimeError):  # reports the same failure again
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -1,6 +1,6 @@
-"""Decides what the next step does. No tensors, no clocks, no side effects: numbers in, a plan out.
+"""Scheduling policies: plan the next step from numbers alone, without tensors, clocks or side effects.
 
-Another policy is another object with `plan`, given to `Engine.load(scheduling=Scheduling(policy=...))`.
+A policy is any object with `plan`, passed to `Engine.load(scheduling=Scheduling(policy=...))`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Limits:
     """Bounds of one step."""
 
     max_batched_tokens: int = 512
-    """Tokens encoded in one step at most, and so requests too: each gets at least one."""
+    """Most tokens encoded in one step, and so requests too: each gets at least one."""
     max_num_seqs: int = 256
-    """Requests served at once at most."""
+    """Most requests served at once."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Waiting:
 
     number: int
     room: int
-    """Tokens of KV memory that it needs to be admitted, rounded to blocks."""
+    """Tokens of KV memory that it needs to be admitted, rounded up to blocks."""
     ready: bool = True
-    """False while another request encodes what it could reuse; it is then passed over."""
+    """Whether it may be admitted; False while another request encodes what it could reuse: it is then passed over."""
     pending: int = 1
     """Tokens it will have to encode before its first sample."""
     after: tuple[int, ...] = ()
-    """If it is not ready: the requests that encode what it waits for, if that is all that it waits for. It may run in
-    the step that ends them, since a step writes all keys of a layer before it attends there."""
+    """If it is not ready: the requests that encode what it waits for, if it waits for nothing else. It may run in the
+    step that ends them, since a step writes all keys of a layer before it attends there."""
     priority: int = 0
     tenant: str = ""
-    """Whose it is: a name that does not tell the salt."""
+    """Tenant name, which does not reveal the salt."""
 
 
 class Running(NamedTuple):
@@ -49,44 +49,43 @@ class Running(NamedTuple):
     """Tokens to encode: 1 while it decodes."""
     priority: int = 0
     tenant: str = ""
-    """As of those that wait."""
+    """Tenant name, as in `Waiting`."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next step does."""
+    """Plan of the next step."""
 
     admitted: tuple[int, ...]
-    """Of those that wait, who is given memory, in this order. Who finds no room after all waits on."""
+    """Waiting requests that get memory, in this order. Those that do not fit after all wait on."""
     stuck: tuple[int, ...]
-    """Cannot be admitted, and nothing is running that would give memory back: they fail."""
+    """Waiting requests that cannot be admitted although nothing runs that would free memory: they fail."""
     chunks: tuple[tuple[int, int], ...]
-    """(request, tokens to encode), each at least 1, of those that run or are admitted. Who is left out pauses."""
+    """Pairs of a running or admitted request and its tokens to encode, at least 1. Requests left out pause."""
 
 
 class SchedulingPolicy(Protocol):
-    """Says what each step does. Called by one engine's thread, under its lock: it must be quick, and touch nothing."""
+    """Plans each step. Called on the engine's thread, under its lock: it must be quick and have no side effects."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], free_tokens: int, limits: Limits) -> Plan:
-        """The next step.
+        """Return the plan of the next step.
 
         Args:
             waiting: In the order of the queue: first come first served within a priority.
-            running: In order of admission. There are no more than `limits.rows`.
-            free_tokens: KV room that is free or can be evicted.
-            limits: Bounds of a step, which the plan must keep.
+            running: In order of admission; at most `limits.max_num_seqs`.
+            free_tokens: Tokens of KV memory that are free or can be evicted.
+            limits: Bounds that the plan must keep.
         """
         ...
 
 
 class FirstComeFirstServed:
-    """The policy of an engine that is given no other: admit first come first served while memory lasts, then share the
-    step's tokens.
+    """The default policy: admit first come first served while memory lasts, then share the step's tokens.
 
-    Every admitted request gets a token of each step, so that neither decodes nor prefills starve; what is left goes to
-    prefills in order, the last one perhaps in part. A ready request that does not fit keeps later ones from overtaking
-    it, unless nothing runs: then one that fits may go first, since it gives memory back when it ends. What is left of a
-    step after that goes to requests that follow on what the step encodes to its end.
+    Every admitted request gets a token of each step, so that neither decodes nor prefills starve; the remaining tokens
+    go to prefills in order, the last one perhaps in part. A ready request that does not fit keeps later ones from
+    overtaking it, unless nothing runs: then one that fits may go first, since it frees memory when it ends. Tokens that
+    remain go to requests that follow on what the step encodes to its end.
     """
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], free_tokens: int, limits: Limits) -> Plan:
@@ -109,37 +108,37 @@ class FirstComeFirstServed:
                     break
         stuck = (blocked.number,) if blocked is not None and not running and not admitted else ()
         active = [(r.number, r.pending) for r in running] + [(r.number, r.pending) for r in admitted]
-        left = limits.max_batched_tokens - len(active)
-        assert left >= 0 and all(pending >= 1 for _, pending in active)
+        tokens_left = limits.max_batched_tokens - len(active)
+        assert tokens_left >= 0 and all(pending >= 1 for _, pending in active)
         chunks: list[tuple[int, int]] = []
         for number, pending in active:
-            more = min(pending - 1, left)
+            more = min(pending - 1, tokens_left)
             chunks.append((number, 1 + more))
-            left -= more
+            tokens_left -= more
         whole = {number for (number, count), (_, pending) in zip(chunks, active, strict=True) if count == pending}
         for request in waiting if blocked is None else ():
             if not request.ready and request.after and whole.issuperset(request.after):
-                if not left or len(chunks) >= limits.max_num_seqs or request.room > free_tokens:
+                if not tokens_left or len(chunks) >= limits.max_num_seqs or request.room > free_tokens:
                     break
                 free_tokens -= request.room
                 admitted.append(request)
-                count = min(request.pending, left)
+                count = min(request.pending, tokens_left)
                 chunks.append((request.number, count))
-                left -= count
+                tokens_left -= count
                 if count == request.pending:
                     whole.add(request.number)
         return Plan(tuple(r.number for r in admitted), stuck, tuple(chunks))
 
 
 def require_sound(plan: Plan, waiting: Sequence[Waiting], running: Sequence[Running], limits: Limits) -> None:
-    """Raise `InvalidRequestError` unless a step of these requests can be made as planned, within its bounds."""
+    """Raise `InvalidRequestError` unless a plan can be run with these requests, within the limits."""
     if not isinstance(plan, Plan):
         raise InvalidRequestError(f"a scheduling policy must return a Plan, not {plan!r}")
-    known, served = {each.number for each in waiting}, {each.number for each in running}.union(plan.admitted)
+    queued, served = {r.number for r in waiting}, {r.number for r in running}.union(plan.admitted)
     began, counts = (*plan.admitted, *plan.stuck), [count for _, count in plan.chunks]
     wrong = (
         (len(set(began)) < len(began), f"admits or gives up a request twice: {began}"),
-        (not known.issuperset(began), f"admits or gives up requests that do not wait: {sorted({*began} - known)}"),
+        (not queued.issuperset(began), f"admits or gives up requests that do not wait: {sorted({*began} - queued)}"),
         (len(dict(plan.chunks)) < len(counts), f"serves a request twice: {plan.chunks}"),
         (not served.issuperset(dict(plan.chunks)), f"serves requests that do not run: {plan.chunks}"),
         (min(counts, default=1) < 1, f"gives a request no token: {plan.chunks}"),

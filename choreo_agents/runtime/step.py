@@ -1,4 +1,4 @@
-"""One step as plain data: which tokens of which requests, who attends to which slots, and what each request encodes."""
+"""A step as plain data: the tokens of each request, the slots that they attend to, and what each request encodes."""
 
 from __future__ import annotations
 
@@ -23,64 +23,63 @@ class Row(NamedTuple):
     samples: bool
     """Whether the next token is sampled after the last of these."""
     adapter: str = ""
-    """Fingerprint of the adapter that encodes it; empty: the model alone."""
+    """Fingerprint of the adapter that encodes it; empty: the base model."""
     mapper: str = ""
-    """Fingerprint of the cache mapper that makes its KV of its view's; empty: it is encoded."""
+    """Fingerprint of the cache mapper that computes its KV from its view's; empty: it is encoded."""
     tenant: str = ""
-    """Whose request it is."""
+    """Tenant of the request."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass."""
+    """A forward pass as plain data."""
 
     rows: tuple[Row, ...]
     tokens: tuple[int, ...]
     layout: Layout
-    wanted: tuple[int, ...]
+    logits_at: tuple[int, ...]
     """Indices of the tokens whose logits are sampled from, in the order of the rows that sample."""
     adapted: Mapping[str, list[int]] = field(default_factory=dict)
-    """The tokens that each adapter serves."""
+    """Indices of the tokens of each adapter, by its fingerprint."""
     mapped: tuple[Row, ...] = ()
-    """Rows whose KV is made of other KV, before the pass."""
+    """Rows whose KV is mapped from other KV, before the pass."""
     arrivals: tuple[Arrival, ...] = ()
-    """What rows read and the step brings into the pool."""
+    """KV that rows read and the step brings into the pool."""
     further: int = 0
-    """How many decode steps it is further than its layout, ..."""
+    """Number of decode steps since its layout was made, ..."""
     room: int = 0
-    """... and may be at most."""
+    """... and the most that the layout is good for."""
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of its tokens."""
+        """Positions of its tokens."""
         further = self.further
         return [at + further for at in self.layout.positions] if further else self.layout.positions
 
 
 class StepMaker:
-    """Makes steps, one after the other: a decode step differs from the last by a token and a slot a row, and has its
-    layout. Layouts of other steps are made anew.
-    """
+    """Makes steps in sequence. A decode step differs from the last by one token and one slot per row, and shares its
+    layout; other steps get a new layout."""
 
     def __init__(self) -> None:
         self._last: Step | None = None
 
     def make(self, rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
-        """Pack rows one after the other."""
+        """Pack rows into a step."""
         last = self._last
-        if last is not None and not arrivals and last.further < last.room and _follow(rows, last.rows):
+        if last is not None and not arrivals and last.further < last.room and _are_next_tokens(rows, last.rows):
             tokens = tuple([row.tokens[0] for row in rows])
-            made = replace(last, rows=tuple(rows), tokens=tokens, further=last.further + 1)
+            step = replace(last, rows=tuple(rows), tokens=tokens, further=last.further + 1)
         else:
-            made = make_step(rows, arrivals)
-            if made.layout.own and not made.arrivals:
-                made = replace(made, room=_room(made))
-        self._last = made
-        return made
+            step = make_step(rows, arrivals)
+            if step.layout.own and not step.arrivals:
+                step = replace(step, room=_steps_left(step))
+        self._last = step
+        return step
 
 
-def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
-    """Whether these are the same rows, each one sampled token further."""
+def _are_next_tokens(rows: Sequence[Row], before: Sequence[Row]) -> bool:
+    """Return whether these are the same rows, each one sampled token later."""
     if len(rows) != len(before):
         return False
     for (number, tokens, first, _, view, samples, *_), last in zip(rows, before, strict=True):
@@ -90,8 +89,8 @@ def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
     return True
 
 
-def _room(step: Step) -> int:
-    """Steps that a layout is good for: until a row's next slot is not behind its last."""
+def _steps_left(step: Step) -> int:
+    """Return the number of steps that a layout stays valid for: until a row's next slot would not follow its last."""
     room: list[int] = []
     for row, slot in zip(step.rows, step.layout.write_slots, strict=True):
         [run] = [run for run in row.segment.runs if run.start <= slot < run.end]
@@ -100,14 +99,14 @@ def _room(step: Step) -> int:
 
 
 Shared = dict[tuple[int, int, int], list[QuerySpan]]
-"""Who reads a run of slots: by its first slot, its length and the position of its first token."""
+"""Readers of each run of slots, by its first slot, its length and the position of its first token."""
 
 
 def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
-    """Pack rows one after the other, and gather per run of slots all that read it."""
+    """Pack rows into a new step, and gather for each run of slots all that read it."""
     positions: list[int] = []
     write_slots: list[int] = []
-    wanted: list[int] = []
+    logits_at: list[int] = []
     shared: Shared = {}
     causal: list[Read] = []
     own: list[tuple[int, int, int]] = []
@@ -130,15 +129,15 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
             adapted.setdefault(row.adapter, []).extend(range(at, at + count))
         at += count
         if row.samples:
-            wanted.append(at - 1)
+            logits_at.append(at - 1)
     reads = [Read(start, length, position, tuple(spans)) for (start, length, position), spans in shared.items()]
     tokens = tuple(token for row in encoded for token in row.tokens)
     mapped = tuple(row for row in rows if row.mapper)
     alone = len(own) == len(rows) and all(len(shared[key]) == 1 for key in own)
-    found = {key: number for number, key in enumerate(shared)} if alone else {}
-    mine = tuple([found[key] for key in own]) if alone else ()
-    layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal), mine)
-    return Step(tuple(rows), tokens, layout, tuple(wanted), adapted, mapped, tuple(arrivals))
+    index_of = {key: number for number, key in enumerate(shared)} if alone else {}
+    own_reads = tuple([index_of[key] for key in own]) if alone else ()
+    layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal), own_reads)
+    return Step(tuple(rows), tokens, layout, tuple(logits_at), adapted, mapped, tuple(arrivals))
 
 
 def _share(shared: Shared, segment: Segment, first: int, count: int, span: QuerySpan) -> None:
@@ -150,7 +149,7 @@ def _share(shared: Shared, segment: Segment, first: int, count: int, span: Query
 
 
 def _own_reads(row: Row, at: int, shared: Shared) -> list[Read]:
-    """What a row reads of its own segment: earlier tokens whole, this step's causally.
+    """Return what a row reads of its own segment: earlier tokens in full, this step's causally.
 
     slots     | earlier tokens | this step's, run 1 | this step's, run 2 |
     part 1    | whole          | causal             |                    |
@@ -158,18 +157,18 @@ def _own_reads(row: Row, at: int, shared: Shared) -> list[Read]:
     """
     count = len(row.tokens)
     if count == 1:
-        # A single token sees its own slot like any earlier one: nothing is left for causality.
+        # A single token reads its own slot like any earlier one: no causal read is needed.
         _share(shared, row.segment, 0, row.first + 1, QuerySpan(at, 1, 0, len(row.view)))
         return []
     if row.first:
         _share(shared, row.segment, 0, row.first, QuerySpan(at, count, 0, len(row.view)))
     causal: list[Read] = []
-    done, position = 0, row.segment.native_offset + row.first
+    offset, position = 0, row.segment.native_offset + row.first
     for run in row.segment.slots(row.first, count):
-        span = QuerySpan(at + done, run.length, 0, len(row.view))
-        causal.append(Read(run.start, run.length, position + done, (span,), causal=True))
-        done += run.length
-        if done < count:
-            later = QuerySpan(at + done, count - done, 0, len(row.view))
-            _share(shared, row.segment, row.first + done - run.length, run.length, later)
+        span = QuerySpan(at + offset, run.length, 0, len(row.view))
+        causal.append(Read(run.start, run.length, position + offset, (span,), causal=True))
+        offset += run.length
+        if offset < count:
+            later = QuerySpan(at + offset, count - offset, 0, len(row.view))
+            _share(shared, row.segment, row.first + offset - run.length, run.length, later)
     return causal

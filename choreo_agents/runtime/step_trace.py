@@ -1,7 +1,7 @@
-"""Records what each step of an engine held, and makes another engine run the same steps.
+"""Records the steps of an engine, and makes another engine run the same steps.
 
-Matrix kernels change their last bits with the shape of a batch. Two runs that are to be compared bit by bit must share
-every step, its rows and their chunks; when calls arrive is left to threads, so it has to be written down.
+Matrix kernels change their last bits with the shape of a batch. Two runs that are compared bit by bit must share every
+step, its rows and their chunks; arrival times depend on threads, so the steps have to be recorded.
 """
 
 from __future__ import annotations
@@ -15,59 +15,59 @@ from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Plan
 
 PATIENCE_S = 20.0
-"""For calls that a kept-to step holds."""
+"""Seconds to wait for the calls that a replayed step holds."""
 Name = tuple[str, int]
-"""A request's label, and how many with the same one came before."""
+"""A request's label, and the number of earlier requests with the same one."""
 
 
 class StepTrace:
-    """Of one engine. An empty one is filled as the engine runs; `again()` gives one that is kept to.
+    """Steps of one engine. An empty trace is filled as the engine runs; `replay()` returns one that prescribes them.
 
-    Requests are told apart by what they are called, and by the order of those alike.
+    Requests are identified by label, and by order among equal labels.
 
     Args:
-        steps: That are kept to.
+        steps: Steps to replay.
     """
 
     def __init__(self, steps: Sequence[Sequence[tuple[Name, int]]] | None = None) -> None:
         self.steps: list[tuple[tuple[Name, int], ...]] = []
-        """Of each step so far, every row's request and tokens."""
-        self._wanted = None if steps is None else [tuple(step) for step in steps]
+        """Rows of each step so far: a request and its number of tokens."""
+        self._prescribed = None if steps is None else [tuple(step) for step in steps]
         self._names: dict[int, Name] = {}
         self._counts: Counter[str] = Counter()
         self._since: float | None = None
-        """When the next step was first looked for, since the last one ran."""
+        """Time of the first look for the next step since the last one ran."""
 
-    def again(self) -> StepTrace:
-        """A timetable for another engine, which runs the steps of this one."""
+    def replay(self) -> StepTrace:
+        """Return a trace that makes another engine run the steps of this one."""
         return StepTrace(self.steps)
 
     @property
-    def is_kept_to(self) -> bool:
-        """Whether a next step is prescribed."""
-        return self._wanted is not None and len(self.steps) < len(self._wanted)
+    def is_replaying(self) -> bool:
+        """True if a next step is prescribed."""
+        return self._prescribed is not None and len(self.steps) < len(self._prescribed)
 
     def name(self, request: Request) -> Name:
-        """What a request is called in every run."""
-        known = self._names.get(request.number)
-        if known is None:
-            known = self._names[request.number] = (request.label, self._counts[request.label])
+        """Return a request's name, which is the same in every run."""
+        name = self._names.get(request.number)
+        if name is None:
+            name = self._names[request.number] = (request.label, self._counts[request.label])
             self._counts[request.label] += 1
-        return known
+        return name
 
     def plan(self, requests: Iterable[Request], running: Container[int]) -> Plan | None:
-        """The next step; None until all requests in it have come.
+        """Return the next step's plan, or None until all requests in it have arrived.
 
         Args:
-            requests: All that wait or run.
-            running: The numbers of those that run.
+            requests: All waiting and running requests.
+            running: Numbers of the running ones.
 
         Raises:
-            InvalidRequestError: They have not come for long, or cannot begin.
+            InvalidRequestError: They have not arrived for long, or cannot begin.
         """
-        assert self._wanted is not None
-        numbers = {self.name(request): request.number for request in sorted(requests, key=lambda each: each.number)}
-        step = self._wanted[len(self.steps)]
+        assert self._prescribed is not None
+        numbers = {self.name(request): request.number for request in sorted(requests, key=lambda r: r.number)}
+        step = self._prescribed[len(self.steps)]
         missing = sum(name not in numbers for name, _ in step)
         self._since = self._since or time.perf_counter()
         if numbers and time.perf_counter() - self._since > PATIENCE_S:
@@ -82,7 +82,7 @@ class StepTrace:
         return Plan(tuple(number for number, _ in chunks if number not in running), (), chunks)
 
     def record(self, rows: Iterable[tuple[Request, int]]) -> None:
-        """Write down a step that is about to run."""
+        """Record a step that is about to run."""
         step = tuple((self.name(request), count) for request, count in rows)
         if step:
             self.steps.append(step)

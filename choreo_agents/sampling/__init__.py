@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""Sampling: chooses the next token of each request from logits, within filters, penalties and constraints."""
 
 from choreo_agents.sampling.constraints.answers import AnswerPaths, ChoiceConstraint
 from choreo_agents.sampling.constraints.base import (

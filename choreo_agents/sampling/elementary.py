@@ -1,8 +1,8 @@
-"""Elementary functions of correctly rounded operations alone: the same bit by bit wherever they are computed.
+"""Elementary functions made of correctly rounded operations: the same bits on every device and for every batch.
 
-What a library's exp gives in the last bit depends on the processor, the device, and on where in a vector a number
-stands, which changes with the batch's shape and the number of threads. Sums, differences, products and quotients are
-rounded correctly everywhere, if each is an operation of its own.
+The last bit of a library's exp depends on the processor, the device, and a number's place in a vector, which changes
+with the batch's shape and the number of threads. Sums, differences, products and quotients are rounded correctly
+everywhere, if each is an operation of its own.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor
 
 LOG2_E = math.log2(math.e)
 _EXP2 = (0.0013264727202715709, 0.009671512658650858, 0.05550733743414529, 0.240222420850803, 0.6931469775989691)
-"""2**f is about 1 + f * (a polynomial of these): the highest power first, fitted for f from -1/2 to 1/2."""
+"""Coefficients of 2**f = 1 + f * polynomial(f), highest power first, fitted for f from -1/2 to 1/2."""
 _ROUND = 1.5 * 2**23
-"""Added to a small fp32 number it leaves the nearest integer in the low bits."""
+"""Added to a small fp32 number, leaves the nearest integer in its low bits."""
 _MANTISSA_BITS = torch.tensor(23, dtype=torch.int32)
 _LOWEST = -127.0
-"""The exponent from which on 2 to its power is taken for 0 in fp32."""
+"""Exponent at and below which the power of 2 is 0 in fp32."""
 
 
 def exp2_(exponents: Tensor, power: Tensor, spare: Tensor) -> Tensor:
-    """2 to the power of fp32 numbers that are at most 0, to 2e-7 of it: exactly 1 for 0, and 0 from -127 on.
+    """Compute 2 to the power of fp32 numbers <= 0, to a relative 2e-7: exactly 1 for 0, and 0 from -127 down.
 
     Args:
-        exponents: Are overwritten.
-        power: Becomes the result: contiguous, of the same shape, as are the others.
-        spare: int32, is overwritten.
+        exponents: Overwritten.
+        power: Receives the result; contiguous. All three have the same shape.
+        spare: int32; overwritten.
 
     Returns:
         `power`.
@@ -48,7 +48,7 @@ def exp2_(exponents: Tensor, power: Tensor, spare: Tensor) -> Tensor:
 
 
 def rounded_for_sums_(weights: Tensor, words: int) -> Tensor:
-    """Round doubles between 0 and 1 so that sums of so many of them are exact, whatever the order of addition."""
+    """Round doubles between 0 and 1 so that sums of `words` of them are exact in any order."""
     shift = 1.5 * 2.0 ** (words - 1).bit_length()
-    # A double next to `shift` has 52 bits behind its first: what stands below them is rounded away.
+    # A double next to `shift` has 52 bits after its first: lower bits are rounded away.
     return weights.add_(shift).sub_(shift)

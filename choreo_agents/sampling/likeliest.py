@@ -1,4 +1,4 @@
-"""Finds the highest of many numbers without sorting them: the highest of each chunk first."""
+"""Top-k over long rows without sorting: first the peak of each chunk, then the chunks with the highest peaks."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import torch
 from torch import Tensor
 
 CHUNK = 128
-"""Neighbours that are looked at together: rows are a multiple of it."""
+"""Numbers in a chunk; lengths of rows are multiples of it."""
 
 
 def peaks(rows: Tensor) -> Tensor:
-    """The highest of each chunk: [rows, words] to [rows, chunks]."""
+    """Return the highest number of each chunk: [rows, words] to [rows, chunks]."""
     return rows.view(len(rows), -1, CHUNK).amax(dim=-1)
 
 
 def highest(rows: Tensor, tops: Tensor, which: Tensor | None = None) -> Tensor:
-    """Where rows are highest, and where they are so first: [n, 1], with these peaks; `which` as for `in_chunks`."""
+    """Return the index of the first maximum of each row, [n, 1], given its peaks; `which` as for `in_chunks`."""
     places = tops.argmax(dim=-1, keepdim=True)
     return places * CHUNK + in_chunks(rows, places, which).argmax(dim=-1, keepdim=True)
 
 
 def highest_few(rows: Tensor, tops: Tensor, count: int, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The `count` highest of rows, in descending order, and where they are: [n, count] both.
+    """Return the `count` highest numbers of each row, descending, and their indices, both [n, count].
 
-    Of equal ones any may come first, or be left out.
+    Equal numbers may come in any order, and any of them may be left out.
     """
     if count >= tops.shape[1]:
         return torch.topk(rows if which is None else rows.index_select(0, which), count)
-    # As many chunks as numbers are wanted: each of the other chunks is below the last of these.
+    # `count` chunks are enough: every other chunk is below the `count` peaks of these.
     places = tops.topk(count, sorted=False).indices
-    values, found = in_chunks(rows, places, which).topk(count)
-    return values, words_of(places).gather(1, found)
+    values, indices = in_chunks(rows, places, which).topk(count)
+    return values, words_of(places).gather(1, indices)
 
 
 def in_chunks(rows: Tensor, places: Tensor, which: Tensor | None = None) -> Tensor:
-    """What stands in chunks of rows: [rows, words] and [n, m] to [n, m * CHUNK].
+    """Gather chunks of rows: [rows, words] and chunk indices [n, m] to [n, m * CHUNK].
 
-    The n are the rows that `which` names, int64, [n]; without it all.
+    `which` are the n rows, int64, [n]; None: all.
     """
     which = torch.arange(len(rows), device=rows.device) if which is None else which
     places = places + which[:, None] * (rows.shape[1] // CHUNK)
@@ -44,5 +44,5 @@ def in_chunks(rows: Tensor, places: Tensor, which: Tensor | None = None) -> Tens
 
 
 def words_of(places: Tensor) -> Tensor:
-    """Where the numbers of chunks stand in their rows: [rows, n] to [rows, n * CHUNK]."""
+    """Return the indices in their rows of the numbers of chunks: [rows, n] to [rows, n * CHUNK]."""
     return (places[..., None] * CHUNK + torch.arange(CHUNK, device=places.device)).flatten(1)

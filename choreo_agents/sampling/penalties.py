@@ -1,6 +1,6 @@
-"""What tokens that were there take from the logits of their words.
+"""Penalties on the logits of tokens that were read or sampled before.
 
-Only words that were there are touched: a view holds some thousands, a vocabulary hundreds of thousands.
+Only these tokens are touched: a view holds some thousands, a vocabulary hundreds of thousands.
 """
 
 from __future__ import annotations
@@ -13,61 +13,61 @@ from torch import Tensor
 
 from choreo_agents.sampling.parameters import Sampling
 
-_ROOM = 64
+_SPARE = 64
 _LOWEST, _HIGHEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, eq=False)
 class Penalties:
-    """Of some words, each once."""
+    """Penalties on some tokens, each once."""
 
     words: Tensor
-    """int64, [words]."""
+    """Token ids: int64, [words]."""
     factor: Tensor
-    """By what their logits are divided if they are positive, and multiplied otherwise: fp32, [1]."""
+    """Divisor of positive logits and factor of others: fp32, [1]."""
     losses: Tensor
-    """What they lose then: fp32, [words]."""
+    """Subtracted from the logits afterwards: fp32, [words]."""
 
     def apply_(self, logits: Tensor) -> None:
-        """Change a row of fp32 logits, all of them finite: [vocabulary]. They stay so."""
-        found = logits.index_select(0, self.words)
-        # Each operation is rounded by itself: a fused one would round otherwise where it stands elsewhere in a vector.
-        found = torch.where(found > 0.0, found / self.factor, found * self.factor).sub_(self.losses)
-        logits.index_copy_(0, self.words, found.clamp_(-_HIGHEST, _HIGHEST))
+        """Apply the penalties to a row of finite fp32 logits, [vocabulary], in place; they stay finite."""
+        values = logits.index_select(0, self.words)
+        # Separate operations: rounding of a fused one could depend on a number's place in a vector.
+        values = torch.where(values > 0.0, values / self.factor, values * self.factor).sub_(self.losses)
+        logits.index_copy_(0, self.words, values.clamp_(-_HIGHEST, _HIGHEST))
 
 
 class CountedTokens:
-    """The tokens of one request, counted as they come.
+    """Token counts of one request, from which its penalties follow.
 
-    A logit is divided or multiplied by `repetition_penalty` if its word was ever there, and loses `presence_penalty`
-    then, and `frequency_penalty` for each time, if it was sampled: as in vLLM.
+    As in vLLM: the logit of a token that was read or sampled is divided or multiplied by `repetition_penalty`; that of
+    a sampled token loses `presence_penalty`, and `frequency_penalty` for each time.
 
     Args:
-        sampling: Says what they cost.
-        before: Tokens before those that are sampled.
-        device: Of the logits.
+        sampling: Sampling parameters with the penalties.
+        before: Tokens before the answer.
+        device: Device of the logits.
     """
 
     def __init__(self, sampling: Sampling, before: Iterable[int], device: torch.device) -> None:
         self._sampling = sampling
         self._places = {word: place for place, word in enumerate(dict.fromkeys(before))}
         self._times: dict[int, int] = {}
-        factor = min(max(sampling.repetition_penalty, _LOWEST), _HIGHEST)  # 0 by infinity would be no number
+        factor = min(max(sampling.repetition_penalty, _LOWEST), _HIGHEST)  # 0 * inf would be NaN
         self._factor = torch.tensor([factor], dtype=torch.float32, device=device)
-        # With room for some more; it grows by doubling.
-        self._words = torch.tensor([*self._places, *[0] * _ROOM], device=device)
+        # With spare capacity, which doubles when it is used up.
+        self._words = torch.tensor([*self._places, *[0] * _SPARE], device=device)
         self._losses = torch.zeros(len(self._words), dtype=torch.float32, device=device)
 
     def add(self, token: int) -> None:
-        """Count one that was sampled."""
+        """Count a sampled token."""
         place = self._places.setdefault(token, len(self._places))
         if place == len(self._words):
-            self._words, self._losses = (torch.cat([each, each]) for each in (self._words, self._losses))
+            self._words, self._losses = (torch.cat([tensor, tensor]) for tensor in (self._words, self._losses))
         times = self._times[token] = self._times.get(token, 0) + 1
         self._words[place] = token
         self._losses[place] = self._sampling.presence_penalty + self._sampling.frequency_penalty * times
 
     def penalties(self) -> Penalties | None:
-        """What they cost until the next is counted; None if nothing was there."""
+        """Return the current penalties; None if there are no tokens. Valid until the next `add`."""
         count = len(self._places)
         return Penalties(self._words[:count], self._factor, self._losses[:count]) if count else None

@@ -1,7 +1,7 @@
-"""The logits of a step's rows as they are drawn from: where they stand, or, if anything changes them, in a copy.
+"""Logits of a step's rows as tokens are drawn from them: in place, or in a copy if anything changes them.
 
-A row without any number is a failure of the pass that has computed it, and nothing is drawn from it. What is not a
-number beside numbers is the lowest or the highest there is.
+A row without any finite logit is a failure of the forward pass, and nothing is drawn from it. In other rows, NaN counts
+as the lowest number, and infinities as the lowest or highest.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from choreo_agents.sampling.workspace import Workspace
 
 HIGHEST = torch.finfo(torch.float32).max
 LOW = -1e38
-"""A row whose highest logit is below has, perhaps, no numbers but -inf."""
+"""A row whose highest logit is below this may have no finite one."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows that are looked at together, until the next block is."""
+    """Some rows that are processed together; valid until the next block."""
 
     places: Sequence[int]
-    """Where they stand among the rows that were asked for."""
-    words: Tensor
-    """fp32, contiguous, [some rows, words]: a multiple of a chunk."""
+    """Indices among the rows given to `blocks`."""
+    logits: Tensor
+    """Logits: fp32, contiguous, [some rows, words]; `words` is a multiple of a chunk."""
     which: Tensor
-    """The rows of it that are meant: int64, [rows]."""
+    """Indices in `logits` of the block's rows: int64, [rows]."""
     tops: Tensor
-    """Their peaks: [rows, chunks]."""
+    """Peaks of these rows: [rows, chunks]."""
     is_all: bool = True
-    """Whether they are all of it, in order."""
+    """Whether `which` is all rows of `logits`, in order."""
 
     def whole(self) -> Tensor:
-        """All words of the rows: [rows, words]. Not to be written to."""
-        return self.words if self.is_all else self.words.index_select(0, self.which)
+        """Return all logits of the block's rows: [rows, words]. Do not write to it."""
+        return self.logits if self.is_all else self.logits.index_select(0, self.which)
 
 
 class StepRows:
-    """Rows of a step.
+    """Logits of rows of a step.
 
     Args:
         work: Lends memory for copies.
         logits: [rows, vocabulary].
-        rows: Which of them.
-        draws: What these ask for; None: nothing that changes them.
+        rows: Rows that are used.
+        draws: Their sampling settings; None: nothing changes the logits.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class StepRows:
             self._tops = torch.empty(len(logits), work.width // CHUNK, device=logits.device)
             for run in _runs(plain):
                 self._tops[run] = peaks(logits[run])
-            # What is not a number shows in its chunk's peak, and -inf changes nothing below numbers.
+            # NaN shows in its chunk's peak, and -inf below finite logits needs no change.
             highest = self._tops.amax(dim=-1).tolist()
             for row in plain:
                 self._is_direct[row] = LOW < highest[row] <= HIGHEST
 
     def blocks(self, rows: Sequence[int], words: int, *, cut: bool = False) -> Iterator[Block]:
-        """Some rows, each in one block.
+        """Yield rows in blocks, each row once.
 
         Args:
-            rows: Of the step.
-            words: As many of each row are looked at.
-            cut: Whether a top-k leaves nothing but what it keeps.
+            rows: Rows of the step.
+            words: Logits of each row that the caller reads, which bounds the rows of a block.
+            cut: Whether logits outside the top-k become -inf.
         """
         direct: list[int] = []
         written: list[int] = []
@@ -80,38 +80,38 @@ class StepRows:
             is_cut = cut and 0 < self._draws[row].sampling.top_k < self._work.vocabulary
             (direct if self._is_direct[row] and not is_cut else written).append(place)
         for places in _parts(direct, self._work.rows_of(words)):
-            mine = [rows[place] for place in places]
-            if are_in_a_row(mine):
-                which, run = torch.arange(len(mine), device=self._logits.device), slice(mine[0], mine[-1] + 1)
+            picked = [rows[place] for place in places]
+            if are_in_a_row(picked):
+                which, run = torch.arange(len(picked), device=self._logits.device), slice(picked[0], picked[-1] + 1)
                 yield Block(places, self._logits[run], which, self._tops[run])
             else:
-                which = torch.tensor(mine, device=self._logits.device)
+                which = torch.tensor(picked, device=self._logits.device)
                 yield Block(places, self._logits, which, self._tops.index_select(0, which), is_all=False)
         for places in _parts(written, self._work.rows_of(self._work.width)):
-            copy = self._written([rows[place] for place in places], cut=cut)
+            copy = self._prepare_copy([rows[place] for place in places], cut=cut)
             yield Block(places, copy, torch.arange(len(places), device=copy.device), peaks(copy))
 
-    def _written(self, rows: Sequence[int], *, cut: bool) -> Tensor:
-        """Some rows penalised, masked, and numbers all of them; until the next are."""
+    def _prepare_copy(self, rows: Sequence[int], *, cut: bool) -> Tensor:
+        """Copy rows, with penalties and masks applied and NaN replaced; valid until the next call."""
         work = self._work
-        words = work.room("logits", len(rows), work.width)
-        own = words[:, : work.vocabulary]
+        padded = work.buffer("logits", len(rows), work.width)
+        own = padded[:, : work.vocabulary]
         own.copy_(self._logits[rows[0] : rows[-1] + 1] if are_in_a_row(rows) else self._logits[list(rows)])
         if not own.isfinite().any(dim=-1).all():
             raise ArithmeticError("logits hold no number: the pass that has computed them went wrong")
         own.nan_to_num_(nan=-HIGHEST, posinf=HIGHEST, neginf=-HIGHEST)
-        words[:, work.vocabulary :] = float("-inf")
-        for one, draw in zip(own, map(self._draws.get, rows), strict=True):
+        padded[:, work.vocabulary :] = float("-inf")
+        for logits, draw in zip(own, map(self._draws.get, rows), strict=True):
             if draw is None:
                 continue
             if draw.penalties is not None:
-                draw.penalties.apply_(one)
+                draw.penalties.apply_(logits)
             if draw.mask is not None:
-                one.masked_fill_(~draw.mask, float("-inf"))
+                logits.masked_fill_(~draw.mask, float("-inf"))
             top_k = draw.sampling.top_k
             if cut and 0 < top_k < work.vocabulary:
-                one.masked_fill_(one < one.topk(top_k).values[-1], float("-inf"))
-        return words
+                logits.masked_fill_(logits < logits.topk(top_k).values[-1], float("-inf"))
+        return padded
 
 
 def _runs(rows: Sequence[int]) -> Iterator[slice]:

@@ -1,1 +1,1 @@
-"""Merging parallel branches from their caches (Parallel-Synthesis): strategies, and the cache mapper."""
+"""Merging of parallel branches by their KV caches (Parallel-Synthesis): positions, and the cache mapper."""

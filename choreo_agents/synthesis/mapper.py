@@ -1,8 +1,8 @@
-"""The cache mapper: a low-rank correction of cached keys and values, so that branches fit beside each other.
+"""Cache mapper: a low-rank correction of cached keys and values, so that merged branches fit beside each other.
 
-And whether a synthesizer reads boundaries: behind each branch, the opening of a next turn, encoded when it is merged.
-In an ordinary prompt the first token of a turn has seen the turn before it, and a model may have come to look there for
-what was said last. In a worker's cache nothing follows the branch, so that its last sentence is easily missed.
+Also the config of a synthesizer, which says whether it reads boundaries: after each branch, the opening of a next turn,
+encoded when branches are merged. In an ordinary prompt the first tokens of a turn have attended to the turn before, and
+a model may read its last sentences there. In a worker's cache nothing follows the branch, so that they are missed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MAPPER_FILE = "mapper.safetensors"
 
 
 def usual_rank(geometry: KVGeometry) -> int:
-    """A rank at which the mapper has a few per mille of a model's parameters: a sixteenth of a layer's keys."""
+    """Return the default rank, a sixteenth of the width of a layer's keys: a few per mille of a model's parameters."""
     return max(4, geometry.kv_heads * geometry.head_dim // 16)
 
 
 class CacheMapper(nn.Module):
-    """Adds `up(down(x)) + bias` to every layer's keys, as they are before rotation, and to its values.
+    """Module that adds `up(down(x)) + bias` to every layer's keys, before rotation, and to its values.
 
-    Untrained it changes nothing: `up` and `bias` start at zero. (Parallel-Synthesis, component 2.)
+    Untrained it changes nothing: `up` and `bias` start at zero (Parallel-Synthesis, component 2).
 
     Args:
-        geometry: Of the model's KV.
-        kinds: How each of its layers attends.
-        rank: Of the correction; None: `usual_rank`.
+        geometry: Shape of the model's KV.
+        kinds: Attention kind of each layer.
+        rank: Rank of the correction; None: `usual_rank`.
     """
 
     def __init__(self, geometry: KVGeometry, kinds: Sequence[AttentionKind], rank: int | None = None) -> None:
@@ -56,10 +56,10 @@ class CacheMapper(nn.Module):
             setattr(self, f"{side}_bias", nn.Parameter(bias))
 
     def map(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of a layer as a synthesizer sees them.
+        """Return the keys and values of a layer as a synthesizer reads them.
 
         Args:
-            layer: Which.
+            layer: Index of the layer.
             keys: [kv_heads, tokens, head_dim], rotated to `positions`; `values` of the same shape.
             positions: [tokens].
         """
@@ -69,7 +69,7 @@ class CacheMapper(nn.Module):
             moved = plain + self._residual("key", layer, plain)
         else:
             cos, sin = rotation.cos_sin(positions)
-            # The residual alone is turned there and back, so that a mapper of zeros changes no bit.
+            # Only the residual is rotated back and forth, so that a mapper of zeros changes no bit.
             residual = self._residual("key", layer, rotation.apply(plain, cos, -sin))
             moved = plain + rotation.apply(residual, cos, sin)
         side = values.transpose(0, 1)
@@ -77,7 +77,7 @@ class CacheMapper(nn.Module):
         return moved.transpose(0, 1), mapped.transpose(0, 1)
 
     def moved(self, layer: int, keys: Tensor, shift: int) -> Tensor:
-        """Keys of a layer, [kv_heads, tokens, head_dim], as if encoded `shift` positions later."""
+        """Rotate keys of a layer, [kv_heads, tokens, head_dim], as if encoded `shift` positions later."""
         rotation = self.kinds[layer].rotation
         if not shift or rotation is None:
             return keys
@@ -85,14 +85,14 @@ class CacheMapper(nn.Module):
         return rotation.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)
 
     def _residual(self, side: str, layer: int, x: Tensor) -> Tensor:
-        """[tokens, kv_heads, head_dim]"""
+        """Return `up(down(x)) + bias`; all are [tokens, kv_heads, head_dim]."""
         down, up, bias = (getattr(self, f"{side}_{part}")[layer].to(x.dtype) for part in ("down", "up", "bias"))
-        made: Tensor = (x.flatten(1) @ down.T @ up.T + bias).view(x.shape)
-        return made
+        residual: Tensor = (x.flatten(1) @ down.T @ up.T + bias).view(x.shape)
+        return residual
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that tell its weights from others'."""
+        """Hash of its weights, 16 hex digits."""
         code = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             code.update(name.encode())
@@ -100,10 +100,10 @@ class CacheMapper(nn.Module):
         return code.hexdigest()[:16]
 
     def save(self, folder: Path, base: str) -> None:
-        """Write the mapper, and the fingerprint of the weights that it was trained beside, into a folder.
+        """Write the mapper into a folder, with the fingerprint of the weights that it was trained for.
 
         Raises:
-            OSError: It cannot be written; the file that was there is left.
+            OSError: It cannot be written; an older file is left as it was.
         """
         write_tensors(folder / MAPPER_FILE, self.state_dict(), {"base": base, "rank": str(self.rank)})
 
@@ -112,21 +112,21 @@ def load_mapper(folder: Path, geometry: KVGeometry, kinds: Sequence[AttentionKin
     """Read the mapper of a folder.
 
     Args:
-        folder: That `CacheMapper.save` wrote to.
-        geometry: Of the model that it is for; `kinds` as there.
-        base: The fingerprint of that model's weights.
+        folder: Folder that `CacheMapper.save` wrote to.
+        geometry: Shape of the model's KV; `kinds` as for `CacheMapper`.
+        base: Fingerprint of the model's weights.
 
     Raises:
-        AdapterError: There is none, it was trained beside other weights, or its tensors do not fit.
+        AdapterError: There is none, it was trained for other weights, or its tensors do not fit.
     """
     path = folder / MAPPER_FILE
     if not path.is_file():
         raise AdapterError(f"there is no {MAPPER_FILE} in {str(folder)!r}: choreo train synthesizer writes one")
     try:
-        tensors, said = read_tensors(path)
+        tensors, metadata = read_tensors(path)
     except OSError as error:
         raise AdapterError(str(error)) from error
-    require_base(f"the mapper in {str(folder)!r}", said.get("base"), base)
+    require_base(f"the mapper in {str(folder)!r}", metadata.get("base"), base)
     down = tensors.get("key_down")
     if down is None or down.ndim != 3:
         raise AdapterError(f"{str(path)!r} is no cache mapper: it has no key_down of three dimensions")
@@ -142,7 +142,7 @@ MERGING_FILE = "merging.json"
 
 
 class MergingConfig(BaseModel):
-    """What a synthesizer's adapter and mapper were trained to read. Frozen."""
+    """Input format that a synthesizer's adapter and mapper were trained on. Frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -150,7 +150,7 @@ class MergingConfig(BaseModel):
 
 
 def write_merging(folder: Path, config: MergingConfig) -> None:
-    """Write it beside the adapter.
+    """Write the config beside the adapter.
 
     Raises:
         OSError: It cannot be written.
@@ -159,7 +159,7 @@ def write_merging(folder: Path, config: MergingConfig) -> None:
 
 
 def read_merging(folder: Path) -> MergingConfig:
-    """What a folder says; without a file, nothing special.
+    """Read the config of a folder; without a file, return the default.
 
     Raises:
         AdapterError: The file is damaged, or of a later version.

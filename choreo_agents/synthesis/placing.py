@@ -1,4 +1,4 @@
-"""Where branches stand when they are merged: positions only, nothing is copied (Parallel-Synthesis, algorithm 1)."""
+"""Positions of branches when they are merged; nothing is copied (Parallel-Synthesis, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal, get_args
 from choreo_agents.errors import InvalidRequestError
 
 Strategy = Literal["parallel", "sequential", "text", "summary"]
-"""How branches are merged.
+"""Strategy by which branches are merged.
 
-    parallel     their encodings side by side, each where it left the trunk
-    sequential   their encodings one after the other
-    text         their words, encoded anew one after the other: what a graph of strings does
-    summary      each said shorter by its own worker first, then as `sequential`
+    parallel     their KV side by side, each from where it left the trunk
+    sequential   their KV one after the other
+    text         their text, encoded again one after the other: what a graph of strings does
+    summary      summarized by its own worker each, then as `sequential`
 """
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
@@ -30,7 +30,7 @@ class Anchored:
 
 
 def require_strategy(strategy: str) -> None:
-    """Raise `InvalidRequestError` unless there is such a strategy."""
+    """Raise `InvalidRequestError` if there is no such strategy."""
     if strategy not in STRATEGIES:
         raise InvalidRequestError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
 
@@ -46,13 +46,13 @@ def anchored(
         sequential                       |-- a --|- b -|
 
     Args:
-        strategy: `parallel`, or any other: one after the other.
-        trunk: Tokens of each message that all came from.
-        branches: Tokens of each branch.
-        depths: How many trunk messages each branch has seen; None: all of them.
+        strategy: `parallel`; any other places branches one after the other.
+        trunk: Number of tokens of each message before the branches.
+        branches: Number of tokens of each branch.
+        depths: Number of trunk messages that each branch has seen; None: all of them.
 
     Returns:
-        Positions; what follows starts after all that is placed.
+        Positions; the next message starts after all branches.
     """
     starts = [*accumulate(trunk, initial=0)]
     offsets: list[int] = []
@@ -68,7 +68,7 @@ def anchored(
 
 
 SynthesisLayout = Literal["sequential", "parallel", "native"]
-"""Where branches appear to the synthesizer.
+"""Layout of branches in the synthesizer's view.
 
     trunk        |----------|
     worker a     |----------|  notes a  |- a --|
@@ -83,7 +83,7 @@ SYNTHESIS_LAYOUTS: tuple[SynthesisLayout, ...] = get_args(SynthesisLayout)
 
 
 def require_synthesis_layout(layout: str) -> None:
-    """Raise `ValueError` unless there is such a layout."""
+    """Raise `ValueError` if there is no such layout."""
     if layout not in SYNTHESIS_LAYOUTS:
         raise ValueError(f"there is no layout {layout!r}: there are {', '.join(SYNTHESIS_LAYOUTS)}")
 
@@ -91,12 +91,12 @@ def require_synthesis_layout(layout: str) -> None:
 def place_branches(
     layout: SynthesisLayout, trunk: Sequence[int], branches: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[int], int]:
-    """Positions of trunk messages and of branches as the synthesizer sees them, and of what it is asked.
+    """Return the positions of trunk messages, of branches, and of the prompt after them, in a synthesizer's view.
 
     Args:
-        layout: See there.
-        trunk: Tokens of each message of the trunk.
-        branches: For each branch, where its worker encoded it, and its tokens.
+        layout: See `SynthesisLayout`.
+        trunk: Number of tokens of each message of the trunk.
+        branches: For each branch, the position at which its worker encoded it, and its number of tokens.
 
     Returns:
         The trunk's offsets, the branches' offsets, and the first position after all of them.

@@ -1,1 +1,1 @@
-"""What commands share on the terminal: options, waiting, errors as lines."""
+"""Terminal helpers that all commands share: command groups, options, progress, and errors as one line."""

@@ -1,4 +1,4 @@
-"""Turns a workflow's options into those of a command."""
+"""Turns a workflow's pydantic options into command-line options."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ BudgetOption = Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memo
 
 
 def command_of(case: Case, run: Callable[..., None], doc: str, **defaults: Any) -> Callable[..., None]:
-    """A command with a workflow's own options before those of `run`.
+    """Return a command with a workflow's own options before those of `run`.
 
     Args:
         case: The workflow.
         run: Called with the case, its options, and its own keyword arguments.
         doc: The help text.
-        defaults: Of those of `run` that have others here.
+        defaults: Values that replace defaults of `run`.
     """
     common = list(inspect.signature(run, eval_str=True).parameters.values())[2:]
-    # What every variant decides is not the user's to say.
+    # An option that every variant sets would have no effect.
     decided = set.intersection(*(set(variant.changes) for variant in case.variants.values()))
     fields = {name: field for name, field in case.options.model_fields.items() if name not in decided}
     own = [_parameter(name, field) for name, field in fields.items()]
 
-    def command(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in fields}
-        run(case, lambda: case.options.model_validate(chosen), **given)
+    def command(**values: Any) -> None:
+        chosen = {name: values.pop(name) for name in fields}
+        run(case, lambda: case.options.model_validate(chosen), **values)
 
-    usual = [each.replace(default=defaults.get(each.name, each.default)) for each in common]
-    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in usual)]
+    usual = [param.replace(default=defaults.get(param.name, param.default)) for param in common]
+    parameters = [*own, *(param.replace(kind=inspect.Parameter.KEYWORD_ONLY) for param in usual)]
     seen_by_typer: Any = command
     seen_by_typer.__signature__ = inspect.Signature(parameters)
     command.__doc__ = doc
@@ -77,7 +77,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     limits: Any = {"min": least, "max": most} if least is not None or most is not None else {}
     help_text = field.description or ""
     if get_origin(field.annotation) is Literal:
-        limits["metavar"] = name.upper()  # choices in the place of it would be broken at 80 columns
+        limits["metavar"] = name.upper()  # typer would show all choices here, broken at 80 columns
         help_text = f"{help_text.removesuffix('.')}: {', '.join(get_args(field.annotation))}."
     option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, **limits)
     return inspect.Parameter(

@@ -1,8 +1,8 @@
-"""Groups of commands, and how other distributions add to them.
+"""Lazily imported groups of commands, to which other distributions add through entry points.
 
 An entry point of the group `choreo.commands` adds a function, which is a command, or a `typer.Typer`, which is a group:
-`name = module:object`, and `group.name` for a member of a group that `group()` has made. Nothing of ours can be
-replaced. To list commands is to import their modules: what takes long to import is imported in a command's body.
+`name = module:object`, and `group.name` for a member of a group that `group()` has made. Built-in commands cannot be
+replaced. Listing commands imports their modules, so slow imports belong into a command's body.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ ELSEWHERE = {
     "pml.memory": "choreo-bench",
     "serve": "choreo-server",
 }
-"""What to install for commands that other distributions add."""
-_OTHERS = ("torchao", "torch.utils._pytree")
-"""Loggers of what transformers imports if it is installed. They warn of libraries for other processors and of names
-that will change, in whatever one does; a command says what concerns its user. An error of theirs is seen."""
+"""Distributions to install, by the commands that they add."""
+_NOISY_LOGGERS = ("torchao", "torch.utils._pytree")
+"""Loggers of packages that transformers imports. Whatever a command does, they warn of libraries for other processors
+and of deprecated names: only their errors are shown."""
 
 
 class CommandGroup(TyperGroup):
-    """Commands that are imported when the group is listed, or one of them is called: by its name, with hyphens or with
-    underscores. What other distributions add stands behind ours."""
+    """A group whose commands are imported when it is listed or one of them is called.
+
+    Names match with hyphens and with underscores. Commands of other distributions are listed after the built-in ones.
+    """
 
     def members(self) -> Mapping[str, typer.Typer | Callable[..., Any]]:
-        """Import our commands and groups, and return them by name, in the order in which they are listed."""
+        """Import the built-in commands and groups, and return them by name, in the order in which they are listed."""
         return {}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -55,23 +57,23 @@ class CommandGroup(TyperGroup):
         return None
 
     def invoke(self, ctx: Any) -> Any:
-        for logger in _OTHERS:
+        for logger in _NOISY_LOGGERS:
             logging.getLogger(logger).setLevel(logging.ERROR)
         return super().invoke(ctx)
 
     def _add_own(self, ctx: Any) -> None:
         if not self.commands:
-            self.commands.update({name: _made(name, member) for name, member in self.members().items()})
+            self.commands.update({name: _as_command(name, member) for name, member in self.members().items()})
 
     def _add_installed(self, ctx: Any) -> None:
         for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
             *group, name = entry.name.split(".")
             if group == _path(ctx) and name not in self.commands:
-                self.commands[name] = _loaded(entry, name)
+                self.commands[name] = _load_entry(entry, name)
 
 
 def group(help_text: str, members: Callable[[], Mapping[str, typer.Typer | Callable[..., Any]]]) -> typer.Typer:
-    """Make a group of commands that other distributions can add to; `members` is called when they are needed."""
+    """Return a group of commands that other distributions can add to; `members` is called when they are needed."""
     return typer.Typer(
         cls=type("Group", (CommandGroup,), {"members": lambda self: members()}),
         help=help_text,
@@ -82,12 +84,12 @@ def group(help_text: str, members: Callable[[], Mapping[str, typer.Typer | Calla
 
 
 def _path(ctx: Any) -> list[str]:
-    """The words that call a group, behind `choreo`."""
+    """Return the names of a group and its parents, without `choreo`."""
     return [] if ctx.parent is None else [*_path(ctx.parent), ctx.command.name]
 
 
-def _made(name: str, member: typer.Typer | Callable[..., Any], **settings: Any) -> Any:
-    """Make a command of a function, or a group of a `typer.Typer`: typer does so for members of an app alone."""
+def _as_command(name: str, member: typer.Typer | Callable[..., Any], **settings: Any) -> Any:
+    """Return a function as a click command, or a `typer.Typer` as a group; typer does so for members of an app only."""
     holder = typer.Typer(rich_markup_mode="rich")
     if isinstance(member, typer.Typer):
         holder.add_typer(member, name=name)
@@ -96,15 +98,15 @@ def _made(name: str, member: typer.Typer | Callable[..., Any], **settings: Any) 
     return typer.main.get_group(holder).commands[name]
 
 
-def _loaded(entry: EntryPoint, name: str) -> Any:
-    """Load what an entry point adds; if it cannot be loaded, make a command that says why, in lists and when called."""
+def _load_entry(entry: EntryPoint, name: str) -> Any:
+    """Load an entry point's command; if that fails, return one whose help and error say why."""
     try:
-        return _made(name, entry.load())
+        return _as_command(name, entry.load())
     except Exception as error:
         reason = f"{entry.value} cannot be loaded: {type(error).__name__}: {error}"
 
     def refuse(ctx: typer.Context) -> None:
         ctx.fail(reason)
 
-    whatever = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return _made(name, refuse, help=escape(reason), context_settings=whatever)
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return _as_command(name, refuse, help=escape(reason), context_settings=settings)

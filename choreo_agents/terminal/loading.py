@@ -1,4 +1,4 @@
-"""How commands load a model: the same three options everywhere."""
+"""Options with which commands load a model, and the loading itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from choreo_agents.models import LoadedModel
 
 _SMALL_MODEL = 20_000_000
-"""Parameters."""
+"""Number of parameters below which a model runs on one thread."""
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
 ]
@@ -39,14 +39,14 @@ _OPTIONS = {"device": DeviceOption, "dtype": DtypeOption, "prepacked": Prepacked
 
 @dataclass(frozen=True)
 class Loading:
-    """What the options say."""
+    """Values of `--device`, `--dtype` and `--prepacked`."""
 
     device: str = "auto"
     dtype: str = "auto"
     prepacked: bool = True
 
     def model(self, name: Any) -> LoadedModel:
-        """The model of that name."""
+        """Load the model of that name."""
         from choreo_agents.models import load_model
 
         return load_model(name, device=self.device, dtype=self.dtype, prepacked=self.prepacked)
@@ -56,30 +56,30 @@ USUAL = Loading()
 
 
 def takes_loading(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the three options in the place of its parameter `loading`; called with a `loading`, it takes that.
+    """Replace a command's parameter `loading` by the three options, with the defaults that it has in the parameter.
 
-    What that parameter is by default, the options are.
+    Called from Python, the command still accepts `loading=`.
     """
     parameters = dict(inspect.signature(command, eval_str=True).parameters)
     usual: Loading = parameters.pop("loading").default
 
     @wraps(command)
-    def taking(*args: Any, **given: Any) -> None:
-        said = {name: given.pop(name) for name in _OPTIONS if name in given}
-        given.setdefault("loading", Loading(**said))
-        command(*args, **given)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        chosen = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        kwargs.setdefault("loading", Loading(**chosen))
+        command(*args, **kwargs)
 
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(usual, name), annotation=option)
         for name, option in _OPTIONS.items()
     ]
-    seen_by_typer: Any = taking
+    seen_by_typer: Any = wrapper
     seen_by_typer.__signature__ = inspect.Signature([*parameters.values(), *options])
-    return taking
+    return wrapper
 
 
 def load(console: Console, name: str, loading: Loading) -> LoadedModel:
-    """Load a model, and say so. A very small one gets a single thread: waking more costs more than it gains."""
+    """Load a model with a message on the console. A very small one gets one thread: waking more would cost time."""
     with importing(console):
         import torch
 

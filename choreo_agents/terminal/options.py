@@ -1,4 +1,4 @@
-"""What the commands share: options, tables, errors as one red line, and what is seen of what takes its time."""
+"""Options, tables, progress displays, and errors as one red line, which all commands share."""
 
 from __future__ import annotations
 
@@ -30,65 +30,65 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Imported here: with LangChain's errors that takes a good part of the time in which help is shown.
+        # Imported here because it imports LangChain, which would slow down --help.
         from pydantic import ValidationError
 
         from choreo_agents.errors import ChoreoError
 
         if not isinstance(error, ChoreoError | OSError | ValueError):
             raise
-        said = str(error)
-        # Of settings, which are options by the same names.
+        message = str(error)
+        # The fields of these settings are options of the same names, so the message names the option.
         cause = error.__cause__ if str(error).startswith(("Sampling(", "TuneSettings(")) else error
         if isinstance(cause, ValidationError):
             first = cause.errors()[0]
             name = "-".join(str(part) for part in first["loc"]).replace("_", "-")
-            said = f"--{name} {first['input']!r}: {first['msg']}"
+            message = f"--{name} {first['input']!r}: {first['msg']}"
         console.print("[red bold]error:[/] ", end="")
-        console.print(said, markup=False, highlight=False, soft_wrap=isinstance(cause, ValidationError))
+        console.print(message, markup=False, highlight=False, soft_wrap=isinstance(cause, ValidationError))
         raise typer.Exit(code) from None
 
 
-def named_values(option: str, said: Sequence[str] | None) -> dict[str, str]:
-    """Read what is typed as NAME=VALUE; raises `ValueError`."""
-    found = {}
-    for text in said or ():
+def named_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Parse NAME=VALUE arguments into a dict; raises `ValueError`."""
+    values = {}
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise ValueError(f"{option} takes NAME=VALUE, not {text!r}")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 @contextmanager
-def bar(console: Console, what: str = "", total: float | None = None) -> Iterator[Callable[..., None]]:
-    """Shows how much of a long run is done: as it is told, in arguments of `rich.progress.Progress.update`."""
+def bar(console: Console, title: str = "", total: float | None = None) -> Iterator[Callable[..., None]]:
+    """Show a progress bar; the yielded function takes the arguments of `rich.progress.Progress.update`."""
     from choreo_agents.inspection.progress import drawn_on
 
     with drawn_on(console) as shown:
-        yield partial(shown.update, shown.add_task(what, total=total))
+        yield partial(shown.update, shown.add_task(title, total=total))
 
 
 @contextmanager
-def waiting(console: Console, what: str) -> Iterator[None]:
-    """Show what takes its time: a spinner on a terminal, else a line on stderr, which no pipe of results reads.
+def waiting(console: Console, text: str) -> Iterator[None]:
+    """Show that something takes time: a spinner on a terminal, else a line on stderr, to keep stdout free for results.
 
     Args:
-        console: Shows it if it is a terminal.
-        what: With rich's markup.
+        console: Shows the spinner if it is a terminal.
+        text: What takes time, with rich's markup.
     """
     shown = console if console.is_terminal else Console(stderr=True, highlight=False)
     if shown.is_terminal:
-        with shown.status(what):
+        with shown.status(text):
             yield
     else:
-        shown.print(what, soft_wrap=True)
+        shown.print(text, soft_wrap=True)
         yield
 
 
 @contextmanager
 def importing(console: Console) -> Iterator[None]:
-    """Show that torch and LangGraph are imported, which takes seconds: commands do so in their body, help does not."""
+    """Show that torch and LangGraph are imported, which takes seconds: commands do so in their body, not for --help."""
     if sys.modules.get("torch"):
         yield
     else:
@@ -97,7 +97,7 @@ def importing(console: Console) -> Iterator[None]:
 
 
 def titled(title: str, columns: Iterable[str], right: Collection[str] = ()) -> Table:
-    """A table without rows, some of whose columns are set to the right; its title is words, and no markup."""
+    """Return a table without rows; the columns in `right` are right-aligned, and the title is no markup."""
     table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")

@@ -1,7 +1,7 @@
-"""For tests of what is built on this package: agents that say what they are told, and checks of engines and backends.
+"""Test tools for code built on this package: scripted agents, and checks of engines and attention backends.
 
-`choreo_agents.testing.plugin` has fixtures for pytest, `choreo_agents.testing.conformance` what every attention backend
-must do.
+`choreo_agents.testing.plugin` has pytest fixtures, `choreo_agents.testing.conformance` the test suite that every
+attention backend must pass.
 """
 
 from choreo_agents.testing.script import PromptMessage, Script, ScriptedCall

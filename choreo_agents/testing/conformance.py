@@ -1,4 +1,4 @@
-"""What every attention backend must do, for whoever writes one: the same cases, against the readable reference.
+"""Conformance suite for attention backends: the same cases for each, compared with the readable reference.
 
 A case is a layout over a pool of random keys and values. Tolerances, on outputs that are means of standard normal
 values: 1e-5 in fp32, 0.06 in bf16, and an eighth of that in fp16, which has three more bits of mantissa.
@@ -24,7 +24,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.06, torch.float16: 0.0075}
 
 @dataclass(frozen=True)
 class LayoutCase:
-    """What a step reads, and the shape of the heads that read it."""
+    """A step's layout, and the shape of the heads that read it."""
 
     layout: Layout
     heads: int = 4
@@ -33,12 +33,12 @@ class LayoutCase:
 
     @property
     def slots(self) -> int:
-        """That its pool has."""
+        """Number of slots in its pool."""
         return max(read.start + read.length for read in self.layout.reads)
 
 
 def rows(*lengths: list[int], shifts: Callable[[int], int] = lambda _: 0, own: int = 3) -> Layout:
-    """A tree of segments, level by level, with as many decoding rows as leaves.
+    """Return a tree of segments, level by level, with as many decoding rows as leaves.
 
     Level [[7, 7], [9, 10, 11, 4]]: two roots of 7 tokens, under which four branches stand, two under each. Row i also
     reads `own` tokens of its own.
@@ -62,7 +62,7 @@ def rows(*lengths: list[int], shifts: Callable[[int], int] = lambda _: 0, own: i
 
 
 def prefill(count: int, *parents: tuple[int, int, int]) -> Layout:
-    """One row of `count` new tokens over parents given as (length, where encoded, where shown)."""
+    """Return one row of `count` new tokens over parents given as (length, where encoded, where shown)."""
     reads: list[Read] = []
     slot = 0
     for length, native, shown in parents:
@@ -74,7 +74,7 @@ def prefill(count: int, *parents: tuple[int, int, int]) -> Layout:
 
 
 def mixed() -> Layout:
-    """A prefill chunk and decodes in one step, with views that overlap, are no tree, and show one message twice.
+    """Return a prefill chunk and decodes in one step, with views that overlap, are no tree, and show one message twice.
 
     segment a: read by the prefill at 0, by row 1 at 50 and, in the same step and by the same row, at 300;
     segment b: read by rows 1 and 2 at different places, before a for one and after it for the other.
@@ -122,7 +122,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def kind_of(head_dim: int, pairing: Pairing = "halves", share: float = 1.0, **changes: Any) -> AttentionKind:
-    """A kind of layer whose heads turn that share of their dimensions; `changes` are fields of `AttentionKind`."""
+    """Return a kind of layer that rotates that share of each head; `changes` are fields of `AttentionKind`."""
     turned = int(head_dim * share)
     frequencies = 1.0 / 10_000 ** (torch.arange(0, turned, 2) / turned)
     settings: dict[str, Any] = {"rotation": PureRotation(frequencies, pairing), "window": None, "softcap": None}
@@ -130,7 +130,7 @@ def kind_of(head_dim: int, pairing: Pairing = "halves", share: float = 1.0, **ch
 
 
 def drawn(case: LayoutCase, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Random queries, keys and values of a case."""
+    """Return random queries, keys and values for a case."""
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(len(case.layout.positions), case.heads, case.head_dim, generator=generator)
     keys, values = torch.randn(2, case.kv_heads, case.slots, case.head_dim, generator=generator)
@@ -138,11 +138,11 @@ def drawn(case: LayoutCase, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, 
 
 
 TELLING = ("no tree", "a ragged tree", "a chunk of prefill", "one-token segments")
-"""Cases that every kind of layer is tried on."""
+"""Cases that every kind of layer is tested on."""
 
 
 class BackendConformance:
-    """What is asked of a backend: make a subclass whose name pytest collects, and say how the backend is made.
+    """Test suite for a backend: make a subclass whose name pytest collects, and return the backend from `backend`.
 
     class TestMine(BackendConformance):
         def backend(self, dtype):
@@ -150,20 +150,20 @@ class BackendConformance:
     """
 
     device = torch.device("cpu")
-    """Where the backend attends."""
+    """Device that the backend runs on."""
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
-    """Those that it can serve: of `TOLERANCE`, the first of them with the most mantissa bits."""
+    """Dtypes to test, a subset of `TOLERANCE`, the one with the most mantissa bits first."""
     skips_hidden = True
-    """Whether it must not read what a window hides from all rows; a readable one may."""
+    """Whether it must skip what a window hides from all rows; a readable backend may read it."""
 
     def backend(self, dtype: torch.dtype) -> AttentionBackend:
-        """The backend for KV of a dtype."""
+        """Return the backend for KV of a dtype."""
         raise NotImplementedError(f"{type(self).__name__} must say which backend it is about")
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Called by pytest: each case is a test of its own."""
-        given = {"case": CASES, "telling": TELLING, "kind": KINDS, "dtype": self.dtypes, "sinks": (False, True)}
-        for name, values in (given | {"slots": (1, 2, 4097)}).items():
+        """Parametrize tests (called by pytest): each case is a test of its own."""
+        fixtures = {"case": CASES, "telling": TELLING, "kind": KINDS, "dtype": self.dtypes, "sinks": (False, True)}
+        for name, values in (fixtures | {"slots": (1, 2, 4097)}).items():
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values, ids=str)
 
@@ -175,44 +175,45 @@ class BackendConformance:
         self.require_conforming(case, kind_of(case.head_dim, **KINDS[kind]), self.dtypes[0], sinks=sinks)
 
     def test_a_single_row(self, slots: int, dtype: torch.dtype) -> None:
-        """The flash kernel of the CPU takes such rows in bf16 several times as slowly: who goes round it is exact."""
+        """The CPU's flash kernel is several times slower on such bf16 rows; backends that work around it must be
+        exact."""
         case = LayoutCase(rows([slots], [2]), heads=8, kv_heads=8, head_dim=64)
         self.require_conforming(case, kind_of(64), dtype)
 
     def test_what_nobody_sees_is_not_read(self) -> None:
-        """A row whose window lies behind a whole segment: its slots may hold anything, and are not counted."""
+        """A row whose window lies behind a whole segment must neither read nor count that segment's slots."""
         layout = prefill(3, (50, 0, 0), (64, 0, 50))
         query, keys, values = drawn(LayoutCase(layout), self.dtypes[0])
         keys[:, :50] = values[:, :50] = float("nan")
         prepared = self.backend(self.dtypes[0]).prepare(layout, kind_of(16, window=60))
-        got = prepared.attend(*self._moved(query, keys, values), 0.25)
-        assert got.isfinite().all(), "slots that no row sees have changed what rows read"
-        read = sum(each.length for each in prepared.layout.reads)
+        output = prepared.attend(*self._moved(query, keys, values), 0.25)
+        assert output.isfinite().all(), "slots that no row sees have changed what rows read"
+        read = sum(span.length for span in prepared.layout.reads)
         assert read <= 64 + 3 or not self.skips_hidden, f"{read} slots are read, of which 67 can be seen"
 
     def test_the_pool_is_left_as_it_was(self) -> None:
-        given = self._moved(*drawn(LayoutCase(mixed()), self.dtypes[0]))
-        before = [tensor.clone() for tensor in given]
-        self.backend(self.dtypes[0]).prepare(mixed(), kind_of(16)).attend(*given, 0.25)
-        same = [torch.equal(one, two) for one, two in zip(before, given, strict=True)]
+        tensors = self._moved(*drawn(LayoutCase(mixed()), self.dtypes[0]))
+        before = [tensor.clone() for tensor in tensors]
+        self.backend(self.dtypes[0]).prepare(mixed(), kind_of(16)).attend(*tensors, 0.25)
+        same = [torch.equal(old, new) for old, new in zip(before, tensors, strict=True)]
         assert all(same), f"query, keys and values were left as they were: {same}"
 
     def require_conforming(
         self, case: LayoutCase, kind: AttentionKind, dtype: torch.dtype, *, sinks: bool = False
     ) -> None:
-        """Assert that the backend gives what the reference gives, to within rounding."""
+        """Assert that the backend's output equals the reference's, to within rounding."""
         query, keys, values = drawn(case, dtype)
         sink = torch.linspace(-2, 2, case.heads).to(dtype) if sinks else None
         scale = case.head_dim**-0.5
-        wanted = ReferenceBackend().prepare(case.layout, kind).attend(query, keys, values, scale, sink)
+        expected = ReferenceBackend().prepare(case.layout, kind).attend(query, keys, values, scale, sink)
         prepared = self.backend(dtype).prepare(case.layout, kind)
         on_device = None if sink is None else sink.to(self.device)
-        # All layers of a kind are attended by what was prepared once.
-        other = drawn(case, dtype, seed=1)
-        prepared.attend(*self._moved(*other), scale, on_device)
-        got = prepared.attend(*self._moved(query, keys, values), scale, on_device)
-        assert got.shape == wanted.shape and got.dtype == dtype, f"{got.dtype}, {tuple(got.shape)} came back"
-        error = (got.cpu().float() - wanted.float()).abs().max().item()
+        # Prepared tables are shared by all layers of a kind: the first call must not change what the second computes.
+        other_inputs = drawn(case, dtype, seed=1)
+        prepared.attend(*self._moved(*other_inputs), scale, on_device)
+        out = prepared.attend(*self._moved(query, keys, values), scale, on_device)
+        assert out.shape == expected.shape and out.dtype == dtype, f"{out.dtype}, {tuple(out.shape)} came back"
+        error = (out.cpu().float() - expected.float()).abs().max().item()
         assert error <= TOLERANCE[dtype], f"{error} off, {TOLERANCE[dtype]} is rounding"
 
     def _moved(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A model that computes nothing, and its tokenizer: the engine's own code runs over it, on a few numbers a token."""
+"""A model that computes nothing, and its tokenizer, so that tests run the real engine at a few numbers a token."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from choreo_agents.models.lora import Adapted
 
 LONGEST = 6
-"""Bytes of a piece: most words are one token or two, as with tokenizers that were trained. Their numbers stay exact in
-JSON wherever it is read."""
+"""Bytes of a piece: most words are one token or two, as with trained tokenizers. Token ids stay exact in JSON
+numbers."""
 BOS, END, ROLES = "<s>", "<|end|>", ("system", "user", "assistant")
 THINK, THOUGHT = "<think>", "</think>"
-"""What thoughts begin and end with."""
+"""Tags around thoughts."""
 SPECIAL_TOKENS = (BOS, END, *(f"<|{role}|>" for role in ROLES), THINK, THOUGHT)
 _SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 _WORDS = re.compile(r" ?\w+|\W")
 
 
 class ScriptedTokenizer:
-    """As much of a Hugging Face tokenizer as the engine uses, and a spelling of framed text in its tokens.
+    """Tokenizer with the part of Hugging Face's interface that the engine uses; also encodes `PromptText`.
 
     Any text that UTF-8 can write comes back as it was.
 
@@ -46,19 +46,20 @@ class ScriptedTokenizer:
     """
 
     size = 2 << 8 * LONGEST
-    """All token ids are smaller."""
+    """Exclusive upper bound of all token ids."""
     bos_token_id, end_token_id, thought_token_id = (SPECIAL_TOKENS.index(token) for token in (BOS, END, THOUGHT))
     unk_token_id = pad_token_id = None
 
     def encode(self, text: str | PromptText, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text in which special tokens may stand; of framed text, in frames only."""
-        framed, known = PromptText.special(text) if isinstance(text, str) else text, SPECIAL_TOKENS.index
+        """Return the token ids of a text, special tokens included; of a `PromptText`, only its special parts may have
+        them."""
+        framed, index_of = PromptText.special(text) if isinstance(text, str) else text, SPECIAL_TOKENS.index
         runs = framed.runs(_SPECIAL)
-        return [token for run, special in runs for token in ([known(run)] if special else self.spell(run))]
+        return [token for run, special in runs for token in ([index_of(run)] if special else self.spell(run))]
 
-    def spell(self, words: str) -> Iterator[int]:
-        """Token ids of words alone: what looks like a special token is none."""
-        for word in _WORDS.findall(words):
+    def spell(self, text: str) -> Iterator[int]:
+        """Yield the token ids of plain text: what looks like a special token is encoded as text."""
+        for word in _WORDS.findall(text):
             written = word.encode()
             for at in range(0, len(written), LONGEST):
                 yield int.from_bytes(b"\1" + written[at : at + LONGEST])
@@ -66,16 +67,16 @@ class ScriptedTokenizer:
     def decode(
         self, tokens: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         written = b"".join(self._written(token, special=not skip_special_tokens) for token in tokens)
         return written.decode(errors="replace")
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token writes; nothing for a special one."""
+        """Return the bytes that a token stands for; none for a special token."""
         return self._written(token, special=False)
 
     def get_vocab(self) -> dict[str, int]:
-        """The tokens that are not made of their own bytes."""
+        """Return the special tokens, the only ones that are not encoded as their own bytes."""
         return {token: i for i, token in enumerate(SPECIAL_TOKENS)}
 
     def _written(self, token: int, *, special: bool) -> bytes:
@@ -86,16 +87,16 @@ class ScriptedTokenizer:
 
 NAME = "scripted"
 _GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=16, dtype=torch.float32)
-_TOLD = 1021
-"""So many tokens have keys and values of their own."""
-_FINGERPRINT = hashlib.sha256(f"{NAME} {ScriptedTokenizer.size} {_GEOMETRY} {_TOLD}".encode()).hexdigest()[:16]
+_DISTINCT = 1021
+"""Number of tokens with distinct keys and values."""
+_FINGERPRINT = hashlib.sha256(f"{NAME} {ScriptedTokenizer.size} {_GEOMETRY} {_DISTINCT}".encode()).hexdigest()[:16]
 
 
 class ScriptedAdapter:
-    """One forward pass that stores and attends as the engine says, and whose logits say nothing.
+    """Model adapter whose forward pass stores and attends as the engine asks, and whose logits are zeros.
 
     Args:
-        context: The length of its context in tokens.
+        context: Length of its context in tokens.
     """
 
     def __init__(self, context: int) -> None:
@@ -110,7 +111,7 @@ class ScriptedAdapter:
         self.fingerprint = self.weights = _FINGERPRINT
 
     def read_adapter(self, folder: Path) -> NoReturn:
-        """A script has no weights that could be adapted."""
+        """Raise `AdapterError`: a script has no weights that could be adapted."""
         raise AdapterError(f"the adapter in {str(folder)!r} is a model's, and a script has no weights: leave it out")
 
     @torch.inference_mode()
@@ -122,21 +123,22 @@ class ScriptedAdapter:
         wanted: Sequence[int],
         adapted: Sequence[Adapted] = (),
     ) -> Tensor:
-        """As for a model, but [len(wanted), 1]: what is said the sampler knows. What is stored tells tokens apart."""
-        told = torch.tensor([token % _TOLD / _TOLD for token in tokens])
-        query = told[:, None, None].expand(-1, 1, _GEOMETRY.head_dim)
+        """Store keys and values that tell tokens apart; return zeros, [len(wanted), 1]: the sampler knows the
+        tokens."""
+        values = torch.tensor([token % _DISTINCT / _DISTINCT for token in tokens])
+        query = values[:, None, None].expand(-1, 1, _GEOMETRY.head_dim)
         attention.attend(0, query, query.transpose(0, 1), query.transpose(0, 1), 1.0)
         return torch.zeros(len(wanted), 1)
 
 
 class ScriptedSampler:
-    """Chooses given tokens, and then the end for as long as it is asked.
+    """Sampler that returns given tokens, and then end tokens for as long as it is called.
 
     Args:
-        call: The decode that it is for.
-        tokens: Which must be allowed (see `follows`).
-        unsaid: Called if the decode goes no further before it has said anything.
-        thoughts: The tokens before these, if the decode thinks: as far as it may.
+        call: The decode that it samples for.
+        tokens: Tokens of the answer, which must be allowed (see `follows`).
+        unsaid: Called if the decode ends before its first token.
+        thoughts: Tokens of its thoughts, if the decode thinks: as many as the constraint allows.
     """
 
     def __init__(
@@ -147,10 +149,10 @@ class ScriptedSampler:
         self._lines = _Lines(tokens, thoughts)
         self._unsaid: Callable[[], None] | None = unsaid
         self._next: int | None = None
-        """What was chosen and is not taken yet."""
+        """Token that was chosen and not taken yet."""
 
     def choose(self, logits: Tensor) -> SampledToken:
-        """The next token, of which it is certain."""
+        """Return the next token, with probability 1."""
         token = self._next
         if token is None:
             if self._call.logits_callback is not None:
@@ -161,7 +163,7 @@ class ScriptedSampler:
         return SampledToken(token) if most is None else SampledToken(token, 0.0, ((token, 0.0),)[:most])
 
     def take(self, token: int) -> None:
-        """Go on with it."""
+        """Advance past the token."""
         self._next = None
         if self.constraint is not None:
             self.constraint.take(token)
@@ -174,14 +176,14 @@ class ScriptedSampler:
 
 
 class _Lines:
-    """What is said, and what is thought before it."""
+    """Tokens of the answer, and of the thoughts before it, endless."""
 
     def __init__(self, tokens: Iterable[int], thoughts: Iterable[int]) -> None:
         self._tokens = chain(tokens, repeat(ScriptedTokenizer.end_token_id))
         self._thoughts = chain(thoughts, repeat(ScriptedTokenizer.thought_token_id))
 
     def next(self, constraint: AnswerConstraint | None) -> int:
-        """The next token of a decode that is led so."""
+        """Return the next token, of the thoughts or of the answer as the constraint's state requires."""
         if not isinstance(constraint, ThinkingConstraint) or constraint.answers:
             return next(self._tokens)
         due = constraint.allowed()
@@ -189,7 +191,7 @@ class _Lines:
 
 
 def follows(call: SamplerCall, tokens: Iterable[int], thoughts: Iterable[int] = ()) -> bool:
-    """Whether a decode may say these tokens, as far as its allowed answers go."""
+    """Return whether a decode may generate these tokens under its constraint."""
     if call.constraint is None:
         return True
     constraint, lines = call.constraint(), _Lines(tokens, thoughts)
@@ -205,14 +207,14 @@ def follows(call: SamplerCall, tokens: Iterable[int], thoughts: Iterable[int] = 
 
 
 def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> LoadedModel:
-    """A model whose decodes say what a sampler says.
+    """Return a model whose decodes generate what a sampler chooses.
 
     Args:
         sampler: See `LoadedModel.sampler`.
-        context: The length of its context in tokens.
+        context: Length of its context in tokens.
     """
     system, user, assistant = (TurnFormat(f"<|{role}|> ", None, END) for role in ROLES)
-    # It thinks where it is told to: a script is of what agents say.
+    # Thinking is off by default: a script consists of what agents say.
     thoughts = ThoughtsFormat(f"{assistant.plain}{THINK}", THOUGHT, assistant.plain, usual=False, kept=False)
     probed = [*ScriptedTokenizer().spell("no two of these")]
     return LoadedModel(
@@ -223,6 +225,6 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         ScriptedTokenizer(),
         MovedLogits(error=0.0, tolerance=0.0),
         ProbePrompt(probed, torch.zeros(len(probed), 1)),
-        modelling="a script says what it says",
+        fallback_reason="a script says what it says",
         sampler=sampler,
     )

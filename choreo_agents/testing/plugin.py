@@ -14,28 +14,28 @@ from choreo_agents.errors import EngineClosedError
 
 @pytest.fixture
 def checked_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
-    """Every engine that is made while it is in use, by whomever. They are checked and closed at its end."""
-    made: list[Engine] = []
+    """Yield the list of engines created during a test; at its end, check and close them all."""
+    engines: list[Engine] = []
     begin = Engine.__init__
 
-    def begun(self: Engine, *args: Any, **options: Any) -> None:
+    def record(self: Engine, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
-        made.append(self)
+        engines.append(self)
 
-    monkeypatch.setattr(Engine, "__init__", begun)
+    monkeypatch.setattr(Engine, "__init__", record)
     with ExitStack() as closing:
-        yield made
-        for engine in made:
+        yield engines
+        for engine in engines:
             closing.callback(engine.close)
-        for engine in made:
+        for engine in engines:
             engine.check()
 
 
 @pytest.fixture
 def no_leases_left(checked_engines: list[Engine]) -> Iterator[None]:
-    """Fails a test at whose end a tenant of one of its engines holds a lease: of what was kept and not released."""
+    """Fail a test that leaves a tenant of one of its engines with a lease."""
     yield
     for engine in checked_engines:
-        with suppress(EngineClosedError):  # a tenancy that was closed holds none
-            held = {author: held.leases for author, held in engine.kv.memory_map().authors.items()}
-            assert not held, f"leases are left behind, by authors of messages: {held}"
+        with suppress(EngineClosedError):  # a closed tenancy holds none
+            leases = {author: usage.leases for author, usage in engine.kv.memory_map().authors.items()}
+            assert not leases, f"leases are left behind, by authors of messages: {leases}"

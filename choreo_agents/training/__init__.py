@@ -1,1 +1,1 @@
-"""Training: the embedded model from scratch."""
+"""Training on traces of runs: an adapter and a cache mapper, with gradients through every call of a workflow."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: written whole or not at all, the oldest pruned."""
+"""Checkpoints of a training run: written atomically, the oldest pruned."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any
 
 import torch
 
-from choreo_agents.models.files import put
+from choreo_agents.models.files import replace_file
 from choreo_agents.training.journal import locked
 
 UNREADABLE = (
     OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError,
 )  # fmt: skip
-"""What comes of a checkpoint that is damaged, or another file: torch says it in all these ways."""
+"""Errors that torch raises for a checkpoint that is damaged, or for another file."""
 
 
 class Checkpoints:
-    """The checkpoints in a folder, numbered by how far the run had come."""
+    """Checkpoints in a directory, numbered by training step."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
         self._keep = keep
 
     def newest(self) -> Path | None:
-        """The checkpoint to resume from; None if there is none."""
-        found = self._all()
-        return found[-1] if found else None
+        """Return the checkpoint to resume from; None if there is none."""
+        paths = self._all()
+        return paths[-1] if paths else None
 
     def write(self, number: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint, then remove all but the newest few.
 
         Raises:
-            OSError: It cannot be written; those before it are left.
+            OSError: It cannot be written; earlier ones are kept.
         """
         path = self._folder / f"checkpoint-{number:06}.pt"
         try:
-            with put(path) as partial:
+            with replace_file(path) as partial:
                 torch.save(state, partial)
                 with partial.open("rb+") as file:
                     os.fsync(file.fileno())
-        except RuntimeError as error:  # what a full disk is to torch
+        except RuntimeError as error:  # torch's error for a full disk
             raise OSError(f"checkpoint {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from error
         for old in [*self._all()[: -self._keep], *self._folder.glob("*.partial")]:
             old.unlink()
@@ -54,9 +54,9 @@ class Checkpoints:
 
 
 def reserved(folder: Path) -> AbstractContextManager[None]:
-    """Keep a run's folder from other runs: two of them would judge and resume each other's weights.
+    """Lock a run's directory: two runs in it would evaluate and resume each other's weights.
 
     Raises:
-        InvalidRequestError: Another run is at it.
+        InvalidRequestError: Another run holds the lock.
     """
     return locked(folder / "run.lock", f"another run is at work in {str(folder)!r}: wait, or name another folder")

@@ -1,5 +1,5 @@
-"""One differentiable forward pass over whole workflows: what the engine computes step by step, at once; and how much
-memory that takes."""
+"""A differentiable forward pass over whole workflows, which computes at once what the engine computes step by step, and
+an estimate of its memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch.nn import functional
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.checkpointing import checkpointing
-from choreo_agents.models.hook import attending
+from choreo_agents.models.hook import attention_context
 from choreo_agents.models.loader import LoadedModel
-from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
+from choreo_agents.models.lora import Adapted, LoraAdapter, apply_adapters
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.training.packed import PackedAttention, PackedTraces, bucketed
 from choreo_agents.training.trace import Trace, batched
 
 _WIDE = 4
-"""Bytes of what is computed in fp32 whatever the model's dtype."""
+"""Bytes of a value that is computed in fp32 whatever the model's dtype."""
 
 
 def _widths(adapter: ModelAdapter) -> tuple[int, int]:
-    """The hidden and the intermediate width: of all experts that a token goes through, where there are any."""
+    """Return the hidden and the intermediate width; with experts, the sum over those that a token goes through."""
     config = adapter.model.config.get_text_config()
     hidden = int(config.hidden_size)
     plain = int(getattr(config, "intermediate_size", None) or 4 * hidden)
@@ -43,40 +43,40 @@ def _has_sinks(adapter: ModelAdapter) -> bool:
 
 @dataclass(frozen=True)
 class LearntLogits:
-    """What the model says in the place of every learnt token, trace by trace and message by message."""
+    """Logits that predict each learnt token, in the order of traces and messages."""
 
     logits: Tensor
     """[learnt tokens, vocabulary]."""
     targets: Tensor
     """[learnt tokens], the tokens."""
     owners: Tensor
-    """[learnt tokens], the number of each one's trace."""
+    """[learnt tokens], index of each one's trace."""
 
 
 @dataclass(frozen=True)
 class TraceLosses:
-    """How little each trace was expected."""
+    """Log-losses by trace."""
 
     sums: Tensor
-    """[traces], log-losses of its learnt tokens together, in nats."""
+    """[traces], sum over the learnt tokens, in nats."""
     counts: Tensor
-    """[traces], how many these are."""
+    """[traces], number of learnt tokens."""
 
     @property
     def mean(self) -> Tensor:
-        """Per learnt token of all traces, in nats."""
+        """Mean log-loss per learnt token of all traces, in nats."""
         return self.sums.sum() / self.counts.sum()
 
 
 class TraceForward:
-    """Computes what a model says of recorded workflows; gradients go back through every prefill and decode.
+    """Forward pass of a model over traces; gradients flow through every prefill and decode.
 
     Args:
-        model: In eval mode. Its weights learn if they require gradients; they do not as `load_model` leaves them.
-        adapters: By the names that traces give them; ready for the model (see `hook_layers`).
-        mapper: Makes the KV of mapped messages.
-        checkpointed: Compute layers again on the way back instead of keeping what is inside of them. Nothing else may
-            run the model meanwhile.
+        model: In eval mode. Its weights learn only if they require gradients, which `load_model` turns off.
+        adapters: Adapters by their names in traces; their layers must be hooked (see `hook_layers`).
+        mapper: Computes the KV of mapped messages.
+        checkpointed: Recompute layers in the backward pass instead of keeping their activations. Nothing else may run
+            the model meanwhile.
     """
 
     def __init__(
@@ -93,20 +93,25 @@ class TraceForward:
         self.checkpointed = checkpointed
 
     def losses(self, traces: Sequence[Trace]) -> TraceLosses:
-        """Log-losses of what each trace teaches.
+        """Return the log-losses of the traces' learnt tokens.
 
         Raises:
             TrainingError: As for `logits`.
         """
         learnt = self.logits(traces)
         wide = learnt.logits.to(torch.promote_types(learnt.logits.dtype, torch.float32))
-        each = functional.cross_entropy(wide, learnt.targets, reduction="none")
-        sums = each.new_zeros(len(traces)).index_add(0, learnt.owners, each)
+        losses = functional.cross_entropy(wide, learnt.targets, reduction="none")
+        sums = losses.new_zeros(len(traces)).index_add(0, learnt.owners, losses)
         return TraceLosses(sums, torch.bincount(learnt.owners, minlength=len(traces)))
 
     @torch.no_grad()
     def mean_loss(self, traces: Sequence[Trace], batch_tokens: int) -> float:
-        """Mean log-loss of traces in nats per learnt token, without dropout; so many tokens in one pass."""
+        """Return the mean log-loss of traces in nats per learnt token, without dropout.
+
+        Args:
+            traces: The traces.
+            batch_tokens: Most tokens of one pass.
+        """
         dropouts = {name: adapter.dropout for name, adapter in self.adapters.items()}
         for adapter in self.adapters.values():
             adapter.dropout = 0.0
@@ -115,46 +120,46 @@ class TraceForward:
         finally:
             for name, adapter in self.adapters.items():
                 adapter.dropout = dropouts[name]
-        return float(sum(each.sums.sum() for each in losses) / sum(each.counts.sum() for each in losses))
+        return float(sum(loss.sums.sum() for loss in losses) / sum(loss.counts.sum() for loss in losses))
 
     def logits(self, traces: Sequence[Trace]) -> LearntLogits:
-        """What the model says in the places of the learnt tokens, and nowhere else.
+        """Return the logits that predict the learnt tokens.
 
         Raises:
-            TrainingError: There is no trace, one reaches past the model's context, or one needs an adapter, a mapper
-                or a token that is not there.
+            TrainingError: There is no trace, one exceeds the model's context, or one needs an adapter, a mapper or a
+                token that does not exist.
         """
         self._require_fit(traces)
         packed = PackedTraces.of(traces)
         adapter, device = self.model.adapter, self.model.adapter.device
         attention = PackedAttention(packed, adapter.kinds, device, self.mapper)
-        adapted = self._adapted(packed)
+        adapted = self._adapters_of(packed)
         tokens, positions, predictors, targets, owners = (
             torch.tensor(part, dtype=torch.long, device=device)
             for part in (packed.tokens, packed.positions, packed.predictors, packed.targets, packed.owners)
         )
 
         @contextmanager
-        def again() -> Iterator[None]:
-            with attending(attention), adapting(adapted):
+        def hooked() -> Iterator[None]:
+            with attention_context(attention), apply_adapters(adapted):
                 yield
 
         random = any(lora.dropout for lora, _ in adapted)
-        with checkpointing(adapter.model, again, random=random) if self.checkpointed else nullcontext():
+        with checkpointing(adapter.model, hooked, random=random) if self.checkpointed else nullcontext():
             logits = adapter.traced_logits(tokens, positions, attention, predictors, adapted)
         return LearntLogits(logits, targets, owners)
 
     def memory_estimate(self, traces: Sequence[Trace]) -> int:
-        """Bytes that a pass keeps for the way back: an estimate, within a factor of two for the usual decoder layers.
+        """Estimate the bytes that a pass keeps for the backward pass, within a factor of two for usual decoder layers.
 
-        A layer keeps, of values in its dtype,
+        A layer keeps, as values in its dtype,
 
             for each token       4 hidden + 4 intermediate + 4 query + 2 key widths, and 4 hidden widths in fp32 (norms)
-            for each seen key    2 key widths; where it is seen elsewhere than it stands, one more
+            for each seen key    2 key widths; one more if it is seen at another position than it was encoded at
             for each score       4 if scores are capped or there are sinks, else none
 
-        and the pass twice the learnt tokens' logits in fp32, two hidden widths a token, and a mask for each kind of
-        window. With checkpointing a layer keeps its input, and one at a time all of the above.
+        and the pass keeps twice the learnt tokens' logits in fp32, two hidden widths a token, and a mask for each
+        window size. With checkpointing a layer keeps only its input, and one layer at a time all of the above.
         """
         packed, adapter = PackedTraces.of(traces), self.model.adapter
         tokens, size = len(packed.tokens), adapter.geometry.dtype.itemsize
@@ -162,23 +167,23 @@ class TraceForward:
         keys = adapter.geometry.kv_heads * adapter.geometry.head_dim
         hidden, intermediate = _widths(adapter)
         own = [message.count for message in packed.messages]
-        seen = [message.count + sum(piece.count for piece in message.view) for message in packed.messages]
-        buckets = bucketed(own, seen)
+        view_tokens = [message.count + sum(piece.count for piece in message.view) for message in packed.messages]
+        buckets = bucketed(own, view_tokens)
         seen_keys = sum(len(bucket.members) * bucket.keys for bucket in buckets)
         pairs = sum(len(bucket.members) * bucket.keys * bucket.queries for bucket in buckets)
         moved = {(p.first, p.shift): p.count for message in packed.messages for p in message.view if p.shift}
         rows = tokens + sum(mapped.count for mapped in packed.mapped)
-        each = tokens * (hidden + intermediate + queries) * 4 * size + rows * 2 * keys * size
-        each += tokens * 4 * hidden * _WIDE + (2 * seen_keys + sum(moved.values())) * keys * size
+        per_layer = tokens * (hidden + intermediate + queries) * 4 * size + rows * 2 * keys * size
+        per_layer += tokens * 4 * hidden * _WIDE + (2 * seen_keys + sum(moved.values())) * keys * size
         capped = any(kind.softcap is not None for kind in adapter.kinds) or _has_sinks(adapter)
-        each += 4 * pairs * adapter.heads * size if capped else 0
+        per_layer += 4 * pairs * adapter.heads * size if capped else 0
         windows = {kind.window for kind in adapter.kinds}
         masks = len(windows) * pairs * (adapter.heads // adapter.geometry.kv_heads) * size
         ends = masks + 2 * len(packed.targets) * adapter.vocabulary_size * _WIDE + 2 * tokens * hidden * size
         layers = adapter.geometry.layers
-        return ends + (layers * tokens * hidden * size + each if self.checkpointed else layers * each)
+        return ends + (layers * tokens * hidden * size + per_layer if self.checkpointed else layers * per_layer)
 
-    def _adapted(self, packed: PackedTraces) -> list[Adapted]:
+    def _adapters_of(self, packed: PackedTraces) -> list[Adapted]:
         adapted: list[Adapted] = []
         for name, rows in packed.rows_of_adapters.items():
             everything = len(rows) == len(packed.tokens)
@@ -187,7 +192,7 @@ class TraceForward:
         return adapted
 
     def _require_fit(self, traces: Sequence[Trace]) -> None:
-        """Raise unless the model, the adapters and the mapper are those that the traces need."""
+        """Raise `TrainingError` unless the model, the adapters and the mapper are those that the traces need."""
         if not traces:
             raise TrainingError("there is no trace to run: give at least one")
         adapter = self.model.adapter

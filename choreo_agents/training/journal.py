@@ -1,4 +1,4 @@
-"""Results as lines of JSON, on disk one by one: a run that was killed goes on where it stopped."""
+"""Journals: results as lines of JSON, synced to disk one by one, so that a killed run can resume."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models.files import put
+from choreo_agents.models.files import replace_file
 
 Record = dict[str, Any]
 _END = b"\n"
-"""Nothing else ends a line: answers may hold what Unicode calls a line separator."""
+"""The only end of a line: answers may contain Unicode line separators, at which `splitlines` would cut."""
 
 
 class Journal(AbstractContextManager["Journal"]):
-    """The records of one run by key; each key once, whatever interrupts it.
+    """Records of a run by key, each key once, whatever interrupts the run.
 
-    The first line says what the run is, so that results of two different ones never mix. A line that was cut in the
-    middle is dropped. While it is open nobody else writes to it.
+    The first line has the settings, so results of different runs never mix. A line that was cut off is dropped. While
+    the journal is open, a lock keeps other processes from writing to it.
 
     Args:
-        path: A file, made if need be; None keeps the records in memory.
-        settings: What decides the results, as plain JSON.
+        path: The file, which is created if need be; None keeps the records in memory.
+        settings: All that decides the results, as plain JSON.
 
     Raises:
-        InvalidRequestError: The file holds another run's results, is no such file, or is being written to.
+        InvalidRequestError: The file holds another run's results, is no journal, or is being written to.
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
-        """What is known, in the order in which it was found out."""
+        """Records by key, in the order in which they were added."""
         self._file: FileIO | None = None
         with ExitStack() as locks:
             if path is not None:
@@ -47,8 +47,8 @@ class Journal(AbstractContextManager["Journal"]):
             self._locks = locks.pop_all()
 
     def _open(self, path: Path, settings: Mapping[str, Any]) -> None:
-        found = path.read_bytes() if path.exists() else b""
-        *lines, torn = found.split(_END)
+        data = path.read_bytes() if path.exists() else b""
+        *lines, torn = data.split(_END)
         self._head = head = _line({"settings": settings})
         if lines:
             _require_same(path, lines[0], settings)
@@ -56,7 +56,7 @@ class Journal(AbstractContextManager["Journal"]):
             raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
         self.records = _records(path, lines)
         file = self._file = path.open("ab", buffering=0)
-        file.truncate(len(found) - len(torn))
+        file.truncate(len(data) - len(torn))
         if not lines:
             self._write(head)
 
@@ -64,17 +64,17 @@ class Journal(AbstractContextManager["Journal"]):
         return key in self.records
 
     def add(self, key: str, record: Record) -> None:
-        """Write one result down; it is on disk when this returns."""
+        """Append a record; it is on disk when this returns."""
         assert key not in self.records, f"{key} is there already"
         self._write(_line({"key": key, **record}))
         self.records[key] = json.loads(json.dumps(record))
 
     def keep(self, keys: Container[str]) -> None:
-        """Drop all other records, as if they had never been added: whole or not at all."""
+        """Drop all records with other keys, atomically."""
         self.records = {key: record for key, record in self.records.items() if key in keys}
         if self._file is None or self.path is None:
             return
-        with put(self.path) as partial, partial.open("wb") as file:
+        with replace_file(self.path) as partial, partial.open("wb") as file:
             file.writelines([self._head, *(_line({"key": key, **record}) for key, record in self.records.items())])
             file.flush()
             os.fsync(file.fileno())
@@ -86,18 +86,18 @@ class Journal(AbstractContextManager["Journal"]):
             return
         before = os.fstat(self._file.fileno()).st_size
         try:
-            rest = memoryview(line)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            unwritten = memoryview(line)
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
             os.fsync(self._file.fileno())
         except OSError:
-            # Half a line would spoil the next one, were there room for it.
+            # The next line must not continue a partial one.
             with suppress(OSError):
                 self._file.truncate(before)
             raise
 
     def close(self) -> None:
-        """Let others write to the file."""
+        """Close the file and release its lock."""
         if self._file is not None:
             self._file.close()
         self._locks.close()
@@ -108,14 +108,14 @@ class Journal(AbstractContextManager["Journal"]):
 
 @contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
-    """Hold a lock, whose file is gone behind the block.
+    """Hold a file lock during the block; the lock file is removed after it.
 
     Args:
-        path: Of the file, whose folder is made if need be.
-        taken: What is said if another run holds it.
+        path: The lock file, whose directory is created if need be.
+        taken: Error message if another process holds the lock.
 
     Raises:
-        InvalidRequestError: Another run does.
+        InvalidRequestError: Another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -132,7 +132,7 @@ def locked(path: Path, taken: str) -> Iterator[None]:
 
 
 def read_journal(path: Path) -> dict[str, Record]:
-    """The records of a journal that may still be written to, by key; that of line n is the n-1st.
+    """Read the records of a journal by key, in the order of its lines; it may still be written to.
 
     Raises:
         InvalidRequestError: A line is no record.
@@ -143,19 +143,19 @@ def read_journal(path: Path) -> dict[str, Record]:
 
 
 def _require_same(path: Path, line: bytes, settings: Mapping[str, Any]) -> None:
-    known = _parsed(path, 1, line).get("settings")
-    if not isinstance(known, dict):
+    written = _parse(path, 1, line).get("settings")
+    if not isinstance(written, dict):
         raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
-    other = [name for name in {**known, **settings} if known.get(name) != settings.get(name)]
-    if other:
-        differs = ", ".join(f"{name} {known.get(name)!r}, not {settings.get(name)!r}" for name in sorted(other))
+    changed = [name for name in {**written, **settings} if written.get(name) != settings.get(name)]
+    if changed:
+        differs = ", ".join(f"{name} {written.get(name)!r}, not {settings.get(name)!r}" for name in sorted(changed))
         raise InvalidRequestError(f"{str(path)!r} holds another run's results, with {differs}: name another file")
 
 
 def _records(path: Path, lines: Sequence[bytes]) -> dict[str, Record]:
     records: dict[str, Record] = {}
     for number, line in enumerate(lines[1:], start=2):
-        record = _parsed(path, number, line)
+        record = _parse(path, number, line)
         key = str(record.pop("key"))
         if key in records:
             raise InvalidRequestError(f"line {number} of {str(path)!r} is a second record of {key!r}: remove one")
@@ -167,11 +167,11 @@ def _line(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
 
 
-def _parsed(path: Path, number: int, line: bytes) -> Record:
+def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
-        found = json.loads(line.decode())
+        record = json.loads(line.decode())
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
         raise InvalidRequestError(f"line {number} of {str(path)!r} is no JSON: {error}") from error
-    if not isinstance(found, dict) or (number > 1 and "key" not in found):
+    if not isinstance(record, dict) or (number > 1 and "key" not in record):
         raise InvalidRequestError(f"line {number} of {str(path)!r} is no result of ours: {line[:60]!r}")
-    return found
+    return record

@@ -1,8 +1,8 @@
-"""Whole workflows as one packed row of tokens, and differentiable attention over it: each message attends to what its
-view shows, where it shows it.
+"""Packs whole workflows into one row of tokens, with differentiable attention in which each message attends to its
+view, at the view's positions.
 
-keys      [rows, kv_heads * head_dim]   the model's, then the mapped ones, then those moved to where views show them
-gathered  [messages, kv_heads, keys, head_dim], one block a bucket: few of them, with little padding
+keys      [rows, kv_heads * head_dim]   the row's, then mapped ones, then those rotated to other positions
+gathered  [messages, kv_heads, keys, head_dim], a block for each bucket: few buckets, with little padding
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from choreo_agents.training.trace import Trace, TraceMessage
 
 @dataclass(frozen=True)
 class SeenRows:
-    """A message as another sees it: rows `first` to `first + count` of the bank, `shift` positions further.
+    """A message in another's view: rows `first` to `first + count` of the bank, seen `shift` positions further.
 
     The bank holds the row's tokens in their order, then those of mapped messages, which the row does not hold.
     """
@@ -32,24 +32,24 @@ class SeenRows:
     first: int
     count: int
     position: int
-    """Where its first token was encoded."""
+    """Position at which its first token was encoded."""
     shift: int
 
 
 @dataclass(frozen=True)
 class PackedMessage:
-    """A message of the row: `count` tokens from `first` on, the first of them at `position`."""
+    """A message of the row: `count` tokens from row `first` on, the first of them at `position`."""
 
     first: int
     count: int
     position: int
     view: tuple[SeenRows, ...]
-    """Its parents, in order."""
+    """Parents, in order."""
 
 
 @dataclass(frozen=True)
 class MappedMessage:
-    """Rows of the bank, from `first` on, whose KV is made of that of as many rows from `source` on."""
+    """A mapped message: `count` rows of the bank from `first` on, whose KV is computed from the rows at `source`."""
 
     source: int
     first: int
@@ -59,7 +59,7 @@ class MappedMessage:
 
 @dataclass
 class PackedTraces:
-    """Several traces side by side: every message's tokens once, none of a trace sees any of another.
+    """Several traces in one row: every message's tokens once; no trace sees another.
 
     row     | trace 0: message 0 | message 1 | ... | trace 1: message 0 | ... |
     bank    | the same rows                                                   | mapped messages |
@@ -67,21 +67,21 @@ class PackedTraces:
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    """Where each token was encoded."""
+    """Position at which each token was encoded."""
     messages: list[PackedMessage] = field(default_factory=list)
     mapped: list[MappedMessage] = field(default_factory=list)
     predictors: list[int] = field(default_factory=list)
-    """Rows whose logits predict the learnt tokens: each stands just before its own."""
+    """Rows whose logits predict the learnt tokens: the row before each."""
     targets: list[int] = field(default_factory=list)
     """The learnt tokens."""
     owners: list[int] = field(default_factory=list)
-    """The number of each learnt token's trace."""
+    """Index of each learnt token's trace."""
     rows_of_adapters: dict[str, list[int]] = field(default_factory=dict)
-    """Which rows each adapter encodes."""
+    """Rows that each adapter encodes."""
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> PackedTraces:
-        """Pack them in their order."""
+        """Pack traces in their order."""
         packed, bank = cls(), sum(trace.tokens for trace in traces)
         for number, trace in enumerate(traces):
             firsts: dict[str, int] = {}
@@ -110,7 +110,7 @@ class PackedTraces:
 
 
 def _view(trace: Trace, message: TraceMessage, firsts: Mapping[str, int]) -> tuple[SeenRows, ...]:
-    """A message's parents, whose rows begin at `firsts`."""
+    """Return a message's parents as rows of the bank, which begin at `firsts`."""
     parents = [trace.by_name[parent] for parent in message.parents]
     return tuple(
         SeenRows(firsts[parent.name], len(parent.tokens), parent.position, offset - parent.position)
@@ -119,59 +119,59 @@ def _view(trace: Trace, message: TraceMessage, firsts: Mapping[str, int]) -> tup
 
 
 BUCKET_COST = 4096
-"""What one more bucket costs, ..."""
+"""Cost of a bucket, in scored pairs of query and key."""
 KEY_COST = 24
-"""... and what a key costs besides being scored, both in pairs of query and key that could be scored instead."""
+"""Cost of gathering a key, in scored pairs of query and key."""
 _STEPS = 8
-"""Lengths that are told apart between one power of two and the next."""
+"""Distinct lengths between one power of two and the next."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Messages by number, padded to the longest of them."""
+    """A group of messages, by index, that are padded to the longest of them."""
 
     members: tuple[int, ...]
     queries: int
-    """The most tokens of its own that one of them has, ..."""
+    """Most tokens of a member."""
     keys: int
-    """... and the most that one sees, its own among them."""
+    """Most tokens that a member sees, including its own."""
 
 
 def bucketed(queries: Sequence[int], keys: Sequence[int]) -> list[Bucket]:
-    """Cut messages into buckets of like lengths, at the least cost among cuts of one order.
+    """Group messages of similar lengths into buckets: the cheapest cuts of one sorted order, by dynamic programming.
 
     Args:
         queries: Tokens of each message.
-        keys: Tokens that each sees, its own among them.
+        keys: Tokens that each message sees, including its own.
     """
     classes: dict[tuple[int, int], list[int]] = {}
     for number, (query, key) in enumerate(zip(queries, keys, strict=True)):
-        # By powers of two of the queries first: one long message must not stretch many short ones.
-        classes.setdefault((math.ceil(math.log2(query)), _rounded(key)), []).append(number)
+        # Sorted by powers of two of the queries first: one long message must not pad many short ones.
+        classes.setdefault((math.ceil(math.log2(query)), _round_up(key)), []).append(number)
     ordered = [classes[name] for name in sorted(classes)]
     longest = [(max(queries[i] for i in group), max(keys[i] for i in group)) for group in ordered]
     best: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(ordered) + 1):
-        found = (math.inf, 0)
+        cheapest = (math.inf, 0)
         members, query, key = 0, 0, 0
         for start in range(end - 1, -1, -1):
             members += len(ordered[start])
             query, key = max(query, longest[start][0]), max(key, longest[start][1])
             cost = best[start][0] + BUCKET_COST + members * key * (query + KEY_COST)
-            found = min(found, (cost, start))
-        best.append(found)
+            cheapest = min(cheapest, (cost, start))
+        best.append(cheapest)
     cuts: list[Bucket] = []
     end = len(ordered)
     while end:
         start = best[end][1]
-        those = tuple(i for group in ordered[start:end] for i in group)
-        cuts.append(Bucket(those, max(queries[i] for i in those), max(keys[i] for i in those)))
+        numbers = tuple(i for group in ordered[start:end] for i in group)
+        cuts.append(Bucket(numbers, max(queries[i] for i in numbers), max(keys[i] for i in numbers)))
         end = start
     return cuts[::-1]
 
 
-def _rounded(length: int) -> int:
-    """Up to a multiple of an eighth of its power of two."""
+def _round_up(length: int) -> int:
+    """Round a length up to a multiple of an eighth of its power of two."""
     step = max(1, (1 << (length - 1).bit_length()) // (2 * _STEPS))
     return -(-length // step) * step
 
@@ -180,13 +180,13 @@ Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class PackedAttention:
-    """Handed through the model's forward as `StepAttention` is, and differentiable; lives for one pass.
+    """Differentiable counterpart of `StepAttention`, which the model's layers call; lives for one forward pass.
 
     Args:
-        packed: Who sees what.
-        kinds: How each of the model's layers attends.
-        device: Where it runs.
-        mapper: Makes the KV of mapped messages; needed if there are any.
+        packed: Messages and their views.
+        kinds: Attention kind of each layer.
+        device: The model's device.
+        mapper: Computes the KV of mapped messages; needed if there are any.
     """
 
     def __init__(
@@ -198,13 +198,13 @@ class PackedAttention:
     ) -> None:
         assert mapper is not None or not packed.mapped
         self._packed, self._kinds, self._device, self._mapper = packed, kinds, device, mapper
-        self._lengths, rows, self._shown, moved, sources, self._shifts = _views(packed)
+        self._lengths, rows, self._shown, moved, sources, self._shifts = _concat_views(packed)
         self._queries = np.array([message.count for message in packed.messages])
         self.buckets: list[Bucket] = bucketed(self._queries.tolist(), self._lengths.tolist())
-        self._places = [self._seen_places(bucket) for bucket in self.buckets]
+        self._places = [self._key_indices(bucket) for bucket in self.buckets]
         self._value_rows = self._tensor(np.concatenate([rows[places].ravel() for places in self._places]))
         self._moved_rows = self._tensor(np.concatenate([moved[places].ravel() for places in self._places]))
-        self._query_rows, self._out_rows = (self._tensor(own) for own in self._own_rows())
+        self._query_rows, self._out_rows = (self._tensor(own) for own in self._query_indices())
         self._sources = self._tensor(sources)
         self._turns: dict[PureRotation, tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int | None, int, torch.dtype], list[Tensor]] = {}
@@ -216,7 +216,7 @@ class PackedAttention:
     ) -> Tensor:
         """Attend with [tokens, heads, head_dim] queries to [kv_heads, tokens, head_dim] keys and values.
 
-        All come rotated to their own positions. Returns [tokens, heads, head_dim].
+        Queries and keys are rotated to the positions at which they were encoded. Returns [tokens, heads, head_dim].
         """
         kind = self._kinds[layer]
         heads, dim = query.shape[1:]
@@ -225,47 +225,47 @@ class PackedAttention:
         keys = self._with_moved(kind.rotation, key.transpose(0, 1))
         rows = self._value_rows if kind.rotation is None else self._moved_rows
         counts, lengths = [bucket.queries for bucket in self.buckets], [bucket.keys for bucket in self.buckets]
-        asking = self._in_buckets(_gathered(query, self._query_rows), counts)
-        seen = self._in_buckets(_gathered(keys, rows), lengths)
-        told = self._in_buckets(_gathered(value.transpose(0, 1), self._value_rows), lengths)
+        query_blocks = self._in_buckets(_gather(query, self._query_rows), counts)
+        key_blocks = self._in_buckets(_gather(keys, rows), lengths)
+        value_blocks = self._in_buckets(_gather(value.transpose(0, 1), self._value_rows), lengths)
         masks = self._masks_of(kind.window, heads // len(key), query.dtype)
         outs = [
-            _attended(q.view(*q.shape[:2], len(key), -1, dim), k, v, mask, scale, kind.softcap, sinks)
-            for q, k, v, mask in zip(asking, seen, told, masks, strict=True)
+            _attend(q.view(*q.shape[:2], len(key), -1, dim), k, v, mask, scale, kind.softcap, sinks)
+            for q, k, v, mask in zip(query_blocks, key_blocks, value_blocks, masks, strict=True)
         ]
         return functional.embedding(self._out_rows, torch.cat(outs)).view(-1, heads, dim)
 
     def _with_mapped(self, mapper: CacheMapper, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The bank: [kv_heads, rows, head_dim] keys and values of the row, then of mapped messages."""
+        """Return the bank: [kv_heads, rows, head_dim] keys and values of the row, then of mapped messages."""
         sources = self._mapped_sources
         keys, values = mapper.map(layer, key[:, sources], value[:, sources], self._mapped_positions)
         return torch.cat((key, keys.to(key.dtype)), dim=1), torch.cat((value, values.to(value.dtype)), dim=1)
 
     def _with_moved(self, rotation: PureRotation | None, keys: Tensor) -> Tensor:
-        """[rows, kv_heads, head_dim] keys, and behind them those that are seen elsewhere, turned to there."""
+        """Append to [rows, kv_heads, head_dim] keys those that are seen at other positions, rotated to these."""
         if rotation is None or not len(self._sources):
             return keys
         if rotation not in self._turns:
             self._turns[rotation] = rotation.cos_sin(self._tensor(self._shifts))
-        sources = _gathered(keys, self._sources).view(-1, *keys.shape[1:])
+        sources = _gather(keys, self._sources).view(-1, *keys.shape[1:])
         return torch.cat((keys, rotation.apply(sources, *self._turns[rotation])))
 
     def _in_buckets(self, rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """[rows, width] as one block a bucket: [members, length, width]."""
+        """Split [rows, width] into a block for each bucket: [members, length, width]."""
         sizes = [len(bucket.members) * length for bucket, length in zip(self.buckets, lengths, strict=True)]
         blocks = zip(torch.split(rows, sizes), lengths, strict=True)
         return tuple(block.view(-1, length, rows.shape[-1]) for block, length in blocks)
 
-    def _seen_places(self, bucket: Bucket) -> Integers:
-        """[members, keys], where among all that is seen each key of a bucket stands; padding repeats the first."""
+    def _key_indices(self, bucket: Bucket) -> Integers:
+        """Return [members, keys] indices of a bucket's keys among all seen tokens; padding repeats the first key."""
         ends = np.cumsum(self._lengths)
         members = np.array(bucket.members)
         starts, lengths = (ends - self._lengths)[members, None], self._lengths[members, None]
         places = np.arange(bucket.keys)[None]
         return starts + np.where(places < lengths, places, 0)
 
-    def _own_rows(self) -> tuple[Integers, Integers]:
-        """The row of each padded query, and where among them each row's query stands."""
+    def _query_indices(self) -> tuple[Integers, Integers]:
+        """Return the row of each padded query, and for each row the index of its query among the padded ones."""
         padded: list[Integers] = []
         back = np.zeros(len(self._packed.tokens), dtype=np.int64)
         at = 0
@@ -281,7 +281,7 @@ class PackedAttention:
         return np.concatenate(padded), back
 
     def _masks_of(self, window: int | None, group: int, dtype: torch.dtype) -> list[Tensor]:
-        """What is added to the scores of each bucket: [members, 1, group * queries, keys]."""
+        """Return the additive mask of each bucket: [members, 1, group * queries, keys]."""
         name = (window, group, dtype)
         if name not in self._masks:
             self._masks[name] = [
@@ -292,15 +292,15 @@ class PackedAttention:
 
     def _mask(self, bucket: Bucket, places: Integers, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
         members = np.array(bucket.members)
-        seen, own = (self._tensor(lengths[members])[:, None, None] for lengths in (self._lengths, self._queries))
+        total, own = (self._tensor(lengths[members])[:, None, None] for lengths in (self._lengths, self._queries))
         steps = torch.arange(bucket.queries, device=self._device)[None, :, None]
         keys = torch.arange(bucket.keys, device=self._device)[None, None]
-        visible = keys <= seen - own + steps  # all of the parents, and oneself causally
+        visible = keys <= total - own + steps  # all of the parents, and its own tokens causally
         if window is not None:
             starts = self._tensor(np.array([self._packed.messages[i].position for i in bucket.members]))
             shown = self._tensor(self._shown[places])[:, None]
             visible = visible & (starts[:, None, None] + steps - shown < window)
-        # A padded query sees everything, so that its softmax is one of something; nothing reads it.
+        # A padded query sees every key, because the softmax of an empty set is NaN; nothing reads its output.
         visible = visible | (steps >= own)
         mask = torch.zeros(visible.shape, dtype=dtype, device=self._device).masked_fill_(~visible, -torch.inf)
         return mask.repeat(1, group, 1)[:, None]
@@ -309,16 +309,16 @@ class PackedAttention:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
 
 
-def _gathered(parts: Tensor, rows: Tensor) -> Tensor:
-    """Rows of [n, heads, head_dim], as [rows, heads * head_dim]."""
-    # `embedding`, not `index_select`: its backward adds up rows many times as fast on a CPU.
+def _gather(parts: Tensor, rows: Tensor) -> Tensor:
+    """Gather rows of [n, heads, head_dim] as [rows, heads * head_dim]."""
+    # `embedding`, not `index_select`: its backward accumulates rows many times faster on a CPU.
     return functional.embedding(rows, parts.reshape(len(parts), -1))
 
 
-def _attended(
+def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """One bucket's attention.
+    """Compute the attention of one bucket.
 
     Args:
         query: [members, queries, kv_heads, group, head_dim]; `key` and `value` [members, keys, kv_heads * head_dim].
@@ -337,15 +337,15 @@ def _attended(
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
     else:
-        out = _softened(folded, keys, values, mask, scale, softcap, sinks)
+        out = _attend_eagerly(folded, keys, values, mask, scale, softcap, sinks)
     apart = out.view(members, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4)
     return apart.reshape(members * queries, kv_heads * group * dim)
 
 
-def _softened(
+def _attend_eagerly(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attention with capped scores or sinks, which the fused kernels do not know."""
+    """Compute attention with capped scores or sinks, which fused kernels do not support."""
     scores = query @ key.transpose(-1, -2) * scale
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
@@ -360,19 +360,18 @@ def _softened(
 
 
 def _runs(runs: Sequence[tuple[int, int]]) -> Integers:
-    """All of several runs of integers, each given by its first and its length."""
+    """Concatenate runs of consecutive integers, each given by its first integer and its length."""
     firsts, counts = np.array(runs, dtype=np.int64).reshape(-1, 2).T
     starts = np.cumsum(counts) - counts
     return np.repeat(firsts - starts, counts) + np.arange(counts.sum())
 
 
-def _views(packed: PackedTraces) -> tuple[Integers, Integers, Integers, Integers, Integers, Integers]:
-    """What all messages see, one after the other.
+def _concat_views(packed: PackedTraces) -> tuple[Integers, Integers, Integers, Integers, Integers, Integers]:
+    """Return the views of all messages, concatenated; each message sees its own tokens last.
 
     Returns:
-        [messages], tokens that each sees, its own last. [seen tokens], rows of the bank; the position where each is
-        seen; rows of the bank with the moved keys behind it. [moved keys], the row of the bank that each is made of,
-        and how much further it is seen.
+        [messages]: number of seen tokens. [seen tokens]: row of the bank; position in the view; row of the bank with
+        moved keys appended. [moved keys]: row of the bank that each is rotated from; shift of its position.
     """
     pieces = [
         (number, piece)
@@ -383,7 +382,7 @@ def _views(packed: PackedTraces) -> tuple[Integers, Integers, Integers, Integers
         [number for number, _ in pieces], weights=[piece.count for _, piece in pieces], minlength=len(packed.messages)
     ).astype(np.int64)
     bank = len(packed.tokens) + sum(mapped.count for mapped in packed.mapped)
-    # A message that several see at one place is moved there once.
+    # A message that several messages see at one position is rotated to it once.
     moved: dict[tuple[int, int], int] = {}
     sources: list[tuple[int, int]] = []
     end = bank

@@ -1,4 +1,4 @@
-"""All that decides what a training run over traces ends with, but the model and the traces."""
+"""Settings of a training run over traces: with the model and the traces they determine its result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from choreo_agents.arguments import Options
 
 
 class TuneSettings(Options):
-    """How an adapter and a cache mapper are trained. Frozen.
+    """Hyperparameters for an adapter and a cache mapper. Frozen.
 
-    The defaults are those of Prompt Choreography (section 3.2, footnote 7), where it says any.
+    Defaults are those of Prompt Choreography (section 3.2, footnote 7), where it gives any.
     """
 
     rank: int = Field(default=64, ge=0, description="Of the adapter; 0: none is trained.")
@@ -50,10 +50,10 @@ class TuneSettings(Options):
 
 
 def as_now(settings: object) -> dict[str, Any] | None:
-    """Settings that were written when there were fewer, as they would be written now; None: they are not understood.
+    """Return saved settings with the defaults of newer fields; None if they are invalid.
 
     Args:
-        settings: JSON, or what it says.
+        settings: JSON text, or parsed JSON.
     """
     try:
         if isinstance(settings, str):

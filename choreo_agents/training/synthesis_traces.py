@@ -1,4 +1,4 @@
-"""Synthesis as traces: branches encoded apart and shown to an answer somewhere, or all of it as one ordinary prompt."""
+"""Traces of syntheses: an answer that reads branches which were encoded apart, or the same as one ordinary prompt."""
 
 from __future__ import annotations
 
@@ -16,63 +16,63 @@ from choreo_agents.training.tuning import Example
 
 ROOT = "begin of sequence"
 QUESTIONS = 6
-"""That are asked at most of one set of branches. Branches are long and answers short: six answers teach six times as
-much as one, and cost little more."""
+"""Most questions about one set of branches. Branches are long and answers short: six answers teach six times as much as
+one, and cost little more."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens of one message, wherever it stands."""
+    """Tokens of a message, without a position."""
 
     name: str
     tokens: tuple[int, ...]
     learn: tuple[int, int] | None = None
-    """As of `TraceMessage`."""
+    """See `TraceMessage.learn`."""
     author: str | None = None
     role: str | None = None
 
 
 @dataclass(frozen=True)
 class BranchExample:
-    """A trunk, branches that leave it, and what follows after all of them."""
+    """A shared trunk, parallel branches of workers, and the synthesizer's messages after them."""
 
     id: str
     trunk: tuple[Span, ...]
-    """The beginning of the sequence included."""
+    """Messages that all workers see, including the beginning of the sequence."""
     branches: tuple[tuple[tuple[Span, ...], Span], ...]
-    """Each worker's private context, and its words."""
+    """Private context and answer of each worker."""
     following: tuple[Span, ...]
-    """The synthesizer's own: each of them sees the trunk, all branches' words, and what of this comes before."""
+    """Messages of the synthesizer: each sees the trunk, the answers of all branches, and its own earlier messages."""
     boundaries: tuple[tuple[int, ...], ...] = ()
-    """What a synthesizer may read behind each branch, as tokens."""
+    """Tokens that a synthesizer may read after each branch."""
     others: tuple[tuple[Span, ...], ...] = ()
-    """Other calls of synthesizers over the same branches, none of which sees another's."""
+    """Messages of further syntheses of the same branches, none of which sees another."""
 
 
 def boundaries_of(model: LoadedModel, branches: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
-    """What an engine encodes behind each branch, as tokens; none, where the chat template opens turns with nothing."""
-    found = tuple(tuple(model.encode(model.opening(branch.tokens))) for branch in branches)
-    return found if all(found) else ()
+    """Return the tokens that an engine encodes after each branch; empty if the chat template opens turns by nothing."""
+    boundaries = tuple(tuple(model.encode(model.opening(branch.tokens))) for branch in branches)
+    return boundaries if all(boundaries) else ()
 
 
 def asked_together(fans: Sequence[BranchExample]) -> BranchExample:
-    """One fan of several that have the same trunk and branches: these are encoded once for all of them.
+    """Combine examples with the same trunk and branches into one, so that these are encoded once.
 
     Raises:
-        ValueError: They differ in more than in what follows.
+        ValueError: Their trunks or branches differ.
     """
-    first, *others = fans
-    if any((other.trunk, other.branches) != (first.trunk, first.branches) for other in others):
+    first, *more = fans
+    if any((fan.trunk, fan.branches) != (first.trunk, first.branches) for fan in more):
         raise ValueError(f"not all of what is asked together with {first.id!r} has its branches")
     renamed = tuple(
-        tuple(replace(one, name=f"{one.name} {number}") for one in other.following)
-        for number, other in enumerate(others, start=2)
+        tuple(replace(turn, name=f"{turn.name} {number}") for turn in fan.following)
+        for number, fan in enumerate(more, start=2)
     )
     return replace(first, others=renamed)
 
 
 def root_of(model: LoadedModel) -> list[Span]:
-    """The beginning of the sequence, if the model has one."""
+    """Return the beginning of the sequence as a message, if the model has one."""
     return [Span(ROOT, tuple(model.encode(model.chat.bos)), role="system")] if model.chat.bos else []
 
 
@@ -86,11 +86,10 @@ def span(
     learn: bool = False,
     tokens: Sequence[int] | None = None,
 ) -> Span:
-    """One turn as tokens; of a learnt one, the words and the token that ends a decode are learnt, the rest is given.
+    """Return a turn as tokens; with `learn`, its text and the token that ends a decode are learnt.
 
-    A learnt turn is an answer as its readers get it: without thoughts, and without the empty block of an answer that
-    was decoded without any. Where nothing closes a turn, it ends with the token that the model stops at: then nothing
-    may follow it.
+    A learnt turn is an answer as its readers see it: without thoughts and without an empty block of thoughts. If the
+    chat template does not close turns, it ends with the model's stop token, and no message may follow it.
 
     Raises:
         TrainingError: A learnt turn does not start with the header that a decode starts with.
@@ -99,20 +98,20 @@ def span(
     if not learn:
         return Span(name, whole, None, author, role)
     header = tuple(model.encode(model.chat.assistant.opening(author).rstrip(" ")))
-    whole = (*header, *_words(model, name, author, whole, header))
+    whole = (*header, *_answer_tokens(model, name, author, whole, header))
     closing = tuple(model.encode(model.chat.turn_end))
     if not closing:
         whole += _stop(model) if whole[-1] not in model.adapter.end_tokens else ()
-    unsaid = len(closing) - model.said_of(closing) if closing and whole[-len(closing) :] == closing else 0
+    unsaid = len(closing) - model.turn_end_length(closing) if closing and whole[-len(closing) :] == closing else 0
     return Span(name, whole, (len(header), len(whole) - unsaid), author, role)
 
 
-def _words(
+def _answer_tokens(
     model: LoadedModel, name: str, author: str | None, whole: tuple[int, ...], header: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """What follows the header of an answer, which readers have as `header`."""
+    """Return an answer's tokens after its header, which readers see as `header`, and decodes maybe in another form."""
     headers = [header, tuple(model.encode(model.chat.header(author)))]
-    begun = max((each for each in headers if whole[: len(each)] == each), key=len, default=None)
+    begun = max((prefix for prefix in headers if whole[: len(prefix)] == prefix), key=len, default=None)
     opened = () if model.chat.thoughts is None else tuple(model.encode(model.chat.header(None, thinking=True)))
     thinks = begun is not None and begun[: len(opened)] != opened == whole[: len(opened)]
     if begun is None or thinks:
@@ -121,7 +120,7 @@ def _words(
 
 
 def _stop(model: LoadedModel) -> tuple[int, ...]:
-    """The token that a model stops at where nothing closes its turn: rather the one that opens the next."""
+    """Return the stop token for a turn that the template does not close: preferably the one that opens the next."""
     ends = model.adapter.end_tokens
     opening = tuple(model.encode(model.chat.start("user")))[:1]
     return opening if opening and opening[0] in ends else ends[:1]
@@ -135,98 +134,98 @@ def cache_trace(
     adapter: str | None = None,
     boundaries: bool = False,
 ) -> Trace:
-    """The answer from the workers' own encodings, placed as `place_branches` says.
+    """Return the trace of an answer that reads the workers' own KV, at the positions of `place_branches`.
 
     Args:
-        fan: What is said by whom.
-        layout: Where branches appear to the synthesizer.
-        mapped: Whether it sees what a cache mapper makes of each branch, named `branch mapped`, in its place.
-        adapter: Encodes the synthesizer's own messages; the workers' are the model's alone.
-        boundaries: Whether it reads what stands behind each branch, named `branch end`.
+        fan: The example.
+        layout: Positions of the branches in the synthesizer's view.
+        mapped: Whether it sees a cache mapper's copy of each branch, named `branch mapped`, instead of the branch.
+        adapter: Encodes the synthesizer's own messages; workers' messages are the model's alone.
+        boundaries: Whether it reads the boundary after each branch, named `branch end`.
     """
-    made: list[TraceMessage] = []
-    trunk = _chain(made, fan.trunk, [])
+    messages: list[TraceMessage] = []
+    trunk = _chain(messages, fan.trunk, [])
     shown: list[str] = []
     for private, words in fan.branches:
-        _, own = _chain(made, [*private, words], trunk)[-1]
+        _, own = _chain(messages, [*private, words], trunk)[-1]
         shown.append(words.name)
         if mapped:
             shown[-1] = f"{words.name} mapped"
-            seen: Any = {"parents": (words.name,), "offsets": (own,)}
-            made.append(replace(made[-1], name=shown[-1], **seen, learn=None, mapped=True))
-    encoded = {message.name: message for message in made}
+            link: Any = {"parents": (words.name,), "offsets": (own,)}
+            messages.append(replace(messages[-1], name=shown[-1], **link, learn=None, mapped=True))
+    encoded = {message.name: message for message in messages}
     placed = [(encoded[name].position, len(encoded[name].tokens)) for name in shown]
-    offsets, anchors, end = place_branches(layout, [len(one.tokens) for one in fan.trunk], placed)
+    offsets, anchors, end = place_branches(layout, [len(turn.tokens) for turn in fan.trunk], placed)
     view = list(zip([name for name, _ in trunk] + shown, offsets + anchors, strict=True))
     if boundaries and fan.boundaries:
-        after = sum(len(one.tokens) for one in fan.trunk)
+        after = sum(len(turn.tokens) for turn in fan.trunk)
         for name, anchor, tokens in zip(shown, anchors, fan.boundaries, strict=True):
-            _chain(made, [Span(f"{name} end", tokens)], [*trunk, (name, after)], adapter=adapter)
-            view.append((made[-1].name, anchor + len(encoded[name].tokens)))
+            _chain(messages, [Span(f"{name} end", tokens)], [*trunk, (name, after)], adapter=adapter)
+            view.append((messages[-1].name, anchor + len(encoded[name].tokens)))
     for following in (fan.following, *fan.others):
-        _chain(made, following, view, end, adapter)
-    return Trace(fan.id, tuple(made))
+        _chain(messages, following, view, end, adapter)
+    return Trace(fan.id, tuple(messages))
 
 
 def text_trace(fan: BranchExample) -> Trace:
-    """The same answer from the same words as one ordinary prompt: each message sees all before it, but other answers.
+    """Return the trace of the same answer from one ordinary prompt: each message sees all before it but other answers.
 
-    The learnt tokens are those of `cache_trace`, in their order.
+    The learnt tokens are those of `cache_trace`, in the same order.
     """
-    made: list[TraceMessage] = []
-    seen = _chain(made, [*fan.trunk, *(words for _, words in fan.branches)], [])
+    messages: list[TraceMessage] = []
+    view = _chain(messages, [*fan.trunk, *(words for _, words in fan.branches)], [])
     for following in (fan.following, *fan.others):
-        _chain(made, following, seen)
-    return Trace(f"{fan.id} text", tuple(made))
+        _chain(messages, following, view)
+    return Trace(f"{fan.id} text", tuple(messages))
 
 
 @dataclass(frozen=True)
 class Views:
-    """How examples are shown."""
+    """Settings that turn examples of branches into traces."""
 
     layouts: Sequence[SynthesisLayout] = ("parallel",)
-    """Each example has one of these."""
+    """Layouts, of which each example gets a random one."""
     mapped: bool = False
-    """As for `cache_trace`, which says of `adapter` too."""
+    """As for `cache_trace`, as is `adapter`."""
     adapter: str | None = None
     boundaries: bool = False
     """As for `cache_trace`."""
     text: bool = True
-    """Whether the text trace is made as well."""
+    """Whether the teacher's text trace is made as well."""
 
     def example(self, fan: BranchExample, rng: random.Random) -> Example:
-        """Show one."""
+        """Return the traces of an example, with a random layout."""
         layout = rng.choice(self.layouts)
         cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter, boundaries=self.boundaries)
         return Example(cache, text_trace(fan) if self.text else None)
 
 
 def _chain(
-    made: list[TraceMessage],
+    messages: list[TraceMessage],
     spans: Sequence[Span],
-    seen: Sequence[tuple[str, int]],
+    before: Sequence[tuple[str, int]],
     start: int | None = None,
     adapter: str | None = None,
 ) -> list[tuple[str, int]]:
-    """Append messages one after the other, each seeing what was seen before and those before it.
+    """Append consecutive messages, each of which sees `before` and the appended messages before it.
 
     Args:
-        made: Where they are appended.
+        messages: The list that they are appended to.
         spans: Their tokens.
-        seen: Messages and where they appear.
-        start: Of the first; None: after the last that is seen.
+        before: Names and positions of messages in view.
+        start: Position of the first message; None: after the view.
         adapter: Encodes them.
 
     Returns:
-        What is seen now.
+        The view after the last message.
     """
-    known = {message.name: len(message.tokens) for message in made}
-    view = list(seen)
-    at = start if start is not None else max((offset + known[name] for name, offset in view), default=0)
-    for one in spans:
+    lengths = {message.name: len(message.tokens) for message in messages}
+    view = list(before)
+    at = start if start is not None else max((offset + lengths[name] for name, offset in view), default=0)
+    for turn in spans:
         parents, offsets = tuple(name for name, _ in view), tuple(offset for _, offset in view)
-        told = (one.learn, adapter, False, one.author, one.role)
-        made.append(TraceMessage(one.name, one.tokens, parents, offsets, at, *told))
-        view.append((one.name, at))
-        at += len(one.tokens)
+        fields = (turn.learn, adapter, False, turn.author, turn.role)
+        messages.append(TraceMessage(turn.name, turn.tokens, parents, offsets, at, *fields))
+        view.append((turn.name, at))
+        at += len(turn.tokens)
     return view

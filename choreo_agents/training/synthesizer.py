@@ -1,7 +1,6 @@
-"""Trains a synthesizer: an adapter for what it says itself, and a cache mapper for the branches that it reads.
+"""Trains a synthesizer: an adapter for its own messages, and a cache mapper for the branches that it reads.
 
-Workers stay as they are, so that whoever else reads their caches finds what it knows (Parallel-Synthesis, section on
-training).
+Workers stay unchanged, so their KV remains valid for all other readers (Parallel-Synthesis, section on training).
 """
 
 from __future__ import annotations
@@ -18,38 +17,38 @@ from choreo_agents.training.tuned import Tuned
 from choreo_agents.training.tuning import EvalScore, Outcome, Source, TrainingProgress, Tuning, run_and_keep
 
 Judged = tuple[EvalScore, Mapping[str, float]]
-"""How good the weights are, and what that is made of, by name."""
+"""Score of the weights, and its components by name."""
 
 
 class Curriculum(Protocol):
-    """What a synthesizer is trained on, and judged by: merges of one's own, or drawn from a language."""
+    """Training examples and evaluation of a synthesizer: the user's own merges, or merges drawn from a language."""
 
     @property
     def judged_by(self) -> str:
-        """Tells what judges from what judges others."""
+        """Digest of the evaluation's data and settings: a run does not resume with another one."""
         ...
 
     def source(self, tuned: Tuned) -> Source:
-        """The examples, shown as suits what learns: with mapped branches, adapted answers, a teacher beside them."""
+        """Return the examples in the form that the trained parts need: mapped branches, adapted answers, a teacher."""
         ...
 
     def judge(self, tuned: Tuned, run: Path) -> Callable[[], Judged]:
-        """What scores the weights as they are when it is called.
+        """Return a function that scores the weights as they are when it is called.
 
         Args:
-            tuned: What learns.
-            run: A folder in which they may lie while they are judged.
+            tuned: The weights.
+            run: Directory in which they may be saved for the evaluation.
         """
         ...
 
     def as_object(self) -> dict[str, Any]:
-        """What a card says of it, as plain JSON."""
+        """Return the curriculum's entry in a card, as plain JSON."""
         ...
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How a run ended."""
+    """Result of a training run."""
 
     out: Path
     outcome: Outcome
@@ -64,33 +63,33 @@ def train_synthesizer(
     *,
     run: Path,
     out: Path,
-    on_progress: Callable[[TrainingProgress], None] = lambda passage: None,
+    on_progress: Callable[[TrainingProgress], None] = lambda progress: None,
     on_score: Callable[[int, Mapping[str, float]], None] = lambda epoch, shares: None,
     command: str = "",
 ) -> Trained:
-    """Train an adapter and a mapper; resumes what an earlier call has begun in the same folder.
+    """Train an adapter and a mapper; an interrupted run in the same directory is resumed.
 
     Args:
-        model: That both are for.
-        settings: How; a rank of 0 leaves the adapter or the mapper out.
-        curriculum: On what, and by what it is judged.
-        run: Where checkpoints are kept.
-        out: Where the best go, with a card.
-        on_progress: Hears of every batch.
-        on_score: Hears what the score is made of, after each epoch.
-        command: That would do it again, for the card.
+        model: The model that both belong to.
+        settings: Hyperparameters; a rank of 0 leaves the adapter or the mapper out.
+        curriculum: Examples and evaluation.
+        run: Directory of checkpoints.
+        out: Directory for the best weights and a card.
+        on_progress: Called after every batch.
+        on_score: Called with the components of the score after each epoch.
+        command: Command line that repeats the run, for the card.
 
     Raises:
-        TrainingError: The loss is no number any more, or the folder is another run's.
-        InvalidRequestError: Another run is at work in the folder.
+        TrainingError: The loss is not finite any more, or the directory belongs to another run.
+        InvalidRequestError: Another process is training in the directory.
     """
     tuned = Tuned(model, settings)
     scored = curriculum.judge(tuned, run)
 
     def judge(epoch: int) -> EvalScore:
-        held, shares = scored()
+        score, shares = scored()
         on_score(epoch, shares)
-        return held
+        return score
 
     def describe(outcome: Outcome) -> Mapping[str, Any]:
         assert outcome.best is not None

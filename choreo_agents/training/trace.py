@@ -1,5 +1,5 @@
-"""A finished run as data: every message's tokens, what its call attended to and where, what of it was sampled; and how
-an engine's run becomes one."""
+"""Traces: a finished run as data. Each message has its tokens, its view with positions, and the span that was sampled;
+`record` extracts them from an engine."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from choreo_agents.kv.handle import MessageHandle
 
 @dataclass(frozen=True)
 class TraceMessage:
-    """One message of a trace, as one call of the engine made it.
+    """A message of a trace, as a call of the engine made it.
 
-    Positions are the call's own: `offsets[i]` is where parent i appears to it, `position` where its first token
-    stands. Another call may show the same message elsewhere.
+    Positions are the call's own: `offsets[i]` is the position at which it sees parent i, `position` that of its first
+    token. Another call may see the same message at another position.
     """
 
     name: str
     """Unique in its trace."""
     tokens: tuple[int, ...]
-    """All of them: a header and what closes a decoded message included."""
+    """All tokens, including the header and the end of a decoded message."""
     parents: tuple[str, ...] = ()
     """Names of the messages it attends to, in order."""
     offsets: tuple[int, ...] = ()
     position: int = 0
     learn: tuple[int, int] | None = None
-    """Where the tokens whose log-loss counts begin, at least at 1, and end; None: it was given."""
+    """Start, at least 1, and end of the tokens whose log-loss counts; None if the message is input."""
     adapter: str | None = None
-    """Which adapter encodes it; None: the model alone."""
+    """Adapter that encodes it; None: the model alone."""
     mapped: bool = False
-    """Whether its KV is what a cache mapper makes of its one parent's, whose tokens it repeats in the same place."""
+    """Whether a cache mapper makes its KV from its only parent, whose tokens it repeats at the same positions."""
     author: str | None = None
     role: str | None = None
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Messages in an order in which parents come first.
+    """Messages of a run, parents before children.
 
     Raises:
-        TrainingError: A view names a message that does not exist or comes later, offsets do not fit their parents, or
-            there is nothing to learn.
+        TrainingError: A view names a message that does not exist or comes later, or offsets, learnt tokens or a mapped
+            message are invalid.
     """
 
     id: str
@@ -52,25 +52,25 @@ class Trace:
     by_name: Mapping[str, TraceMessage] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known: dict[str, TraceMessage] = {}
+        by_name: dict[str, TraceMessage] = {}
         for message in self.messages:
-            _require_sound(self.id, message, known)
-            known[message.name] = message
-        object.__setattr__(self, "by_name", known)
+            _require_sound(self.id, message, by_name)
+            by_name[message.name] = message
+        object.__setattr__(self, "by_name", by_name)
 
     @property
     def learnt_tokens(self) -> int:
-        """Tokens whose log-loss counts."""
+        """Number of tokens whose log-loss counts."""
         return sum(message.learn[1] - message.learn[0] for message in self.messages if message.learn is not None)
 
     @property
     def tokens(self) -> int:
-        """Tokens that a forward pass encodes: each message's once, mapped ones not at all."""
+        """Number of tokens that a forward pass encodes: each message once, mapped ones not at all."""
         return sum(len(message.tokens) for message in self.messages if not message.mapped)
 
     @property
     def reach(self) -> int:
-        """The first position that nothing of it reaches."""
+        """Number of positions that the trace uses: one more than the highest position in any view."""
         ends = [
             max(
                 message.position + len(message.tokens),
@@ -83,25 +83,25 @@ class Trace:
 
 
 def batched(traces: Sequence[Trace], most: int) -> list[list[Trace]]:
-    """Cut traces, in their order, into batches of at most so many tokens; a longer trace is one of its own."""
+    """Cut traces, in their order, into batches of at most `most` tokens; a longer trace is a batch of its own."""
     batches: list[list[Trace]] = []
-    left = 0
+    free = 0
     for trace in traces:
-        if not batches or trace.tokens > left:
+        if not batches or trace.tokens > free:
             batches.append([])
-            left = most
+            free = most
         batches[-1].append(trace)
-        left -= trace.tokens
+        free -= trace.tokens
     return batches
 
 
-def _require_sound(trace: str, message: TraceMessage, known: Mapping[str, TraceMessage]) -> None:
-    """Raise unless a message fits those that come before it."""
+def _require_sound(trace: str, message: TraceMessage, by_name: Mapping[str, TraceMessage]) -> None:
+    """Raise `TrainingError` unless a message fits the messages before it."""
     where = f"message {message.name!r} of trace {trace!r}"
-    missing = [parent for parent in message.parents if parent not in known]
+    missing = [parent for parent in message.parents if parent not in by_name]
     if missing:
         raise TrainingError(f"the view of {where} names {missing[0]!r}, and no message before it is called that")
-    if message.name in known:
+    if message.name in by_name:
         raise TrainingError(f"{where} has the name of another")
     if not message.tokens:
         raise TrainingError(f"{where} is empty")
@@ -110,58 +110,58 @@ def _require_sound(trace: str, message: TraceMessage, known: Mapping[str, TraceM
     if message.learn is not None and not 1 <= message.learn[0] < message.learn[1] <= len(message.tokens):
         raise TrainingError(f"{where} is to learn tokens {message.learn!r} of its {len(message.tokens)}")
     if message.mapped:
-        _require_copy(where, message, [known[parent] for parent in message.parents])
+        _require_copy(where, message, [by_name[parent] for parent in message.parents])
 
 
 def _require_copy(where: str, message: TraceMessage, parents: Sequence[TraceMessage]) -> None:
-    """Raise unless a mapped message is its only parent's words in the same place."""
+    """Raise `TrainingError` unless a mapped message has the tokens and the position of its only parent."""
     same = len(parents) == 1 and parents[0].tokens == message.tokens and not parents[0].mapped
     if not same or message.position != parents[0].position or message.learn is not None:
         raise TrainingError(f"{where} is mapped: it repeats one encoded message, in its place, and learns nothing")
 
 
 def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace:
-    """What an engine did for these messages, and for all that they descend from.
+    """Return the trace of these messages and all their ancestors.
 
-    Messages are called as their handles are: the same in another engine if both have the same salt. Every sampled token
-    is learnt; headers, and closing tokens that the model did not sample itself, are not. Under a method that keeps text
-    only, views are those that choreo would have had: what the model really read is the trace's `text_twin`.
+    Messages have the ids of their handles, which are the same in any engine with the same salt. Every sampled token is
+    learnt; headers, and closing tokens that the model did not sample, are not. Under a method that keeps only text, the
+    trace has the views that choreo would have had; what the model really read is its `text_twin`.
 
     Args:
-        engine: Under any method.
-        name: The trace's id.
-        handles: Still leased.
+        engine: An engine with any method.
+        name: Id of the trace.
+        handles: Handles that are still leased.
 
     Raises:
         HandleError: A handle is unknown, released, or another model's.
-        TrainingError: It cannot be said as a trace: a mapped message was mapped once more.
+        TrainingError: A trace cannot express the run: a mapped message was mapped once more.
     """
-    made = engine.inspect.records(handles)
-    starts = {each.handle.id: each.position for each in made}
+    records = engine.inspect.records(handles)
+    starts = {entry.handle.id: entry.position for entry in records}
     messages: list[TraceMessage] = []
-    for each in made:
-        parents, offsets, start = tuple(parent.id for parent in each.parents), each.offsets, each.position
-        if each.mapped:
-            # What it is a copy of may have been released, and encoded again elsewhere, since.
+    for entry in records:
+        parents, offsets, start = tuple(parent.id for parent in entry.parents), entry.offsets, entry.position
+        if entry.mapped:
+            # Its parent may since have been released and encoded again at another position.
             start = starts[parents[0]]
             offsets = (start,)
-        learn = None if each.sampled is None or each.sampled[0] == each.sampled[1] else each.sampled
-        placed = (parents, offsets, start, learn, each.adapter, each.mapped, each.author, each.role)
-        messages.append(TraceMessage(each.handle.id, each.tokens, *placed))
+        learn = None if entry.sampled is None or entry.sampled[0] == entry.sampled[1] else entry.sampled
+        fields = (parents, offsets, start, learn, entry.adapter, entry.mapped, entry.author, entry.role)
+        messages.append(TraceMessage(entry.handle.id, entry.tokens, *fields))
     return Trace(name, tuple(messages))
 
 
 def handles_in(entries: Iterable[Mapping[str, Any]]) -> list[MessageHandle]:
-    """The handles of a graph's state (`state["handles"]`), each once. What was asked is among their ancestors."""
+    """Return the distinct handles in a graph's `state["handles"]`. Prompts are among their ancestors."""
     handles = (MessageHandle.model_validate(entry["handle"]) for entry in entries)
     return list(dict.fromkeys(handles))
 
 
 def text_twin(trace: Trace) -> Trace:
-    """The same calls, each over the words of its view instead of their encodings: what ordinary prompting does.
+    """Return the same calls over the text of their views instead of cached KV, as ordinary prompting does.
 
-    Every learnt message stands alone behind its parents' words, from position 0 on, under the trace's own names. What
-    nothing is learnt of is left out.
+    Every learnt message becomes a single message with its parents' tokens before its own, from position 0 on, under its
+    old name. Messages without learnt tokens are left out.
     """
     twins: list[TraceMessage] = []
     for message in trace.messages:

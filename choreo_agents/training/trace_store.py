@@ -1,7 +1,7 @@
-"""Traces on disk: their structure as lines of JSON, their tokens as tensors. A recording that was killed goes on.
+"""Traces on disk: structure as lines of JSON, tokens as tensors. A killed recording can resume.
 
-traces.jsonl            settings, then one line a trace
-tokens-0001.safetensors the tokens of the traces that were added together, in one tensor each
+traces.jsonl            settings, then a line for each trace
+tokens-0001.safetensors tokens of the traces that were added by one call, a tensor for each
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _DEFAULTS = {field.name: field.default for field in fields(TraceMessage) if fiel
 
 
 class TraceStore(AbstractContextManager["TraceStore"]):
-    """The traces of one recording, each once, whatever interrupts it.
+    """Traces of a recording, each once, whatever interrupts it.
 
-    Tokens are written before the line that names them. A line that was cut in the middle, or whose tokens are gone, is
-    dropped when the store is opened: its trace is to be added again. While it is open nobody else writes to it.
+    Tokens are written before the line that names them. A line that was cut off, or whose tokens are missing, is dropped
+    when the store is opened: add its trace again. While the store is open, a lock keeps other processes out.
 
     Args:
-        folder: Made if need be.
-        settings: What decides the traces, as plain JSON: those of two recordings never mix.
+        folder: The directory, which is created if need be.
+        settings: All that decides the traces, as plain JSON: traces of different recordings never mix.
 
     Raises:
         InvalidRequestError: The folder holds another recording's traces, or is being written to.
@@ -46,13 +46,13 @@ class TraceStore(AbstractContextManager["TraceStore"]):
         path = folder / TRACES_FILE
         self._journal = Journal(path, settings)
         try:
-            kept = _with_tokens(path, self._journal.records)
-            if len(kept) < len(self):
-                self._journal.keep(kept)
+            shards = _with_tokens(path, self._journal.records)
+            if len(shards) < len(self):
+                self._journal.keep(shards)
         except BaseException:
             self._journal.close()
             raise
-        self._last_shard = max(kept.values(), default=0)
+        self._last_shard = max(shards.values(), default=0)
 
     def __contains__(self, name: str) -> bool:
         return name in self._journal
@@ -61,14 +61,14 @@ class TraceStore(AbstractContextManager["TraceStore"]):
         return len(self._journal.records)
 
     def add(self, traces: Sequence[Trace], most_positions: int | None = None) -> None:
-        """Write traces down; they are on disk when this returns. Those that come together share a file of tokens.
+        """Append traces; they are on disk when this returns. Traces of one call share a file of tokens.
 
         Args:
-            traces: None of them is there yet.
-            most_positions: That a trace may reach.
+            traces: Traces with new ids.
+            most_positions: Most positions of a trace.
 
         Raises:
-            TrainingError: One has nothing to learn, reaches too far, or is there already; none is written then.
+            TrainingError: A trace has nothing to learn, too many positions, or an old id; then none is written.
         """
         names = [trace.id for trace in traces]
         twice = next((name for i, name in enumerate(names) if name in self or name in names[:i]), None)
@@ -83,10 +83,10 @@ class TraceStore(AbstractContextManager["TraceStore"]):
         self._last_shard += 1
         for number, trace in enumerate(traces):
             place = {"shard": self._last_shard, "tensor": str(number), "digest": digest_of([trace])[:16]}
-            self._journal.add(trace.id, {**place, "messages": [_written(message) for message in trace.messages]})
+            self._journal.add(trace.id, {**place, "messages": [_as_record(message) for message in trace.messages]})
 
     def close(self) -> None:
-        """Let others write to the folder."""
+        """Close the store and release its lock."""
         self._journal.close()
 
     def __exit__(self, *_: object) -> None:
@@ -94,15 +94,15 @@ class TraceStore(AbstractContextManager["TraceStore"]):
 
 
 def read_traces(folder: Path, most_positions: int | None = None) -> list[Trace]:
-    """The traces of a store in the order in which they were added, also while it is being written to.
+    """Read the traces of a store in the order in which they were added, also while it is being written to.
 
     Args:
-        folder: The store's.
-        most_positions: That a trace may reach: the context of the model that is to learn.
+        folder: Directory of the store.
+        most_positions: Most positions of a trace: the context of the model that is trained.
 
     Raises:
-        TrainingError: A trace is damaged, has nothing to learn, or reaches too far: says in which line of which file.
-        InvalidRequestError: A line is no trace of ours.
+        TrainingError: A trace is damaged, has nothing to learn, or too many positions; the message names its line.
+        InvalidRequestError: A line is no record of a trace.
         OSError: There is no store.
     """
     path = folder / TRACES_FILE
@@ -128,11 +128,11 @@ def read_traces(folder: Path, most_positions: int | None = None) -> list[Trace]:
 
 
 def digest_of(traces: Iterable[Trace]) -> str:
-    """64 hex digits that tell traces from any others: SHA-256 over all that they say, in their order."""
+    """Return 64 hex digits that identify traces: SHA-256 over all their contents, in order."""
     code = hashlib.sha256()
     for trace in traces:
-        said = [trace.id, [[message.tokens, _written(message)] for message in trace.messages]]
-        code.update(json.dumps(said, sort_keys=True).encode() + b"\n")
+        content = [trace.id, [[message.tokens, _as_record(message)] for message in trace.messages]]
+        code.update(json.dumps(content, sort_keys=True).encode() + b"\n")
     return code.hexdigest()
 
 
@@ -150,41 +150,41 @@ def _shard(folder: Path, number: int) -> Path:
 
 
 def _with_tokens(path: Path, records: Mapping[str, Record]) -> dict[str, int]:
-    """The traces whose tokens are there, and in which file."""
-    held: dict[int, set[str]] = {}
-    found: dict[str, int] = {}
+    """Return the traces whose tokens are on disk, with the numbers of their files."""
+    stored: dict[int, set[str]] = {}
+    shards: dict[str, int] = {}
     for number, (name, record) in enumerate(records.items(), start=2):
         try:
             shard, tensor = int(record["shard"]), str(record["tensor"])
         except (LookupError, TypeError, ValueError) as error:
             raise TrainingError(f"line {number} of {str(path)!r} is no trace: remove it") from error
-        if shard not in held:
-            held[shard] = set()
+        if shard not in stored:
+            stored[shard] = set()
             with suppress(OSError):
-                held[shard] = set(read_tensors(_shard(path.parent, shard))[0])
-        if tensor in held[shard]:
-            found[name] = shard
-    return found
+                stored[shard] = set(read_tensors(_shard(path.parent, shard))[0])
+        if tensor in stored[shard]:
+            shards[name] = shard
+    return shards
 
 
 def _tokens(trace: Trace) -> Tensor:
     return torch.tensor([token for message in trace.messages for token in message.tokens], dtype=torch.int32)
 
 
-def _written(message: TraceMessage) -> Record:
-    """All but the tokens, and what is as usual."""
-    said = {name: getattr(message, name) for name, usual in _DEFAULTS.items() if getattr(message, name) != usual}
-    return {"name": message.name, "count": len(message.tokens), **said}
+def _as_record(message: TraceMessage) -> Record:
+    """Return a message as JSON without its tokens and without fields that have their defaults."""
+    changed = {name: getattr(message, name) for name, usual in _DEFAULTS.items() if getattr(message, name) != usual}
+    return {"name": message.name, "count": len(message.tokens), **changed}
 
 
 def _trace(name: str, messages: Sequence[Record], tokens: Sequence[int]) -> Trace:
-    """Put the messages of a line and their tokens together again."""
-    made: list[TraceMessage] = []
+    """Restore a trace from the messages of its line and its tokens."""
+    restored: list[TraceMessage] = []
     at = 0
     for message in messages:
         lists = {key: tuple(value) for key, value in message.items() if isinstance(value, list)}
-        said: dict[str, Any] = {**message, **lists}
-        count = said.pop("count")
-        made.append(TraceMessage(tokens=tuple(tokens[at : at + count]), **said))
+        values: dict[str, Any] = {**message, **lists}
+        count = values.pop("count")
+        restored.append(TraceMessage(tokens=tuple(tokens[at : at + count]), **values))
         at += count
-    return Trace(name, tuple(made))
+    return Trace(name, tuple(restored))

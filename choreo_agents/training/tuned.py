@@ -1,4 +1,4 @@
-"""What is trained: an adapter, a cache mapper, or both, beside a model that stays as it is."""
+"""Trainable parameters: an adapter, a cache mapper, or both, for a model whose own weights stay frozen."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from choreo_agents.synthesis.mapper import MAPPER_FILE, MERGING_FILE, CacheMappe
 from choreo_agents.training.settings import TuneSettings
 
 TUNED = "tuned"
-"""What traces call the adapter that is trained."""
+"""Name of the trained adapter in traces."""
 
 
 class Tuned:
     """The parameters of a training run.
 
     Args:
-        model: That they are for; its layers are made ready for the adapter.
-        settings: Which, and of which rank.
+        model: The model; its layers are hooked for the adapter.
+        settings: Ranks and target layers.
 
     Raises:
-        TrainingError: Nothing is to be trained, or the model has no layer of those that are named.
+        TrainingError: Both ranks are 0, or the model does not have the target layers.
     """
 
     def __init__(self, model: LoadedModel, settings: TuneSettings) -> None:
@@ -51,7 +51,7 @@ class Tuned:
             raise TrainingError("nothing is to be trained: give the adapter or the mapper a rank above 0")
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All that learns, the adapter's first, in a stable order."""
+        """Yield all trainable parameters in a stable order, the adapter's first."""
         for module, part in (self.lora.parts if self.lora is not None else {}).items():
             for side, tensor in (("down", part.down), ("up", part.up)):
                 assert isinstance(tensor, nn.Parameter)
@@ -60,31 +60,33 @@ class Tuned:
             yield from ((f"mapper.{name}", parameter) for name, parameter in self.mapper.named_parameters())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A copy of all values, by name."""
+        """Return a copy of all parameters by name."""
         return {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take all values from a state."""
+        """Set all parameters from a state."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.copy_(state[name])
 
     def save(self, folder: Path) -> None:
-        """Write what `Engine.load_adapter` reads. An adapter or a mapper that is not trained goes from the folder:
-        it would be served with this one. Files that say the same are left as they are, whose digests others know.
+        """Write the files that `Engine.load_adapter` reads.
+
+        Files of an adapter or a mapper that is not trained are removed: they would be served with the new ones. Files
+        with the same content are left alone, because others may know their digests.
 
         Raises:
-            OSError: It cannot be written. Then, and after a kill, the folder holds what was there, all of the new, or
-                what nobody loads: never a new adapter beside an old mapper.
+            OSError: They cannot be written. Then, and after a kill, the directory holds all old files, all new files,
+                or none that can be loaded: never a new adapter beside an old mapper.
         """
         weights = self.model.adapter.weights
-        with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE, MAPPER_FILE, MERGING_FILE)) as made:
+        with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE, MAPPER_FILE, MERGING_FILE)) as staging:
             if self.lora is not None:
-                write_adapter(made, self.lora.parts, weights, name=self.model.name, dropout=self.settings.dropout)
+                write_adapter(staging, self.lora.parts, weights, name=self.model.name, dropout=self.settings.dropout)
             if self.mapper is not None:
-                self.mapper.save(made, weights)
+                self.mapper.save(staging, weights)
             if self.settings.boundaries:
-                write_merging(made, MergingConfig(boundaries=True))
+                write_merging(staging, MergingConfig(boundaries=True))
 
     @property
     def parameters(self) -> int:
@@ -104,11 +106,12 @@ class Tuned:
 
 
 def target_modules(model: LoadedModel, targets: tuple[str, ...]) -> list[str]:
-    """The modules that an adapter adapts: those whose last name is among the targets; without any, all linear layers
-    but the output's and experts'.
+    """Return the names of the modules that an adapter adapts.
+
+    These are the linear layers whose last name is a target; without targets, all but the output layer and experts.
 
     Raises:
-        TrainingError: There is none, or none that has one of these names.
+        TrainingError: The model has no linear layer, or none with the name of a target.
     """
     output = model.adapter.model.get_output_embeddings()
     linear = {
@@ -116,11 +119,11 @@ def target_modules(model: LoadedModel, targets: tuple[str, ...]) -> list[str]:
         for name, module in model.adapter.model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not output and ".experts." not in name
     }
-    known = {name.rpartition(".")[2] for name in linear}
-    missing = [target for target in targets if target not in known]
+    names = {name.rpartition(".")[2] for name in linear}
+    missing = [target for target in targets if target not in names]
     if missing or not linear:
-        wanted = f"called {' or '.join(missing)}" if missing else "that can be adapted"
-        raise TrainingError(f"the model has no layer {wanted}: it has {', '.join(sorted(known)) or 'no linear ones'}")
+        kind = f"called {' or '.join(missing)}" if missing else "that can be adapted"
+        raise TrainingError(f"the model has no layer {kind}: it has {', '.join(sorted(names)) or 'no linear ones'}")
     return [name for name in linear if not targets or name.rpartition(".")[2] in targets]
 
 

@@ -1,8 +1,8 @@
-"""Trains an adapter and a cache mapper on traces: forced words, choreographed views, gradients through every call.
+"""Trains an adapter and a cache mapper on traces: forced tokens, the engine's views, gradients through every call.
 
-The log-loss of what was sampled, under the views that the engine would use (Prompt Choreography, section 3.2); where a
-teacher's trace stands beside, also the divergence from its distributions. Every step's random numbers come from
-(seed, epoch, batch): a run that was killed goes on from its last checkpoint and ends with the same weights on a CPU.
+The loss is the log-loss of sampled tokens under the views that the engine would use (Prompt Choreography, section 3.2);
+for an example with a teacher's trace, also the divergence from its distributions. The random numbers of a step depend
+on (seed, epoch, batch): a killed run resumes from its last checkpoint and ends with the same weights on a CPU.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ CHECKPOINT_EVERY_S = 30.0
 
 @dataclass(frozen=True)
 class Example:
-    """A trace to learn from, and perhaps a teacher's: the same learnt tokens, seen as the model is used to."""
+    """A trace to learn from, and optionally a teacher's with the same learnt tokens, in views that the model knows."""
 
     trace: Trace
     teacher: Trace | None = None
 
 
 class Source(Protocol):
-    """Where examples come from."""
+    """A source of training examples."""
 
     @property
     def digest(self) -> str:
-        """Tells its data from others'."""
+        """Digest of the data: a run does not resume on other data."""
         ...
 
     def epoch(self, number: int) -> Sequence[Example]:
-        """The examples of an epoch; the same number gives the same ones."""
+        """Return the examples of an epoch: always the same for a number."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a run has come."""
+    """Progress of a training run."""
 
     epoch: int
     epochs: int
     batch: int
     batches: int
-    """Of this epoch."""
+    """Batches of this epoch."""
     loss: float
     """Mean over the epoch so far, in nats per learnt token."""
     tokens: int
-    """Encoded by this process, those of teachers not counted, ..."""
+    """Tokens encoded since this process began, without teachers'."""
     seconds: float
-    """... since it began."""
+    """Seconds since this process began."""
     score: float | None
     """The last held-out score."""
 
 
 @dataclass(frozen=True)
 class EvalScore:
-    """What the held-out split says of the weights; higher is better."""
+    """Score of the weights on the held-out split; higher is better."""
 
     score: float
     loss: float | None = None
@@ -85,34 +85,34 @@ class EvalScore:
 
 
 Judge = Callable[[int], EvalScore]
-"""Scores the weights as they are now, after so many epochs, on the held-out split."""
+"""Scores the current weights on the held-out split; called with the number of finished epochs."""
 
 
 @dataclass
 class Outcome:
-    """How a run ended."""
+    """Result of a training run."""
 
     epochs: int = 0
     steps: int = 0
     tokens: int = 0
     best_epoch: int = 0
-    """0: the weights it began with were the best."""
+    """Epoch of the best weights; 0: those before training."""
     best: EvalScore | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
-    """By epoch: training loss, held-out score and loss."""
+    """Training loss, held-out score and held-out loss of each epoch."""
     seconds: float = 0.0
-    """Up to the last checkpoint, in all processes."""
+    """Seconds up to the last checkpoint, over all processes."""
 
 
 class Tuning:
-    """One run.
+    """A training run that can be resumed.
 
     Args:
-        tuned: What learns; ends with the best weights that were found.
-        source: Of the examples.
+        tuned: The parameters; after the run they have the best weights.
+        source: Source of the examples.
         judge: Called before the first epoch and after each.
-        checkpoints: Where it is resumed from.
-        judged_by: Tells what the judge judges by from others': a run goes on with no other.
+        checkpoints: Checkpoints to resume from and to write.
+        judged_by: Digest of the held-out data: a run does not resume with another one.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Tuning:
         )
         self.outcome = Outcome()
         self.ended = False
-        """Whether what learns has its final weights: the best, also where the loss ended as no number."""
+        """Whether the parameters have their final, best weights, also after a loss that is not finite."""
         self._epoch, self._batch, self._sum, self._learnt = 0, 0, 0.0, 0
         self._since_best = 0
         self._best_state: dict[str, Tensor] | None = None
@@ -152,12 +152,12 @@ class Tuning:
         """Train to the end, from the newest checkpoint if there is one.
 
         Args:
-            on_progress: Told after every batch and every score.
+            on_progress: Called after every batch and every score.
             checkpoint_every_s: Seconds between two checkpoints within an epoch.
 
         Raises:
-            TrainingError: The loss is no number any more: names the trace, the best weights so far are kept. Or there
-                is nothing to learn from, or the checkpoint is damaged, or another run's.
+            TrainingError: The loss is not finite any more: the message names the trace, and the best weights so far
+                are kept. Or there are no examples, or the checkpoint is damaged or another run's.
         """
         saved = self._checkpoints.newest()
         if saved is not None:
@@ -171,22 +171,22 @@ class Tuning:
             while self._batch < len(batches):
                 self._step(batches[self._batch], len(batches))
                 self._batch += 1
-                on_progress(self._passage(len(batches)))
+                on_progress(self._progress(len(batches)))
                 if time.perf_counter() - written >= checkpoint_every_s:
                     self._save()
                     written = time.perf_counter()
             self._epoch, self._batch = self._epoch + 1, 0
             self._score()
-            ended = self._passage(0)
+            progress = self._progress(0)
             self._sum, self._learnt = 0.0, 0
             self._save()
             written = time.perf_counter()
-            on_progress(ended)
+            on_progress(progress)
         self._take_best()
         return self.outcome
 
     def _batches(self, epoch: int) -> list[list[Example]]:
-        """An epoch's batches: like lengths side by side, the batches in random order."""
+        """Return an epoch's batches: traces of similar lengths in each, the batches in random order."""
         examples = list(self.source.epoch(epoch))
         rng = random.Random(f"order {self.settings.seed} {epoch}")
         rng.shuffle(examples)
@@ -219,41 +219,41 @@ class Tuning:
         self.outcome.tokens += sum(example.trace.tokens for example in batch)
 
     def _losses(self, batch: Sequence[Example]) -> Tensor:
-        """[traces], of the learnt tokens of each together."""
+        """Return [traces], the sum of the learnt tokens' losses of each trace."""
         learnt = self._forward.logits([example.trace for example in batch])
         wide = learnt.logits.float()
-        each = functional.cross_entropy(wide, learnt.targets, reduction="none")
+        losses = functional.cross_entropy(wide, learnt.targets, reduction="none")
         share = self.settings.imitation
         taught = [number for number, example in enumerate(batch) if example.teacher is not None]
         if share and taught:
             with torch.no_grad():
-                told = self._teacher.logits([example.teacher for example in batch if example.teacher is not None])
-            rows = torch.isin(learnt.owners, torch.tensor(taught, device=each.device)).nonzero().flatten()
-            assert torch.equal(told.targets, learnt.targets[rows]), "a teacher's trace learns other tokens"
-            wanted, found = told.logits.float().log_softmax(-1), wide[rows].log_softmax(-1)
-            divergence = functional.kl_div(found, wanted, log_target=True, reduction="none").sum(-1)
-            each = each.index_copy(0, rows, (1 - share) * each[rows] + share * divergence)
-        return each.new_zeros(len(batch)).index_add(0, learnt.owners, each)
+                teacher = self._teacher.logits([example.teacher for example in batch if example.teacher is not None])
+            rows = torch.isin(learnt.owners, torch.tensor(taught, device=losses.device)).nonzero().flatten()
+            assert torch.equal(teacher.targets, learnt.targets[rows]), "a teacher's trace learns other tokens"
+            expected, actual = teacher.logits.float().log_softmax(-1), wide[rows].log_softmax(-1)
+            divergence = functional.kl_div(actual, expected, log_target=True, reduction="none").sum(-1)
+            losses = losses.index_copy(0, rows, (1 - share) * losses[rows] + share * divergence)
+        return losses.new_zeros(len(batch)).index_add(0, learnt.owners, losses)
 
     def _score(self) -> None:
-        """Judge the weights, and keep them if they are the best so far, or if the last are to be kept."""
+        """Score the weights, and keep them if they are the best so far or the settings keep the last."""
         with torch.no_grad():
-            held = self._judge(self._epoch)
+            result = self._judge(self._epoch)
         best = self.outcome.best
-        if best is None or held.rank > best.rank or self.settings.keep == "last":
-            self.outcome.best, self.outcome.best_epoch, self._since_best = held, self._epoch, 0
+        if best is None or result.rank > best.rank or self.settings.keep == "last":
+            self.outcome.best, self.outcome.best_epoch, self._since_best = result, self._epoch, 0
             self._best_state = self.tuned.state()
         else:
             self._since_best += 1
         self.outcome.epochs = self._epoch
         loss = self._sum / self._learnt if self._learnt else None
         self.outcome.history.append(
-            {"epoch": self._epoch, "loss": loss, "held_out_score": held.score, "held_out_loss": held.loss}
+            {"epoch": self._epoch, "loss": loss, "held_out_score": result.score, "held_out_loss": result.loss}
         )
 
     def _stop(self, batch: Sequence[Example], losses: Tensor) -> None:
-        """The loss is no number: keep what was good, and say where it happened."""
-        wrong = [e.trace.id for e, loss in zip(batch, losses, strict=True) if not bool(loss.isfinite())]
+        """Restore the best weights and raise `TrainingError` with the trace whose loss is not finite."""
+        wrong = [example.trace.id for example, loss in zip(batch, losses, strict=True) if not bool(loss.isfinite())]
         self._optimizer.zero_grad(set_to_none=True)
         self._take_best()
         every = ", ".join(repr(example.trace.id) for example in batch)
@@ -268,15 +268,15 @@ class Tuning:
             self.tuned.load_state(self._best_state)
             self.ended = True
 
-    def _set_rates(self, done: float) -> None:
-        """A linear rise, then a cosine down to what is left at the end."""
+    def _set_rates(self, progress: float) -> None:
+        """Set the learning rates: a linear warm-up, then a cosine down to the final rate; `progress` is from 0 to 1."""
         warmup, final = self.settings.warmup, self.settings.final_rate
-        rising = min(1.0, (done + 1e-3) / warmup) if warmup else 1.0
-        share = rising * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
+        rising = min(1.0, (progress + 1e-3) / warmup) if warmup else 1.0
+        share = rising * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
 
-    def _passage(self, batches: int) -> TrainingProgress:
+    def _progress(self, batches: int) -> TrainingProgress:
         seconds, tokens = time.perf_counter() - self._started, self.outcome.tokens - self._tokens_before
         loss = self._sum / self._learnt if self._learnt else math.nan
         score = self.outcome.history[-1]["held_out_score"]
@@ -284,7 +284,7 @@ class Tuning:
         return TrainingProgress(self._epoch, epochs, self._batch, batches, loss, tokens, seconds, score)
 
     def _identity(self) -> dict[str, str]:
-        """What a checkpoint has to have been written by."""
+        """Return settings and digests that a checkpoint must share with this run."""
         return {
             "settings": self.settings.model_dump_json(),
             "data": self.source.digest,
@@ -310,7 +310,7 @@ class Tuning:
     def _load(self, path: Path) -> None:
         try:
             state = torch.load(path, map_location=self.tuned.model.adapter.device, weights_only=True)
-            # Settings that are newer than the checkpoint had their defaults.
+            # Settings that are newer than the checkpoint count as their defaults.
             now = {**self._identity(), "settings": self.settings.model_dump(mode="json")}
             written = {**state["identity"], "settings": as_now(state["identity"].get("settings"))}
             differs = [name for name, value in now.items() if written.get(name) != value]
@@ -321,9 +321,9 @@ class Tuning:
                 )
             self._epoch, self._batch, self._sum, self._learnt, self._since_best = state["place"]
             epochs, steps, tokens, best_epoch, best, history = state["outcome"]
-            held = None if best is None else EvalScore(*best)
+            best_score = None if best is None else EvalScore(*best)
             seconds = float(state.get("seconds", 0.0))
-            self.outcome = Outcome(epochs, steps, tokens, best_epoch, held, list(history), seconds)
+            self.outcome = Outcome(epochs, steps, tokens, best_epoch, best_score, list(history), seconds)
             self.tuned.load_state(state["parameters"])
             self._best_state = state["best"]
             self._optimizer.load_state_dict(state["optimizer"])
@@ -333,10 +333,10 @@ class Tuning:
 
 CARD_FILE = "card.json"
 Card = dict[str, Any]
-_OF_THIS_TIME = {"command", "minutes", "torch", "device"}
-"""What differs between two calls of one run."""
+_PER_CALL = {"command", "minutes", "torch", "device"}
+"""Entries of a card that differ between two calls of the same run."""
 _SHARE = "share_of_model"
-"""What was trained, in parameters of the model that it was trained for: older cards do not say it of every training."""
+"""Entry of a card: trained parameters over the model's. Older cards may lack it."""
 
 
 def run_and_keep(
@@ -347,39 +347,39 @@ def run_and_keep(
     *,
     command: str = "",
 ) -> Card:
-    """Train to the end and write the best weights, with a card; those of a run that ends as no number without one.
+    """Train to the end and write the best weights with a card; without one if the loss ends as not finite.
 
-    A run that was finished before keeps its card: what it took then is what it took.
+    A run that was finished before keeps its card, with its original command and time.
 
     Args:
         tuning: The run.
-        out: Where weights and card go.
+        out: Directory for weights and card.
         on_progress: As for `Tuning.run`.
-        describe: What the card says beside how the run went.
-        command: That would do it again.
+        describe: Returns further entries of the card.
+        command: Command line that repeats the run.
 
     Raises:
         TrainingError: As for `Tuning.run`.
-        OSError: The weights cannot be written; what was there is left.
+        OSError: The weights cannot be written; old files are kept.
     """
     path = out / CARD_FILE
     try:
         outcome = tuning.run(on_progress)
     except BaseException:
         if tuning.ended:
-            # A card that is there speaks of other weights.
+            # An existing card describes other weights.
             path.unlink(missing_ok=True)
             tuning.tuned.save(out)
         raise
-    made: Card = json.loads(json.dumps({"command": command, **describe(outcome), **_card(tuning, outcome)}))
-    known = _known(path, made)
-    if known is not None and all(known.get(key) == made[key] for key in made.keys() - _OF_THIS_TIME):
+    card: Card = json.loads(json.dumps({"command": command, **describe(outcome), **_card(tuning, outcome)}))
+    old = _earlier_card(path, card)
+    if old is not None and all(old.get(key) == card[key] for key in card.keys() - _PER_CALL):
         tuning.tuned.save(out)
-        return known
+        return old
     path.unlink(missing_ok=True)
     tuning.tuned.save(out)
-    write_text(path, json.dumps(made, indent=2) + "\n")
-    return made
+    write_text(path, json.dumps(card, indent=2) + "\n")
+    return card
 
 
 def _card(tuning: Tuning, outcome: Outcome) -> Card:
@@ -401,12 +401,12 @@ def _card(tuning: Tuning, outcome: Outcome) -> Card:
     }
 
 
-def _known(path: Path, made: Card) -> Card | None:
-    """The card that is there, with what cards say by now."""
+def _earlier_card(path: Path, card: Card) -> Card | None:
+    """Read the existing card, with entries that newer cards have; None if there is none."""
     try:
-        found = json.loads(path.read_text())
+        old = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(old, dict):
         return None
-    return {_SHARE: made[_SHARE]} | found | {"settings": as_now(found.get("settings"))}
+    return {_SHARE: card[_SHARE]} | old | {"settings": as_now(old.get("settings"))}

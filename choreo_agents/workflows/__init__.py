@@ -1,4 +1,4 @@
-"""Ready-made graphs: the workflows of Prompt Choreography, sections 3 and 4."""
+"""Ready-made multi-agent graphs: the workflows of Prompt Choreography, sections 3 and 4."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ __all__ = [
     "tree_of_thoughts",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name to be here
+if not TYPE_CHECKING:  # a type checker would accept any name as an attribute
 
     def __getattr__(name: str) -> object:
-        """Import a graph when its name is first asked for: options of commands need neither torch nor LangGraph."""
+        """Import a graph on first access: listing the options of commands must import neither torch nor LangGraph."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = {"DebateState": "debate", "final_answer": "debate", "Role": "iterative_debate"}.get(name, name)

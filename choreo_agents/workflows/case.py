@@ -1,4 +1,4 @@
-"""What a workflow is given to do, and what its result is worth."""
+"""The interface of a runnable workflow: its options, its input items, how it is run, and how its result is scored."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:  # commands list the cases' options: neither torch nor LangGra
 Prompts: TypeAlias = "phrasing.Prompts"
 Sampling: TypeAlias = "sampling.Sampling"
 EMBEDDED_TOKENS, CHAT_TOKENS = 96, 512
-"""A message's tokens at most, unless told otherwise."""
+"""Most tokens of a message by default, for the embedded model and for others."""
 
 
 class Options(BaseModel):
-    """What decides the shape of a workflow."""
+    """Options that decide the shape of a workflow's graph."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Item(BaseModel):
-    """One thing to do: a problem that is shipped, or a line of the user's file. Other fields are ignored."""
+    """An input of a workflow: a bundled problem or a line of the user's file. Unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True)
 
     id: str = ""
-    """Names it in the results; by default the number of its line."""
+    """Key of the item in the results; by default its line number."""
 
     @property
     def graded(self) -> bool:
-        """Whether it says what would be right: then one that cannot be played is wrong."""
+        """True if the item has a right answer: then a run that fails scores 0."""
         return False
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a workflow."""
+    """Way to run a workflow: an engine method and overrides of options."""
 
     method: MethodName
-    """Of the engine."""
+    """The engine's method."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """To the options."""
+    """Values of options that the variant sets."""
 
 
 _NAMES: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
@@ -56,48 +56,48 @@ METHODS: Mapping[str, Variant] = {name: Variant(name) for name in _NAMES}
 
 @dataclass(frozen=True)
 class Play:
-    """A graph, and its input."""
+    """A graph and its input messages."""
 
     graph: ChoreoGraph
     messages: tuple[tuple[str, str], ...] = ()
-    """Roles and words."""
+    """Roles and texts."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a play ended."""
+    """The final answer of a run and its score."""
 
     answer: str
     score: float | None
-    """The share that is right, from 0 to 1; None if nobody knows."""
+    """Share that is right, from 0 to 1; None if the item has no right answer."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Further shares, by name."""
+    """Further scores, by name."""
 
 
 class Case(Protocol):
     """A workflow that can be run and scored."""
 
     name: ClassVar[str]
-    """That of its function."""
+    """Name of the function that builds its graph."""
     summary: ClassVar[str]
     options: ClassVar[type[Options]]
     item: ClassVar[type[Item]]
     variants: ClassVar[Mapping[str, Variant]] = METHODS
     scored: ClassVar[str] = "right"
-    """What a score counts."""
+    """Label of the score."""
     higher_is_better: ClassVar[bool] = True
     """Whether a higher score is a better one."""
 
     def play(self, item: Any, options: Any, prompts: Prompts, sampling: Sampling) -> Play:
-        """The graph for an item."""
+        """Return the graph and the input messages for an item."""
         ...
 
     def judge(self, item: Any, options: Any, prompts: Prompts, state: Mapping[str, Any]) -> Result:
-        """What the state of a finished run is worth."""
+        """Score the end state of a run."""
         ...
 
 
 def answers_of(state: Mapping[str, Any], node: str) -> list[str]:
-    """All that a node has said, in order."""
+    """Return the texts of all messages of a node, in order."""
     words = {message.id: str(message.text) for message in state["messages"]}
     return [words[entry["message_id"]] for entry in state["handles"] if entry["author"] == node]

@@ -1,4 +1,4 @@
-"""Many items of a workflow, played on one engine at the same time; every result is written down as it comes."""
+"""Plays many items of a workflow concurrently on one engine, and writes each result to a journal as it comes."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from choreo_agents.workflows.case import Item
 from choreo_agents.workflows.playing import Setup, play
 
 AT_ONCE = 64
-"""Items that are played together, ..."""
+"""Most items that are played concurrently."""
 TOKENS_EACH = 2048
-"""... as long as the engine's memory holds so many tokens for each of them."""
+"""Tokens of KV memory for each concurrent item: a smaller memory budget lowers their number."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PlayProgress:
-    """How far a variant has come."""
+    """Progress of a variant over its items."""
 
     variant: str
     finished: int
-    """Items, those that were known before included."""
+    """Items with a result, including those that the journal had before."""
     tokens: int = 0
-    """Encoded and reused since it started."""
+    """Tokens encoded and reused since the start."""
     seconds: float = 0.0
 
 
 def seeds_of(items: Sequence[Item], seed: int) -> list[int]:
-    """The seed of the run of each of the user's items: by its id, in whatever order they come."""
+    """Return a seed for each item, which depends on its id and not on its place in the file."""
     return [int.from_bytes(hashlib.sha256(f"{seed} {item.id}".encode()).digest()[:6], "big") for item in items]
 
 
 def content_of(item: Item) -> str:
-    """A digest that tells an item from another of the same id."""
+    """Return 16 hex digits of an item's content, which differ between items of the same id."""
     return hashlib.sha256(item.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 
 def require_known(journal: Journal, variant: str, items: Sequence[Item], contents: Sequence[str]) -> None:
-    """Raise `InvalidRequestError` if the journal holds the result of another item under an id."""
+    """Raise `InvalidRequestError` if the journal has a result under an item's id that is another item's."""
     for item, content in zip(items, contents, strict=True):
         if journal.records.get(f"{variant} | {item.id}", {}).get("content", content) != content:
             raise InvalidRequestError(
@@ -66,30 +66,30 @@ async def play_items(
     journal: Journal,
     on_progress: Callable[[PlayProgress], None] = lambda progress: None,
 ) -> None:
-    """Play what the journal does not hold yet.
+    """Play the items that the journal does not have yet.
 
-    An item that cannot be played, because its view outgrows the model's context, say, is written down with the reason.
-    What is no fault of an item, as too little KV memory, ends the run: started again, it plays the rest.
+    An item that cannot be played, such as one whose view outgrows the model's context, is recorded with its error. An
+    error that is not the item's, such as too little KV memory, ends the run; started again, it resumes.
 
     Args:
-        engine: Of the variant's method.
-        setup: As the variant has it.
-        variant: Names the results.
-        items: What to do.
-        contents: A digest of each, which is written down with its result.
-        seeds: Of the runs.
-        journal: Gets a record of each item.
-        on_progress: Told of every item that is over.
+        engine: An engine with the variant's method.
+        setup: The setup with the variant's options.
+        variant: Key of the results.
+        items: The inputs.
+        contents: A digest of each item, which is recorded with its result.
+        seeds: A seed for each item.
+        journal: Gets a record for each item.
+        on_progress: Called after every item.
 
     Raises:
         ChoreoError: The engine failed, or has too little memory.
     """
-    left = [place for place, item in enumerate(items) if f"{variant} | {item.id}" not in journal]
-    over, started = len(items) - len(left), time.perf_counter()
-    on_progress(PlayProgress(variant, over))
+    pending = [place for place, item in enumerate(items) if f"{variant} | {item.id}" not in journal]
+    finished, started = len(items) - len(pending), time.perf_counter()
+    on_progress(PlayProgress(variant, finished))
 
-    async def one(place: int) -> None:
-        nonlocal over
+    async def play_one(place: int) -> None:
+        nonlocal finished
         item = items[place]
         record: Record = {"variant": variant, "item": item.id, "content": contents[place]}
         try:
@@ -102,22 +102,22 @@ async def play_items(
             parts = {"answer": result.answer, "score": result.score, "parts": dict(result.parts)}
             record |= parts | {"messages": spoken}
         journal.add(f"{variant} | {item.id}", record)
-        over += 1
+        finished += 1
         stats = engine.stats()
         tokens = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
-        on_progress(PlayProgress(variant, over, tokens, time.perf_counter() - started))
+        on_progress(PlayProgress(variant, finished, tokens, time.perf_counter() - started))
 
-    await at_once((partial(one, place) for place in left), room(engine))
+    await at_once((partial(play_one, place) for place in pending), room(engine))
 
 
 def room(engine: Engine) -> int:
-    """How many items can be played at once."""
+    """Return how many items can be played concurrently within the engine's KV budget."""
     tokens = engine.stats().kv_budget_bytes // engine.model.adapter.geometry.bytes_per_token
     return min(AT_ONCE, max(1, tokens // TOKENS_EACH))
 
 
 async def at_once(jobs: Iterable[Callable[[], Awaitable[T]]], most: int) -> list[T]:
-    """Run jobs, `most` of them at a time, and return their results in order; the first error cancels the others."""
+    """Run jobs, at most `most` at a time, and return their results in order; the first error cancels the others."""
     gate = asyncio.Semaphore(most)
 
     async def gated(job: Callable[[], Awaitable[T]]) -> T:

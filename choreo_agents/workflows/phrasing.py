@@ -1,4 +1,4 @@
-"""What agents are told: texts by name from a TOML file, with a table for each kind of model."""
+"""Prompts of the workflows: named texts from TOML files, with a table for each kind of model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from choreo_agents.errors import InvalidRequestError
 
 _OURS = "the package"
 Dialect = Literal["embedded", "chat"]
-"""The embedded model knows the phrases of its own language only; chat models are told things at length."""
+"""Kind of model: the embedded one knows only the phrases of its own language, chat models need full instructions."""
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
-"""A file of prompts may come from anybody."""
+"""Sandbox for templates: a file of prompts may be untrusted."""
 
 
 @lru_cache(maxsize=256)
@@ -29,29 +29,29 @@ def _template(text: str) -> Template:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The texts of one workflow. A text may hold `{{ names }}` that are filled in when it is asked for."""
+    """The prompts of one workflow, by name. A prompt is a Jinja template whose `{{ names }}` get values on access."""
 
     texts: Mapping[str, Any]
     source: str = _OURS
 
     @property
     def is_own(self) -> bool:
-        """Whether some come from a user's file."""
+        """True if some prompts come from a user's file."""
         return self.source != _OURS
 
     def __call__(self, name: str, **values: Any) -> str:
-        """A text.
+        """Return a prompt with its values filled in.
 
         Raises:
-            InvalidRequestError: There is none of that name, or it holds a name that has no value.
+            InvalidRequestError: There is no such prompt, or one of its names has no value.
         """
-        found = self.get(name, **values)
-        if found is None:
+        text = self.get(name, **values)
+        if text is None:
             raise InvalidRequestError(f"the prompts of {self.source} have no text {name!r}: they have {self._names()}")
-        return found
+        return text
 
     def get(self, name: str, **values: Any) -> str | None:
-        """The same; None where there is no such text."""
+        """Return a prompt with its values filled in; None if there is no such prompt."""
         text = self.texts.get(name)
         if text is None:
             return None
@@ -63,31 +63,35 @@ class Prompts:
             raise InvalidRequestError(f"the text {name!r} of {self.source} cannot be filled in: {error}") from error
 
     def names(self, name: str, least: int = 0, most: int | None = None) -> tuple[str, ...]:
-        """A list of different names, of so many; empty where there is none."""
-        found = self.texts.get(name, [])
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-            raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no list of texts: {found!r}")
-        if len(found) < least or (most is not None and len(found) > most) or len(set(found)) < len(found):
+        """Return a list of `least` to `most` distinct texts; empty if there is no such list.
+
+        Raises:
+            InvalidRequestError: It is no list of texts, has duplicates, or has too few or too many.
+        """
+        names = self.texts.get(name, [])
+        if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
+            raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no list of texts: {names!r}")
+        if len(names) < least or (most is not None and len(names) > most) or len(set(names)) < len(names):
             allowed = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
             raise InvalidRequestError(
-                f"{name!r} in the prompts of {self.source} must be {allowed} different texts: {found!r}"
+                f"{name!r} in the prompts of {self.source} must be {allowed} different texts: {names!r}"
             )
-        return tuple(found)
+        return tuple(names)
 
     def _names(self) -> str:
         return ", ".join(sorted(self.texts))
 
 
 def load_prompts(workflow: str, dialect: Dialect, path: Path | None = None) -> Prompts:
-    """The prompts of a workflow.
+    """Load the prompts of a workflow.
 
     Args:
-        workflow: Its name: `tree_of_thoughts`.
-        dialect: For which kind of model.
-        path: A file of the user's own with a table `[embedded]` or `[chat]`; texts that it leaves out are ours.
+        workflow: Name of the workflow, as in `tree_of_thoughts`.
+        dialect: Kind of model.
+        path: The user's TOML file with a table `[embedded]` or `[chat]`; bundled prompts fill in what it leaves out.
 
     Raises:
-        InvalidRequestError: The file is no TOML, or has texts that no such workflow knows.
+        InvalidRequestError: The file is no TOML, or has prompts that the workflow does not use.
     """
     ours = tomllib.loads((files("choreo_agents.workflows") / "prompts" / f"{workflow}.toml").read_text())[dialect]
     if path is None:

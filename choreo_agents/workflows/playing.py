@@ -1,4 +1,4 @@
-"""One item of a workflow, played on an engine: a run of its graph, how that ended, and what it cost."""
+"""Plays one item of a workflow: runs its graph on an engine, scores the result, and counts the cost."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Ite
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
 
 Place = tuple[int, int]
-"""Of a message in a run: its step, and which of the branches that one node sent there side by side."""
+"""Place of a message in a run: superstep, and number among the parallel branches of its node."""
 OnToken = Callable[[str, str, str, Place], None]
-"""Called with agent, message id, text and the message's place for every piece of text as it is decoded."""
+"""Called for every chunk of decoded text, with agent, message id, text and the message's place."""
 MOST_STEPS = 1000
-"""Supersteps of a run."""
+"""Most supersteps of a run (LangGraph's `recursion_limit`)."""
 OnDecode = Callable[[Mapping[str, Any]], None]
-"""Called with what `stream_mode="custom"` tells of a message that was said: agent, tokens encoded and reused, times."""
+"""Called for every finished message with its `stream_mode="custom"` item: agent, tokens encoded and reused, times."""
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """What one run cost; counts are meant for a run that has the engine to itself."""
+    """Cost of one run. Counts are the engine's, so they are right only for a run that has the engine to itself."""
 
     ttft_s: tuple[float, ...]
-    """Of every decode: seconds from its node's start to its first token, encoding of what it reads included."""
+    """Seconds from the node's start to the first token of each decode, including encoding what it reads."""
     end_to_end_s: float
-    """From the graph's start to its end."""
+    """Seconds from the graph's start to its end."""
     tokens_encoded: int
-    """For the first time, or again since memory had lost them."""
+    """Tokens encoded for the first time, or again after their KV was evicted."""
     tokens_reused: int
     rows_per_decode_step: float
 
@@ -70,13 +70,13 @@ async def run_graph(
     """Run a graph once and return its end state and its cost.
 
     Args:
-        engine: Serves it.
+        engine: Serves the graph.
         graph: Compiled here, before the clock starts.
-        messages: Its input.
-        replay: The tokens that every agent must say.
-        seed: Of the run.
-        on_token: Sees the words as they come.
-        on_decode: Sees what each message cost.
+        messages: Input messages.
+        replay: Tokens that are forced on every agent, as `sampled` returns them.
+        seed: Seed of the run.
+        on_token: Called with text as it is decoded.
+        on_decode: Called with the cost of each message.
     """
     app = graph.compile(engine=engine)
     config: Any = {"configurable": {"choreo": RunOptions(seed, replay)}, "recursion_limit": MOST_STEPS}
@@ -113,21 +113,21 @@ async def run_graph(
 
 
 def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
-    """The tokens that every agent has sampled in a finished run: to be forced on another."""
-    said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
+    """Return the tokens that each agent sampled in a finished run, to force them on another run."""
+    tokens: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
     for entry in state["handles"]:
-        # What was thought before it was said is sampled as well.
+        # With thoughts, the sampled message is the one that includes them.
         handle = MessageHandle.model_validate(entry.get("thoughts") or entry["handle"])
-        [*_, made] = engine.inspect.records([handle])
-        if made.sampled is not None:
+        [*_, record] = engine.inspect.records([handle])
+        if record.sampled is not None:
             place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])
-            said[place] = made.tokens[slice(*made.sampled)]
-    return said
+            tokens[place] = record.tokens[slice(*record.sampled)]
+    return tokens
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is played: all that decides a result but the model and the item."""
+    """A workflow with its options, prompts and sampling: all that decides a result but the model and the item."""
 
     case: Case
     options: Options
@@ -135,12 +135,12 @@ class Setup:
     sampling: Sampling
 
     def changed(self, variant: Variant) -> Setup:
-        """The same as a variant has it."""
+        """Return this setup with a variant's options."""
         options = type(self.options).model_validate(self.options.model_dump() | dict(variant.changes))
         return Setup(self.case, options, self.prompts, self.sampling)
 
     def as_settings(self, model: LoadedModel) -> dict[str, Any]:
-        """As plain JSON, for a journal's first line."""
+        """Return the setup and the model as plain JSON, for a journal's first line."""
         sampling = self.sampling.with_defaults(model.sampling_defaults)
         return {
             "workflow": self.case.name,
@@ -161,15 +161,15 @@ def make_setup(
     top_p: float,
     max_tokens: int | None,
 ) -> Setup:
-    """What is played, with the prompts and the message length that suit the model."""
-    embedded = loaded.speaks_embedded
+    """Return a setup with the prompts and the message length that suit the model."""
+    embedded = loaded.has_embedded_vocabulary
     most = max_tokens or (EMBEDDED_TOKENS if embedded else CHAT_TOKENS)
     texts = load_prompts(case.name, "embedded" if embedded else "chat", prompts)
     return Setup(case, options, texts, Sampling(temperature=temperature, top_p=top_p, max_tokens=most))
 
 
 def require_variants(case: Case, names: str) -> list[str]:
-    """Variants by name, each once, in the order in which they are named."""
+    """Split comma-separated names of variants, drop duplicates, and raise `InvalidRequestError` for an unknown one."""
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in chosen:
         if name not in case.variants:
@@ -178,10 +178,10 @@ def require_variants(case: Case, names: str) -> list[str]:
 
 
 def read_items(case: Case, path: Path) -> list[Item]:
-    """The items of a JSONL file, one for each line that is not empty.
+    """Return the items of a JSONL file, one for each line that is not empty.
 
     Raises:
-        InvalidRequestError: A line is no JSON or no such item, or two have one id; says which.
+        InvalidRequestError: A line is no JSON or no item of the case, or two have one id; the message names it.
     """
     items: dict[str, Item] = {}
     # Only a line feed ends a line: items may hold what Unicode calls a line separator.
@@ -189,14 +189,14 @@ def read_items(case: Case, path: Path) -> list[Item]:
         if not line.strip():
             continue
         try:
-            found = case.item.model_validate_json(line)
+            item = case.item.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InvalidRequestError(
                 f"line {number} of {str(path)!r} is no item of {case.name}: {where and where + ': '}{first['msg']}"
             ) from error
-        named = found if found.id else found.model_copy(update={"id": f"line {number}"})
+        named = item if item.id else item.model_copy(update={"id": f"line {number}"})
         if named.id in items:
             raise InvalidRequestError(f"line {number} of {str(path)!r} has the id {named.id!r} of another line")
         items[named.id] = named
@@ -207,7 +207,7 @@ def read_items(case: Case, path: Path) -> list[Item]:
 
 @dataclass(frozen=True)
 class Setting:
-    """One item, to be played on engines of its own."""
+    """An item with its model, setup, seed and memory, to be played on a fresh engine for each method."""
 
     model: LoadedModel
     setup: Setup
@@ -218,45 +218,45 @@ class Setting:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """How it was played on one of them."""
+    """Result and cost of an item under one method."""
 
     result: Result
     cost: RunCost
     memory: MemoryMap
-    """The engine's, at the end."""
+    """The engine's KV memory at the end of the run."""
 
 
 def run_method(setting: Setting, variant: str, *, record: Path | None = None, **run: Any) -> MethodRun:
     """Play an item on a fresh engine.
 
     Args:
-        setting: Model, item, and what is made of it.
-        variant: How: one of the case's.
-        record: A file that is not there yet, for its record.
-        run: What `run_graph` takes: who sees what is said.
+        setting: Model, item and setup.
+        variant: Name of one of the case's variants.
+        record: A new file for the recording of the run.
+        run: Further arguments of `run_graph`, such as callbacks.
     """
     served = setting.setup.case.variants[variant]
     setup = setting.setup.changed(served)
     with Engine.load(setting.model, method=served.method, memory=setting.memory) as engine:
         with nullcontext() if record is None else engine.record(record):
-            result, _, cost = run_coroutine(_played(engine, setup, setting.item, seed=setting.seed, **run))
+            result, _, cost = run_coroutine(_play(engine, setup, setting.item, seed=setting.seed, **run))
         return MethodRun(result, cost, engine.kv.memory_map())
 
 
 def compared(setting: Setting, repeats: int, progress: Callable[[int, int], None]) -> Comparison:
-    """Play an item under three methods, all in the baseline's words: what each encodes, and how long it takes.
+    """Play an item under three methods with the baseline's answers forced on all, and compare tokens and times.
 
     Args:
-        setting: Model, item, and what is made of it.
+        setting: Model, item and setup.
         repeats: Timed runs of each method.
-        progress: Told how many runs of how many are over.
+        progress: Called with the number of finished runs and of all runs.
     """
     setup = setting.setup
-    made = setup.case.play(setting.item, setup.options, setup.prompts, setup.sampling)
+    workflow = setup.case.play(setting.item, setup.options, setup.prompts, setup.sampling)
     with Engine.load(setting.model, memory=setting.memory) as engine:
         return compare(
-            made.graph.compile(engine=engine),
-            [{"messages": list(made.messages)}],
+            workflow.graph.compile(engine=engine),
+            [{"messages": list(workflow.messages)}],
             methods=("baseline", "choreo", "naive"),
             repeats=repeats,
             seed=setting.seed,
@@ -266,30 +266,30 @@ def compared(setting: Setting, repeats: int, progress: Callable[[int, int], None
 
 
 async def play(engine: Engine, setup: Setup, item: Item, *, seed: int) -> tuple[Result, list[dict[str, str]], RunCost]:
-    """Play one item: its result, all that was said with its nodes, and the cost.
+    """Play one item and return its result, all messages with their nodes, and the cost.
 
     Args:
-        engine: Of the variant's method.
-        setup: As the variant has it.
-        item: What to do.
-        seed: Of the run.
+        engine: An engine with the variant's method.
+        setup: The setup with the variant's options.
+        item: The input.
+        seed: Seed of the run.
     """
     with engine.scope():
-        return await _played(engine, setup, item, seed=seed)
+        return await _play(engine, setup, item, seed=seed)
 
 
-async def _played(engine: Engine, setup: Setup, item: Item, **run: Any) -> tuple[Result, list[dict[str, str]], RunCost]:
-    made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
-    state, cost = await run_graph(engine, made.graph, made.messages, **run)
-    nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in made.graph.nodes)
+async def _play(engine: Engine, setup: Setup, item: Item, **run: Any) -> tuple[Result, list[dict[str, str]], RunCost]:
+    workflow = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
+    state, cost = await run_graph(engine, workflow.graph, workflow.messages, **run)
+    nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in workflow.graph.nodes)
     spoken = [{"node": node, "words": words} for node in nodes for words in answers_of(state, node)]
     return setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost
 
 
 def item_words(item: Item) -> list[tuple[str, str]]:
-    """What an item says, field by field, for people to read."""
-    found: list[tuple[str, str]] = []
+    """Return names and texts of an item's fields for display; a list yields a pair for each element."""
+    pairs: list[tuple[str, str]] = []
     for name, value in item.model_dump(exclude={"id"}, exclude_none=True).items():
-        for each in value if isinstance(value, list | tuple) else [value]:
-            found.append((name, each if isinstance(each, str) else json.dumps(each)))
-    return found
+        for part in value if isinstance(value, list | tuple) else [value]:
+            pairs.append((name, part if isinstance(part, str) else json.dumps(part)))
+    return pairs

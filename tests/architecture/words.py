@@ -49,9 +49,15 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def empty_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield variables and parameters whose names say nothing, with their lines."""
+    """Yield variables and parameters whose names say nothing, with their lines; fields have docs."""
+    fields = {id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in SAY_NOTHING:
+        if (
+            isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Store)
+            and id(node) not in fields
+            and node.id in SAY_NOTHING
+        ):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg) and node.arg in SAY_NOTHING:
             yield node.lineno, node.arg

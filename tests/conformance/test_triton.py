@@ -290,7 +290,7 @@ def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
         (torch.float64, HEADS, "float32, bfloat16 and float16, not torch.float64"),
         (torch.float32, HeadShape(2, 2, 512), "up to 256 dimensions, not of 512"),
     ):
-        assert complaint in str(TritonBackend.why_not(dtype, CPU, heads))
+        assert complaint in str(TritonBackend.tried(dtype, CPU, heads))
 
 
 def test_parts_are_added_up_in_the_order_of_the_rows_own_view() -> None:

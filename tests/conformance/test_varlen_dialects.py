@@ -16,7 +16,7 @@ from choreo_agents.attention.backends import make_backend, varlen, why_not_faste
 from choreo_agents.attention.backends.folded import FoldedBackend
 from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
-from choreo_agents.attention.backends.trial import complaint_of
+from choreo_agents.attention.backends.trial import find_fault
 from choreo_agents.attention.backends.varlen import CHUNK, Dialect, VarlenBackend, chunks, torch_kernel
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
@@ -321,10 +321,10 @@ def of_nothing(out: Tensor, layout: Layout, kind: AttentionKind) -> None: ...
 
 @pytest.mark.parametrize("spoilt", [Spoilt(of_prefills), Spoilt(of_capped_layers), Spoilt(of_windows)])
 def test_what_is_wrong_in_some_steps_only_is_found(spoilt: Spoilt) -> None:
-    said = complaint_of(spoilt, HeadShape(4, 2, 16), torch.bfloat16, CPU)
+    said = find_fault(spoilt, HeadShape(4, 2, 16), torch.bfloat16, CPU)
     assert said is not None and "off by" in said
 
 
 def test_keys_and_values_that_are_not_stored_are_found() -> None:
-    assert complaint_of(Spoilt(of_nothing), HeadShape(4, 2, 16), torch.bfloat16, CPU) is None
-    assert "off by" in (complaint_of(Spoilt(of_nothing, stores=True), HeadShape(4, 2, 16), torch.bfloat16, CPU) or "")
+    assert find_fault(Spoilt(of_nothing), HeadShape(4, 2, 16), torch.bfloat16, CPU) is None
+    assert "off by" in (find_fault(Spoilt(of_nothing, stores=True), HeadShape(4, 2, 16), torch.bfloat16, CPU) or "")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from integration.graph.durable.test_durability import CASES
 
-from choreo_agents.graph.durable.finding import opened
+from choreo_agents.graph.durable.finding import open_store
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/durable-runs.md").read_text()
 
@@ -28,7 +28,7 @@ def test_the_page_runs(
     assert lost.startswith("Alice [") and "nothing keeps what it was computed from" in lost
     assert [str(each.category.__name__) for each in names["warned"]].count("LineageWarning") >= 1
     lineage = tmp_path / "runs.sqlite.lineage"
-    assert lineage.exists() and opened(lineage).search(("choreo",)) == [], "what was forgotten is gone"
+    assert lineage.exists() and open_store(lineage).search(("choreo",)) == [], "what was forgotten is gone"
 
 
 def test_each_line_on_durability_is_tested() -> None:

@@ -45,6 +45,7 @@ CHECKS = (
     Check("format", ("ruff", "format", "--check", ".")),
     Check("lint", ("ruff", "check", ".")),
     Check("weight", ("python", "tests/architecture/weight.py")),
+    Check("words", ("python", "tests/architecture/words.py")),
 )
 
 

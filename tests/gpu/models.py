@@ -54,6 +54,6 @@ def drawn_llama(shape: LlamaShape, device: torch.device, dtype: torch.dtype, bac
             shutil.copy(WEIGHTS / name, Path(folder) / name)
         with (
             patch.object(Checkpoint, "model", draw),
-            patch.object(WeightFiles, "remembered", lambda *_, **__: "drawn"),
+            patch.object(WeightFiles, "cached_fingerprint", lambda *_, **__: "drawn"),
         ):
             return load_model(folder, device=device, dtype=dtype, backend=backend)

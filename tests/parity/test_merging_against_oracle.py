@@ -36,7 +36,7 @@ async def heard(engine: Engine, branches: list[MessageHandle], asked: list[int],
     forced = Sampling(forced_token_ids=tuple(rest))
     watch = lambda logits: seen.append(logits.clone())  # noqa: E731
     made = await engine.adecode([Decode([9], view.handles, view.offsets, view.end, forced, logits_callback=watch)])
-    for handle in (*made, *view.made):
+    for handle in (*made, *view.owned):
         engine.release(handle)
     return torch.stack(seen)
 

@@ -334,6 +334,6 @@ def test_chunks_that_all_see_whole_are_planned_together_as_they_are_one_by_one(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gpu_plan, "_seen_whole", lambda *_: range(0))
         alone = gpu_plan.KindPlan(layout[0], kind, group, sizes)
-    assert together.sizes == alone.sizes and together.room == alone.room
+    assert together.sizes == alone.sizes and together.steps_left == alone.steps_left
     for name, array in alone.arrays.items():
         assert together.arrays[name].tolist() == array.tolist(), name

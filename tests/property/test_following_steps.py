@@ -74,7 +74,7 @@ def test_a_step_that_keeps_its_layout_is_the_step_that_is_made_anew(steps: list[
         kept, anew = maker.make(rows), make_step(rows)
         layout = kept.layout.grown(kept.further)
         assert layout == anew.layout and [*kept.positions] == [*anew.layout.positions]
-        assert (kept.rows, kept.tokens, kept.wanted) == (anew.rows, anew.tokens, anew.wanted)
+        assert (kept.rows, kept.tokens, kept.logits_at) == (anew.rows, anew.tokens, anew.logits_at)
 
 
 def backends() -> Iterator[AttentionBackend]:

@@ -143,7 +143,7 @@ def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
         assert drawn(rows) == usual
     with changed(sampler, _FEW=0):
         assert drawn(rows) == usual
-    with changed(sampler, _ROOM_FOR_TIES=0):
+    with changed(sampler, _EXTRA_FOR_TIES=0):
         assert drawn(rows) == usual
 
 

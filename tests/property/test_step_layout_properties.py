@@ -83,7 +83,7 @@ def test_tokens_and_wanted_logits_follow_the_rows(rows: list[Row]) -> None:
     step = make_step(rows)
     assert step.rows == tuple(rows)
     assert step.tokens == tuple(token for row in rows for token in row.tokens)
-    assert [step.tokens[i] for i in step.wanted] == [row.tokens[-1] for row in rows if row.samples]
+    assert [step.tokens[i] for i in step.logits_at] == [row.tokens[-1] for row in rows if row.samples]
 
 
 @given(row_sets())

@@ -48,7 +48,7 @@ def test_encodings_in_users_turns_do_not_interfere(spec: Spec, seed: int, family
     other, authors = changed(spec, context)
     step_trace = StepTrace()
     one, _, _ = run(spec, Forced(seed), step_trace, echoing=False, model=family)
-    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), echoing=False, model=family)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.replay(), echoing=False, model=family)
     for key in one:
         if key[0] in readers:
             assert one[key] == two[key], f"{context} reached {key}"

@@ -65,7 +65,7 @@ def test_visibility_non_interference_of_encodings_is_bitwise(spec: Spec, seed: i
     other, authors = changed(spec, context)
     step_trace = StepTrace()
     one, _, _ = run(spec, Forced(seed), step_trace, echoing=False)
-    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), echoing=False)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.replay(), echoing=False)
     for key in one:
         if key[0] in readers:
             assert one[key] == two[key], f"{context} reached {key}"
@@ -95,7 +95,7 @@ def test_visibility_non_interference_is_bitwise_after_training(
     other, authors = changed(spec, context)
     step_trace = StepTrace()
     one, _, found = run(spec, Forced(seed), step_trace, trained, echoing=False)
-    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), trained, echoing=False)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.replay(), trained, echoing=False)
     known = {(finding.context, finding.reader, finding.channel) for finding in report.findings}
     assert {(each.context, each.reader, each.channel) for each in found.findings} <= known
     for key in one:
@@ -133,7 +133,7 @@ def test_visibility_non_interference_holds_when_decoding_freely(spec: Spec, seed
     step_trace = StepTrace()
     one, said, _ = run(spec, Forced(seed, free=frozenset(readers)), step_trace)
     other = Forced(seed, influenced, free=frozenset(readers))
-    two, said_again, _ = run(changed(spec, context)[0], other, step_trace.again())
+    two, said_again, _ = run(changed(spec, context)[0], other, step_trace.replay())
     for key in one:
         if key[0] in readers:
             assert said[key] == said_again[key] and one[key] == two[key], f"{context} reached {key}"
@@ -180,7 +180,7 @@ def test_visibility_the_comparison_of_bits_sees_a_module() -> None:
         for number in (7, 123456):  # as many tokens as before, and more
             step_trace = StepTrace()
             one, _, _ = run(spec, Forced(1), step_trace)
-            two, _, _ = run(changed(spec, BOX, number)[0], Forced(1), step_trace.again() if number == 7 else None)
+            two, _, _ = run(changed(spec, BOX, number)[0], Forced(1), step_trace.replay() if number == 7 else None)
             assert one["ann", 1, 0] != two["ann", 1, 0]
             if number == 7 or reaches:
                 assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches
@@ -209,7 +209,7 @@ def test_visibility_the_comparison_of_bits_sees_a_leak(
     step_trace = StepTrace()
     adapter = trained if is_trained else None
     one, _, _ = run(spec, Forced(1), step_trace, adapter)
-    two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), step_trace.again(), adapter)
+    two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), step_trace.replay(), adapter)
     if is_trained:
         assert one != run(spec, Forced(1))[0], "the adapter is served, and changes what is said"
     assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches

@@ -55,7 +55,7 @@ def test_visibility_non_interference_of_hundreds_of_graphs(tiny: LoadedModel, re
         other, authors = changed(spec, context)
         if freely:
             authors = frozenset(speaker.name for speaker in spec.speakers) - readers
-        again = step_trace.again()
+        again = step_trace.replay()
         two, said_again, _ = run(other, Forced(seed, authors, free=free), again, echoing=freely, asked=asked)
         counts["pairs of runs"] += 1
         for key in one:

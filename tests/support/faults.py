@@ -57,7 +57,7 @@ BEFORE: dict[str, tuple[type, str]] = {
 }
 """What is done before, and on the way."""
 DRAWING: dict[str, tuple[type, str]] = {
-    "what a constraint allows is filled in": (StepMasks, "filling"),
+    "what a constraint allows is filled in": (StepMasks, "fill_during"),
     "a sampler sees its logits": (TokenSampler, "shown"),
     "a sampler says what it draws": (TokenSampler, "draw"),
     "a constraint refuses": (TokenSampler, "refuses"),
@@ -167,7 +167,7 @@ def sampler_fault(engine: Engine, rng: Random) -> Any:
     if rng.random() < 0.4:
         return failing_logits(engine, rng, rng.choice([0.1, 0.5, 1.0]))
     owner, name = DRAWING[rng.choice(sorted(DRAWING))]
-    return failing_once(owner, name, at=rng.randrange(4), after=name != "filling" and rng.random() < 0.5)
+    return failing_once(owner, name, at=rng.randrange(4), after=name != "fill_during" and rng.random() < 0.5)
 
 
 def is_of_sampler(failed: str) -> bool:

@@ -52,7 +52,7 @@ def view_of(engine: Engine, branches: list[MessageHandle], prompt: Any = "", **o
 
 
 def give_back(engine: Engine, view: MergedView) -> None:
-    for handle in view.made:
+    for handle in view.owned:
         engine.release(handle)
 
 

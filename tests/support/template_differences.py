@@ -16,7 +16,7 @@ from typing import Any
 from choreo_agents.models.chat import ChatFormat, chat_format
 from choreo_agents.models.chat.template import Template
 from choreo_agents.models.checking import ViewComparison
-from choreo_agents.models.checking.comparing import compared, given_as, ways
+from choreo_agents.models.checking.comparing import compare_view, to_turns, variants
 from choreo_agents.models.checking.talk import QUESTION, View, views
 from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.safe_tokenization import SafeTokenizer, safe_tokenizer
@@ -98,7 +98,7 @@ class Comparing:
 
     def compare(self, view: View) -> ExplainedView:
         """A view beside the template's."""
-        found = compared(self.chat, self.template, self.spelling, view)
+        found = compare_view(self.chat, self.template, self.spelling, view)
         assert list(found.tokens) == self._tokens(Rendering(self.chat, view, None)), "nothing is undone"
         given = self._given(view)
         assert found.template_text == (None if given is None else given.text)
@@ -108,8 +108,8 @@ class Comparing:
 
     def _given(self, view: View) -> Given | None:
         """What `written` has found, and how; None if it raises whatever it is given, or if there is no template."""
-        for told, merged in ways(self.chat, view) if self.tokenizer.chat_template is not None else ():
-            text = self.template.render(given_as(self.chat, view, told, merged), answer=view.open)
+        for told, merged in variants(self.chat, view) if self.tokenizer.chat_template is not None else ():
+            text = self.template.render(to_turns(self.chat, view, told, merged), answer=view.open)
             if text is not None:
                 reasons = {"system": [], "no system": [Reason.NO_SYSTEM]}.get(told, [Reason.LATER_RAISES])
                 return Given(text, merged, reasons)

@@ -10,7 +10,7 @@ from operator import add
 from typing import TYPE_CHECKING, Literal
 
 from choreo_agents.models.checking.rendering import ReadMessage
-from choreo_agents.models.checking.talk import PARTED, QUESTION, TalkTurn, View
+from choreo_agents.models.checking.talk import QUESTION, SEPARATOR, TalkTurn, View
 from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Rendering:
         if not self.view.instructions:
             return None, None
         public, own = self.view.instructions
-        joined = f"{public}{PARTED}{own}"
+        joined = f"{public}{SEPARATOR}{own}"
         undone = {"dropped": (public, None), "hoisted": (own, None), "joined": (joined, None)}
         return undone.get(self.undone.later or "", (public, own))
 
@@ -177,7 +177,7 @@ class Rendering:
         """The parts of each user's turn, and answers."""
         between = self.chat.merges or ""
         turns: list[list[_Part] | TalkTurn] = [[("question", self.chat.part(QUESTION), between)]]
-        for said in self.view.said:
+        for said in self.view.turns:
             behind = turns[-1]
             if not self.merges or said.name == self.view.reader:
                 turns.append(said)
@@ -227,7 +227,7 @@ class Rendering:
     def _goes_on(self) -> bool:
         """Whether the last answer is the beginning of the next."""
         can = self.view.open and self.places is not None and self.places.goes_on
-        return can and self.undone.goes_on and bool(self.view.said)
+        return can and self.undone.goes_on and bool(self.view.turns)
 
     def _thought(self, said: TalkTurn, is_last: bool) -> bool:
         """Whether an answer has its thoughts before it: the reader's own has, if its template shows it earlier ones."""
@@ -237,7 +237,7 @@ class Rendering:
 
     def _header(self) -> PromptText:
         chat, undone = self.chat, self.undone
-        if self._goes_on or (undone.header == "none" and self.view.said):
+        if self._goes_on or (undone.header == "none" and self.view.turns):
             return PromptText()
         plain = PromptText.special(chat.assistant.plain if chat.answer is None else chat.answer)
         if undone.opens_thoughts and self.thinks:

@@ -29,7 +29,7 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import RunOptions
 from choreo_agents.errors import LineageWarning
-from choreo_agents.graph.durable.finding import opened as file_store
+from choreo_agents.graph.durable.finding import open_store as file_store
 from choreo_agents.models import LoadedModel, load_model, loader
 from torture.durable_processes import Forking, Process
 from torture.durable_program import Store, Whereabouts, engine_of, graph, next_input, seed_of

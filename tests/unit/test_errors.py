@@ -11,7 +11,7 @@ from choreo_agents.errors import ChoreoError, ConstraintError, PMLError, PMLProb
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ChoreoError)]
 MADE = {
-    ConstraintError: lambda: ConstraintError("it came to no end", said="half of"),
+    ConstraintError: lambda: ConstraintError("it came to no end", text="half of"),
     PMLError: lambda: PMLError([PMLProblem("b.pml", 2, 1, "no slot", "a slot"), PMLProblem("a.pml", 1, 1, "no end")]),
 }
 

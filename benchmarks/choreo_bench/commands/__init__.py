@@ -14,14 +14,14 @@ def _benchmarks() -> dict[str, Callable[..., Any]]:
     from choreo_bench.commands import bench
 
     functions = (bench.engine, bench.step, bench.workflows, bench.synthesis, bench.edges, bench.pml)
-    return {each.__name__: each for each in functions}
+    return {command.__name__: command for command in functions}
 
 
 def _evaluations() -> dict[str, Callable[..., Any]]:
     from choreo_bench.commands import eval as scored
 
     functions = (scored.dilemma, scored.untuned, scored.tuned, scored.synthesis, scored.pml)
-    return {"language": scored.language, **scored.workflows(), **{each.__name__: each for each in functions}}
+    return {"language": scored.language, **scored.workflows(), **{command.__name__: command for command in functions}}
 
 
 def _trainings() -> dict[str, typer.Typer | Callable[..., Any]]:

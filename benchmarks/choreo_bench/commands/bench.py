@@ -31,7 +31,7 @@ def engine(
     ] = "six-layers",
     dtype: DrawnDtypeOption = "bf16",
     only: OnlyOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each rival; they take turns.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each competitor; they take turns.")] = 5,
     scale: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of the messages' lengths.")] = 1.0,
     threads: ThreadsOption = 2,
     report: ReportOption = None,
@@ -66,15 +66,15 @@ def engine(
         with tempfile.TemporaryDirectory() as folder, out.console.status("drawing weights ...") as status:
             path = Path(folder) / like
             save_random_llama(SHAPES[like], path, positions=1 << 15)
-            found = measure_all(
+            measured = measure_all(
                 path,
                 dtype_named(dtype) or torch.bfloat16,
                 chosen,
                 repeats=repeats,
-                on_progress=lambda scenario, rival: status.update(f"{scenario}: {rival} ..."),
+                on_progress=lambda scenario, competitor: status.update(f"{scenario}: {competitor} ..."),
                 on_scenario=lambda so_far: out.write(as_report(so_far, chosen, whole=scale == 1.0)),
             )
-        out.finish(as_report(found, chosen, whole=scale == 1.0), lambda: figure(found))
+        out.finish(as_report(measured, chosen, whole=scale == 1.0), lambda: figure(measured))
 
 
 def step(
@@ -120,14 +120,14 @@ def step(
         with timed_model(out.console, like, loading, 1, "") as (model, _), bar(out.console) as update:
             update(total=len(chosen) * (4 if sampled else 2) * repeats)
             measure = measure_sampled if sampled else measure_steps
-            found = measure(
+            measured = measure(
                 model,
                 chosen,
                 steps=steps,
                 repeats=repeats,
                 on_progress=lambda what: update(advance=1, description=what),
             )
-        out.finish(found)
+        out.finish(measured)
 
 
 @takes_loading
@@ -178,7 +178,7 @@ def workflows(
         from choreo_agents.training.journal import Journal
         from choreo_bench.experiments.bench_workflows.measure import (
             WorkflowBench,
-            chat_rival,
+            chat_competitor,
             measure_workflows,
             methods_named,
         )
@@ -189,31 +189,31 @@ def workflows(
         chosen, named = scenarios_named(only or (), sweep=sweep, critics=critics), methods_named(methods)
         if plot is not None and not {"choreo", "baseline"} <= set(named):
             raise InvalidRequestError("--plot draws the baseline's times over choreo's: let --methods name both")
-        lengths = [Lengths(system, problem, each) for each in numbers(utterance)]
+        lengths = [Lengths(system, problem, tokens) for tokens in numbers(utterance)]
         torch.set_num_threads(threads)
         with (
             timed_model(out.console, model, loading, 1, "") as (loaded, path),
-            chat_rival(loaded, path, out.say, wanted=chat > 0) as rival,
+            chat_competitor(loaded, path, out.say, wanted=chat > 0) as competitor,
         ):
-            bench = WorkflowBench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)
+            bench = WorkflowBench(loaded, named, int(kv_gib * (1 << 30)), naive, competitor, chat)
             settings = settings_of(model, loaded, kv_gib=kv_gib)
             with Journal(journal, settings) as known, bar(out.console) as update:
                 runs = sum(len(bench.of(scenario, number)) for scenario in chosen for number in range(n))
                 update(total=runs * len(lengths))
                 records = [
                     record
-                    for each in lengths
+                    for size in lengths
                     for record in measure_workflows(
                         bench,
                         chosen,
                         known,
                         problems=n,
-                        lengths=each,
+                        lengths=size,
                         on_progress=lambda key: update(advance=1, description=key),
                     )
                 ]
-        found = WorkflowReport(settings, records)
-        out.finish(found.report(), found.sweep_figure if sweep else found.lengths_figure)
+        result = WorkflowReport(settings, records)
+        out.finish(result.report(), result.sweep_figure if sweep else result.lengths_figure)
 
 
 @takes_loading
@@ -251,9 +251,9 @@ def synthesis(
         from choreo_bench.experiments.bench_synthesis.report import SynthesisReport
         from choreo_bench.timing import settings_of, timed_model
 
-        sizes = [Sizes(branches, each) for each in numbers(lengths or ("32,64" if quick else "512,1024,2048,4096"))]
+        sizes = [Sizes(branches, length) for length in numbers(lengths or ("32,64" if quick else "512,1024,2048,4096"))]
         torch.set_num_threads(threads)
-        longest = max(each.prompt + each.context for each in sizes)
+        longest = max(size.prompt + size.context for size in sizes)
         shorter = "shorter --lengths, or fewer --branches"
         with timed_model(out.console, model, loading, longest, shorter) as (loaded, path):
             bench = SynthesisBench(loaded, path, loaded.adapter.geometry.dtype, 1 if quick else REPEATS)
@@ -262,11 +262,11 @@ def synthesis(
                 update(total=len(sizes) * len(WAYS))
                 records = [
                     record
-                    for each in sizes
-                    for record in bench.measure(each, known, on_progress=lambda key: update(advance=1, description=key))
+                    for size in sizes
+                    for record in bench.measure(size, known, on_progress=lambda key: update(advance=1, description=key))
                 ]
-        found = SynthesisReport(settings, records)
-        out.finish(found.report(), found.figure)
+        result = SynthesisReport(settings, records)
+        out.finish(result.report(), result.figure)
 
 
 @takes_loading
@@ -298,8 +298,8 @@ def edges(
         graph, inputs = load_graph(target), read_inputs(path)
         loaded = load(out.console, model, loading)
         with current_folder(), bar(out.console, "runs", len(inputs) * (1 + len(shared_edges(graph)))) as update:
-            found = measure_edges(graph, inputs, model=loaded, out=journal, on_progress=lambda: update(advance=1))
-        out.finish(edges_report(found, len(inputs)))
+            figures = measure_edges(graph, inputs, model=loaded, out=journal, on_progress=lambda: update(advance=1))
+        out.finish(edges_report(figures, len(inputs)))
 
 
 @takes_loading
@@ -311,7 +311,7 @@ def pml(
     schemas: Annotated[
         Path, typer.Option(help="A folder of schemas NAME.pml, each with NAME.prompt.pml, that are timed, too.")
     ] = Path("examples/pml/large"),
-    rival: Annotated[
+    competitor: Annotated[
         bool, typer.Option("--hugging-face/--no-hugging-face", help="Whether its generate encodes everything, too.")
     ] = True,
     threads: ThreadsOption = 1,
@@ -348,15 +348,15 @@ def pml(
         from choreo_bench.experiments.bench_pml.report import ModuleReport
         from choreo_bench.timing import settings_of, timed_model
 
-        asked = numbers(lengths or ("64,128" if quick else "1024,2048,4096,5120,8192,16384"))
+        wanted_lengths = numbers(lengths or ("64,128" if quick else "1024,2048,4096,5120,8192,16384"))
         torch.set_num_threads(threads)
         examples = example_cases(schemas)
         if not examples:
             out.say(f"[dim]no schemas with prompts in {escape(str(schemas))}: see --schemas[/]")
-        with timed_model(out.console, model, loading, max(asked) + new, "shorter --lengths") as (loaded, path):
+        with timed_model(out.console, model, loading, max(wanted_lengths) + new, "shorter --lengths") as (loaded, path):
             dtype = loaded.adapter.geometry.dtype
-            bench = ModuleBench(loaded, path if rival else None, dtype, 1 if quick else REPEATS)
-            cases = [case_of_length(loaded, length, new) for length in asked]
+            bench = ModuleBench(loaded, path if competitor else None, dtype, 1 if quick else REPEATS)
+            cases = [case_of_length(loaded, length, new) for length in wanted_lengths]
             cases += that_fit(examples, loaded, lambda line: out.say(f"[dim]{escape(line)}[/]"))
             settings = settings_of(model, loaded, new=new, schemas=str(schemas))
             with Journal(journal, settings) as known, bar(out.console) as update:
@@ -370,5 +370,5 @@ def pml(
                         lambda name, way: update(advance=1, description=f"{escape(name)}: {way} done"),
                     )
                 ]
-        found = ModuleReport(settings, records)
-        out.finish(found.report(), found.figure)
+        result = ModuleReport(settings, records)
+        out.finish(result.report(), result.figure)

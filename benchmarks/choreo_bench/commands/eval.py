@@ -76,7 +76,7 @@ def language(
         loaded = load(out.console, model, loading)
         totals = dict.fromkeys(chosen, n * len(tasks)) | {"vote": n * SAMPLES}
         with Display(out.console) as display:
-            found = measure(
+            result = measure(
                 loaded,
                 tasks=tasks,
                 views=chosen,
@@ -85,7 +85,7 @@ def language(
                 seed=seed,
                 on_progress=lambda name: display.played(name, 1, totals[name]),
             )
-        out.finish(found.report())
+        out.finish(result.report())
 
 
 @takes_loading
@@ -137,16 +137,16 @@ def eval_case(
                 on_progress=lambda so_far: display.plays(so_far, len(chosen)),
             )
             records = list(known.records.values())
-        asked = {item.id for item in chosen}
-        failed = [r for r in records if "error" in r and r["variant"] in variants and r["item"] in asked]
+        ids = {item.id for item in chosen}
+        failed = [r for r in records if "error" in r and r["variant"] in variants and r["item"] in ids]
         lines = []
         if failed:
             first = f"{failed[0]['item']}: {failed[0]['error']}"
             lines = [f"{len(failed)} could not be played: wrong, if it is known what is right; the first: {first}"]
         played = PlayReport(records, variants, [item.id for item in chosen])
         title = f"{case.name.replace('_', ' ')}: {case.scored}, %; in brackets 95 % intervals"
-        found = {"outcomes": [asdict(each) for each in played.outcomes()], "results": records}
-        out.finish(Report([played.table(title, case.scored)], found, lines=lines))
+        results = {"outcomes": [asdict(outcome) for outcome in played.outcomes()], "results": records}
+        out.finish(Report([played.table(title, case.scored)], results, lines=lines))
         if len(failed) == len(chosen) * len(variants):
             raise typer.Exit(1)
 
@@ -187,14 +187,14 @@ def dilemma(
 
         loaded = load(out.console, model, loading)
         with Display(out.console) as display:
-            found = measure_dilemma(
+            result = measure_dilemma(
                 loaded,
                 games=n,
                 seed=seed,
                 temperature=temperature,
                 on_progress=lambda name: display.played(name, 1, n * len(ALICES)),
             )
-        out.finish(found.report(), found.figure)
+        out.finish(result.report(), result.figure)
 
 
 @takes_loading
@@ -228,7 +228,7 @@ def untuned(
         loaded = load(out.console, model, loading)
         require_embedded(loaded)
         with Display(out.console) as display:
-            found = measure_untuned(
+            result = measure_untuned(
                 loaded,
                 count=n,
                 folder=folder,
@@ -238,7 +238,7 @@ def untuned(
                 on_progress=lambda name, so_far: display.named(name).plays(so_far, n),
             )
         head = f"Weights: `{loaded.adapter.fingerprint[:16]}`. In brackets 95 % intervals."
-        out.finish(Report(list(found.tables().values()), found.as_object(), head))
+        out.finish(Report(list(result.tables().values()), result.as_object(), head))
 
 
 @takes_loading
@@ -275,7 +275,7 @@ def tuned(
         loaded = load(out.console, model, loading)
         require_embedded(loaded)
         with Display(out.console) as display:
-            found = measure_tuned(
+            result = measure_tuned(
                 loaded,
                 count=n,
                 folder=folder,
@@ -285,7 +285,7 @@ def tuned(
                 on_progress=lambda name, so_far: display.named(name).plays(so_far, n),
                 command=typed_command(),
             )
-        out.finish(found.report(loaded.adapter.fingerprint))
+        out.finish(result.report(loaded.adapter.fingerprint))
 
 
 @takes_loading
@@ -333,17 +333,17 @@ def synthesis(
             raise InvalidRequestError("--plot draws the sweeps, and none is asked for: give --swept or more --n")
         loaded = load(out.console, model, loading)
         require_embedded(loaded)
-        asked = sweeps() if sweepers else {}
+        swept_tasks = sweeps() if sweepers else {}
         with Evaluator(loaded, folder, seed=seed) as referee, Display(out.console) as display:
             referee.prepare(chosen, display, typed_command())
-            scores, swept_scores = referee.play_all(chosen, n, sweepers, fewer, asked, display)
+            scores, swept_scores = referee.play_all(chosen, n, sweepers, fewer, swept_tasks, display)
             layout = referee.best_layout([one for one in chosen if one.kind == "full"])
         names = {
-            title: {value: [one.name for one in each] for value, each in by_value.items()}
-            for title, by_value in asked.items()
+            title: {value: [one.name for one in tasks] for value, tasks in by_value.items()}
+            for title, by_value in swept_tasks.items()
         }
-        found = MergeReport(loaded.adapter.fingerprint, chosen, scores, swept_scores, names, layout)
-        out.finish(found.report(), found.figure)
+        result = MergeReport(loaded.adapter.fingerprint, chosen, scores, swept_scores, names, layout)
+        out.finish(result.report(), result.figure)
 
 
 @takes_loading
@@ -387,13 +387,13 @@ def pml(
         require_embedded(loaded)
         exam = Exam(loaded, tasks, n, seed, split)
         with Journal(journal, exam.settings()) as known, Display(out.console) as display:
-            found = DocumentReport(
+            result = DocumentReport(
                 {
                     way.name: exam.take(way, known, partial(display.played, way.name, 1, n * len(tasks)))
                     for way in columns
                 }
             )
-        out.finish(found.report(loaded.adapter.fingerprint))
+        out.finish(result.report(loaded.adapter.fingerprint))
 
 
 def workflows() -> dict[str, Callable[..., None]]:

@@ -99,8 +99,8 @@ def embedded(
         with Display(out.console) as display:
 
             def on_bucket(progress: BucketProgress) -> None:
-                said = f"loss {progress.loss:.3f}, {progress.tokens / progress.seconds / 1e3:.1f} k tokens/s"
-                display.playing("training", progress.bucket, progress.buckets, said)
+                text = f"loss {progress.loss:.3f}, {progress.tokens / progress.seconds / 1e3:.1f} k tokens/s"
+                display.playing("training", progress.bucket, progress.buckets, text)
 
             training.run(
                 Checkpoints(folder),
@@ -202,14 +202,14 @@ def synthesizer(
             seed=seed,
         )
         loaded = load(out.console, model, loading)
-        if inputs is None and not loaded.speaks_embedded:
+        if inputs is None and not loaded.has_embedded_vocabulary:
             raise InvalidRequestError(
                 f"{model!r} does not speak the embedded language, which examples are drawn in: give merges of your own "
                 "with --inputs (docs/how-to/train-adapters.md)"
             )
         imitated = 0.0 if imitation is None else imitation
         own = None if inputs is None else read_merges(inputs, loaded, chosen, held_out or 64, taught=imitated > 0)
-        rate = learning_rate if learning_rate is not None else 3e-3 if loaded.speaks_embedded else 2e-4
+        rate = learning_rate if learning_rate is not None else 3e-3 if loaded.has_embedded_vocabulary else 2e-4
         settings = TuneSettings(
             rank=rank, mapper_rank=mapper_rank, alpha=alpha, boundaries=boundaries,
             dropout=dropout if dropout is not None else 0.0 if own is None else 0.05, learning_rate=rate,
@@ -289,8 +289,8 @@ def distill_case(
         setup = make_setup(case, options, loaded, prompts, 0.7, 0.95, max_tokens)
         settings = TuneSettings(
             rank=rank, alpha=alpha, dropout=dropout or 0.0, batch_tokens=batch_tokens, patience=patience,
-            learning_rate=learning_rate if learning_rate is not None else 5e-3 if loaded.speaks_embedded else 2e-4,
-            # A distribution says more than the word that was drawn from it.
+            learning_rate=learning_rate if learning_rate is not None else 5e-3 if loaded.has_embedded_vocabulary else
+            2e-4, # A distribution says more than the word that was drawn from it.
             imitation=imitation if imitation is not None else 0.7 if quick else 0.0,
             epochs=epochs or (5 if quick else 16), checkpointed=checkpointed, seed=seed,
         )  # fmt: skip

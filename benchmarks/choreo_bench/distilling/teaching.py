@@ -27,7 +27,7 @@ JUDGED = "judged"
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much a distillation samples and plays."""
+    """Numbers of traces and items that a distillation samples and plays."""
 
     traces: int = 400
     """To learn from, ..."""
@@ -53,7 +53,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class DistillResult:
-    """How a distillation ended."""
+    """Result of a distillation."""
 
     out: Path
     outcome: Outcome
@@ -142,7 +142,7 @@ def teach(
 
 
 def _first(outcome: Outcome) -> EvalScore:
-    """What was measured before anything was learnt."""
+    """Return the score that was measured before training."""
     first = outcome.history[0]
     return EvalScore(first["held_out_score"], first["held_out_loss"])
 

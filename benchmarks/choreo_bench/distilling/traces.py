@@ -39,7 +39,7 @@ SALT = "traces"
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """What is distilled: a workflow, as one variant of it is served from the cache."""
+    """The workflow to distil, in one variant that reads caches."""
 
     setup: Setup
     variant: str
@@ -64,13 +64,13 @@ class DistillConfig:
         return variants[self.variant]
 
     def items(self, split: Split, count: int, seed: int = 0) -> list[Item]:
-        """What it is taught or judged by; of the user's own, as many as there are."""
+        """Return the items to learn from or to be judged by; of the user's own, as many as there are."""
         if self.own is not None:
             return list(self.own[split][:count])
         return draw_items(self.setup.case, self.setup.changed(self.served).options, count, split, seed)
 
     def seeds(self, items: Sequence[Item], seed: int) -> Sequence[int]:
-        """Of the items' runs."""
+        """Return the seeds of the items' runs."""
         return range(seed, seed + len(items)) if self.own is None else seeds_of(items, seed)
 
     @property
@@ -78,8 +78,8 @@ class DistillConfig:
         """Tells the user's own items from others; empty for drawn ones."""
         if self.own is None:
             return ""
-        said = [item.model_dump_json() for split in sorted(self.own) for item in self.own[split]]
-        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+        texts = [item.model_dump_json() for split in sorted(self.own) for item in self.own[split]]
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def usual_variant(case: Case) -> str:
@@ -171,24 +171,24 @@ async def _trace_or_reason(
 
 
 async def _trace(teacher: Engine, student: Engine, taught: Setup, placed: Setup, item: Item, seed: int) -> Trace:
-    """Of one item: as `taught` is run from text, or, if that is another workflow, `placed` with what that ends with."""
+    """Record a trace of one item: with the text of `taught`, or, if that is another workflow, with its answer."""
     # The options of the variant decide the graph under both: the baseline only reads it as text.
     options = placed.options if taught.case is placed.case else taught.options
     made = taught.case.play(item, options, taught.prompts, taught.sampling)
     with teacher.scope():
         state, _ = await run_graph(teacher, made.graph, made.messages, seed=seed)
-        said = sampled(teacher, state)
+        tokens = sampled(teacher, state)
     if taught.case is not placed.case:
         judged = taught.case.judge(item, options, taught.prompts, state).answer
-        last = _ending(teacher, taught.prompts, said, judged)
-        said = defaultdict(lambda: last)
+        last = _ending(teacher, taught.prompts, tokens, judged)
+        tokens = defaultdict(lambda: last)
     made = placed.case.play(item, placed.options, placed.prompts, placed.sampling)
     with student.scope():
-        state, _ = await run_graph(student, made.graph, made.messages, replay=said, seed=seed)
+        state, _ = await run_graph(student, made.graph, made.messages, replay=tokens, seed=seed)
         return record(student, item.id, handles_in(state["handles"]))
 
 
-def _ending(engine: Engine, prompts: Prompts, said: Replay, judged: str) -> tuple[int, ...]:
+def _ending(engine: Engine, prompts: Prompts, replay: Replay, judged: str) -> tuple[int, ...]:
     """The last words that state the answer which a run was judged by.
 
     Raises:
@@ -196,7 +196,7 @@ def _ending(engine: Engine, prompts: Prompts, said: Replay, judged: str) -> tupl
     """
     where = prompts("answer")
     wanted = read_answer(judged, where)
-    for _, tokens in sorted(said.items(), key=lambda one: (one[0][1], one[0]), reverse=True):
+    for _, tokens in sorted(replay.items(), key=lambda one: (one[0][1], one[0]), reverse=True):
         if tokens and wanted and read_answer(engine.model.decode(list(tokens), special=False), where) == wanted:
             return tokens
     raise InvalidRequestError("nobody says an answer that could be taught")

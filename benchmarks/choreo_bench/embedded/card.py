@@ -1,4 +1,4 @@
-"""What is written at the end of a training run: weights, tokenizer and a card that says how they came about."""
+"""Files that end a training run: weights, tokenizer and a card that records how they were made."""
 
 from __future__ import annotations
 

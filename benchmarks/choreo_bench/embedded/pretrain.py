@@ -79,7 +79,7 @@ def _padded(rows: Sequence[Encoded]) -> Batch:
 
 @dataclass(frozen=True)
 class BucketProgress:
-    """How far a run has come."""
+    """Progress of a run."""
 
     bucket: int
     buckets: int
@@ -112,7 +112,7 @@ def first_choices(
 
 
 class Pretraining:
-    """One training run: its model, optimisers and how far it has come."""
+    """A training run: its model, optimisers and progress."""
 
     def __init__(self, recipe: TrainingRecipe, *, device: str = "cpu", compiled: bool = False) -> None:
         """Start from random weights.
@@ -280,7 +280,7 @@ class Pretraining:
 
 
 def _help(recipe: TrainingRecipe, saved: Path | None, compiled: bool, team: Team) -> None:
-    """What the other processes of a run do; they end with it."""
+    """Run a helper process of a training run until that ends."""
     torch.set_num_threads(1)
     try:
         Pretraining(recipe, compiled=compiled).help(team, saved)

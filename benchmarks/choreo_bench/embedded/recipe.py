@@ -118,7 +118,7 @@ class TrainingRecipe:
 
     @property
     def buckets(self) -> int:
-        """Of all phases."""
+        """Number of buckets of all phases."""
         return sum(phase.buckets for phase in self.phases)
 
     def phase(self, bucket: int) -> Phase:
@@ -131,7 +131,7 @@ class TrainingRecipe:
         raise IndexError(f"bucket {bucket!r} lies beyond the last phase")
 
     def hardness(self, bucket: int) -> float:
-        """From 0 after the warm-up to 1."""
+        """Return the hardness of problems at a bucket, from 0 after the warm-up to 1."""
         first = self.phases[0].buckets
         return min(1.0, max(0.0, (bucket - first) / self.hardest_after))
 

@@ -22,7 +22,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Team:
-    """One process's part in a run whose every step has `len(shared)` batches.
+    """A process's part in a run whose every step has `len(shared)` batches.
 
     Gradients are added in the batches' order, whoever worked on which: any number of processes, with one thread each,
     gives the same weights.
@@ -36,7 +36,7 @@ class Team:
 
     @classmethod
     def alone(cls, batches: int, parameters: int) -> Team:
-        """One process does it all."""
+        """Make a team of one process, which does all the work."""
         return cls(torch.zeros(batches, parameters + 1))
 
     @property
@@ -90,7 +90,7 @@ class Team:
 
 
 class Helper(Protocol):
-    """What the other processes of a team run; importable by name."""
+    """Function that the other processes of a team run; importable by name."""
 
     def __call__(self, team: Team, /) -> None: ...
 

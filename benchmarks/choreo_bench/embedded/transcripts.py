@@ -1,4 +1,4 @@
-"""From problems to training text: which turns the model sees, and which it learns to say."""
+"""Training text of problems: the turns that the model sees, and those that it learns to say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class TranscriptTurn:
-    """One message of a transcript; the model learns the words of `learn` turns only."""
+    """A message of a transcript; the model learns the text of `learn` turns only."""
 
     name: str
     role: str
@@ -36,7 +36,7 @@ def transcripts(problem: Problem) -> list[Transcript]:
     """Ordinary prompts of everything that is to be said: each message once, those that continue a prompt in one."""
     made: list[Transcript] = []
     for message in problem.messages:
-        if not message.said:
+        if not message.is_answer:
             continue
         last = TranscriptTurn(message.name, message.role, message.text, message.author, learn=True)
         view = [_given(problem, parent) for parent in message.parents]
@@ -125,15 +125,15 @@ def confusion(rng: random.Random) -> Transcript:
 
 def sums(rng: random.Random) -> Transcript:
     """Small sums, several at once: what step-by-step arithmetic is made of."""
-    asked, worked = [], []
+    questions, worked = [], []
     for _ in range(rng.randint(2, 8)):
         one, other = rng.randint(1, 20), rng.randint(1, 9)
         sign = rng.choice(("plus", "minus", "and")) if one >= other else "plus"
         made = one - other if sign == "minus" else one + other
-        asked.append(f"{one} {sign} {other}")
+        questions.append(f"{one} {sign} {other}")
         worked.append(f"{one} {sign} {other} {'make' if sign == 'and' else 'is'} {made}.")
     return [
-        TranscriptTurn("sums", "user", f"{', '.join(asked)}?"),
+        TranscriptTurn("sums", "user", f"{', '.join(questions)}?"),
         TranscriptTurn("results", "assistant", " ".join(worked), learn=True),
     ]
 
@@ -171,15 +171,15 @@ def rules(rng: random.Random) -> Transcript:
         for a, b in product(vocabulary.GAUGES[one], vocabulary.GAUGES[other])
     ]
     known = rng.sample(conditions, rng.randint(2, min(7, len(conditions))))
-    told = [
+    sentences = [
         f"{condition}: {part} broken."
         for condition, part in zip(known, rng.sample(vocabulary.PARTS, len(known)), strict=True)
     ]
-    asked = rng.choices(range(len(told)), k=rng.randint(3, 8))
-    seen = ", ".join(known[index] for index in asked)
-    answers = " ".join(told[index] for index in asked)
+    indices = rng.choices(range(len(sentences)), k=rng.randint(3, 8))
+    seen = ", ".join(known[index] for index in indices)
+    answers = " ".join(sentences[index] for index in indices)
     return [
-        TranscriptTurn("rules", "system", f"Rules: {' '.join(told)}"),
+        TranscriptTurn("rules", "system", f"Rules: {' '.join(sentences)}"),
         TranscriptTurn("seen", "user", f"{seen}?"),
         TranscriptTurn("answers", "assistant", answers, learn=True),
     ]

@@ -28,14 +28,14 @@ OnProgress = Callable[[str], None]
 class Parses(Protocol):
     """A scorer that also tells whether an answer can be read at all."""
 
-    def parsable(self, said: Said) -> bool:
-        """Whether the answer, right or wrong, states something."""
+    def parsable(self, answers: Said) -> bool:
+        """Return whether the answer, right or wrong, states something."""
         ...
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How one task went."""
+    """Result of a task."""
 
     solved: Score
     """Problems of which everything is right."""
@@ -87,9 +87,9 @@ def evaluate(
 
     async def one(task: Task, number: int) -> tuple[float, bool | None]:
         problem = draw_problem(task, split, number)
-        said = await play(engine, problem, sampling=sampling, layout=layout, seed=number)
+        answers = await play(engine, problem, sampling=sampling, layout=layout, seed=number)
         on_progress(task.name)
-        return problem.score(said), parsable(problem, said)
+        return problem.score(answers), parsable(problem, answers)
 
     results: dict[str, TaskResult] = {}
     for task in tasks:
@@ -99,9 +99,9 @@ def evaluate(
     return Evaluation(results)
 
 
-def parsable(problem: Problem, said: Said) -> bool | None:
-    """Whether an answer can be read; None if the problem's scorer does not tell."""
-    return problem.scorer.parsable(said) if isinstance(problem.scorer, Parses) else None
+def parsable(problem: Problem, answers: Said) -> bool | None:
+    """Return whether an answer can be parsed; None if the problem's scorer cannot tell."""
+    return problem.scorer.parsable(answers) if isinstance(problem.scorer, Parses) else None
 
 
 def _result(scores: list[float], reads: list[bool | None]) -> TaskResult:

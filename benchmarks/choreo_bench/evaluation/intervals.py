@@ -30,7 +30,7 @@ def points(share: float | None, interval: Interval | None, *, signed: bool = Fal
     """Write a share in points of a hundred, with its interval in brackets as far as there are any."""
     if share is None:
         return ""
-    middle, *bounds = (f"{100 * each:{'+' * signed}.1f}" for each in (share, *(interval or ())))
+    middle, *bounds = (f"{100 * value:{'+' * signed}.1f}" for value in (share, *(interval or ())))
     return f"{middle} ({' to '.join(bounds)})" if bounds else middle
 
 

@@ -22,9 +22,9 @@ notes tell them what to say."""
 
 @dataclass(frozen=True)
 class Merged:
-    """What was said."""
+    """Result of playing a synthesis problem."""
 
-    said: dict[str, str]
+    texts: dict[str, str]
     """The words of the answer, and of every branch that its worker really said."""
     tokens: tuple[int, ...]
     """Of the answer: its header and the end of the turn included."""
@@ -89,17 +89,17 @@ async def play_synthesis(
         await play.keep(answer)
         sampled = [chosen.token for chosen in engine.logprobs(answer)]
         ending = engine.model.encode(engine.chat.turn_end)
-        said = {name: play.words(problem.by_name[name], handle) for name, handle in play.spoken.items()}
-        said[parts.answer.name] = play.words(parts.answer, answer)
+        texts = {name: play.words(problem.by_name[name], handle) for name, handle in play.spoken.items()}
+        texts[parts.answer.name] = play.words(parts.answer, answer)
         ended = len(sampled) < sampling.max_tokens or sampled[-1] in ending
-        return Merged(said, tuple(engine.tokens(answer)), ended)
+        return Merged(texts, tuple(engine.tokens(answer)), ended)
     finally:
         for handle in play.held:
             engine.release(handle)
 
 
 class _Play:
-    """One problem under way."""
+    """State of a problem under way."""
 
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, places: Sequence[str]) -> None:
         self.engine, self.sampling, self.seed, self.places = engine, sampling, seed, places
@@ -146,9 +146,9 @@ class _Play:
             else:
                 made[branch.words.name] = await self.prefill(branch.words, view)
         if calls:
-            said = await self.engine.adecode(list(calls.values()))
-            self.held += said
-            self.spoken = dict(zip(calls, said, strict=True))
+            answers = await self.engine.adecode(list(calls.values()))
+            self.held += answers
+            self.spoken = dict(zip(calls, answers, strict=True))
         made |= self.spoken
         return starts, [made[branch.words.name] for branch in branches]
 
@@ -160,11 +160,11 @@ class _Play:
         offsets: Sequence[int],
         adapter: str | None,
     ) -> list[tuple[MessageHandle, int]]:
-        """What the adapter reads behind each branch, and where that is."""
+        """Encode the boundary that the adapter reads behind each branch; return each handle with its position."""
         calls = self.engine.branches.boundaries(shown, trunk, offsets, anchors, adapter)
         handles = await self.engine.aprefill(calls) if calls else []
         self.held += handles
-        return [(handle, at + each.length) for handle, at, each in zip(handles, anchors, shown, strict=False)]
+        return [(handle, at + branch.length) for handle, at, branch in zip(handles, anchors, shown, strict=False)]
 
     def decode(
         self,
@@ -189,12 +189,12 @@ class _Play:
         )
 
     def words(self, message: ProblemMessage, handle: MessageHandle) -> str:
-        """What was said, without what its turn starts and ends with."""
+        """Return the text of an answer, without the header and the end of its turn."""
         opening = self.engine.model.encode(self._around(message)[0])
         return self.engine.model.decode(self.engine.tokens(handle)[len(opening) :], special=False).strip()
 
     def _around(self, message: ProblemMessage) -> tuple[PromptText, str]:
-        """What a turn starts and ends with; a report is said in a user's turn."""
+        """Return the header and the end of a turn; a report is a user's turn."""
         chat = self.engine.chat
         if message.role == "assistant":
             return chat.header(message.author), chat.turn_end

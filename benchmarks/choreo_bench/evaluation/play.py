@@ -42,7 +42,7 @@ async def play(
     if layout != "sequential" and engine.method != "choreo":
         raise ValueError(f"an engine with the method {engine.method!r} cannot place messages at one offset")
     handles: dict[str, MessageHandle] = {}
-    said: dict[str, str] = {}
+    answers: dict[str, str] = {}
     root: list[MessageHandle] = []
     try:
         if engine.chat.bos:
@@ -50,7 +50,7 @@ async def play(
         for place, message in enumerate(problem.messages):
             parents = [*root, *(handles[name] for name in message.parents)]
             offsets, start = _offsets(engine, problem, message, root, handles, layout)
-            if message.said:
+            if message.is_answer:
                 chosen = sampling.model_copy(update={"seed": seed * 1_000_003 + place})
                 handle = await engine.adecode(
                     engine.chat.header(message.author),
@@ -61,22 +61,22 @@ async def play(
                     author=message.author,
                     turn_suffix=engine.chat.turn_end,
                 )
-                said[message.name] = _words(engine, handle, message.author)
-                if problem.stop is not None and problem.stop(said):
+                answers[message.name] = _words(engine, handle, message.author)
+                if problem.stop is not None and problem.stop(answers):
                     handles[message.name] = handle
                     break
             else:
                 turn = engine.chat.turn(message.role, message.text, message.author)
                 handle = await engine.aprefill(turn, parents, offsets, start, author=message.author, role=message.role)
             handles[message.name] = handle
-        return said
+        return answers
     finally:
         for handle in [*handles.values(), *root]:
             engine.release(handle)
 
 
 def _words(engine: Engine, handle: MessageHandle, author: str | None) -> str:
-    """What was said, without the header and the end of the turn."""
+    """Return the text of an answer, without the header and the end of its turn."""
     header = engine.model.encode(engine.chat.header(author))
     return engine.model.decode(engine.tokens(handle)[len(header) :], special=False).strip()
 

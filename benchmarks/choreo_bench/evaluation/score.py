@@ -35,7 +35,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much more often one way is right than another, on the same problems."""
+    """Difference between two ways of answering the same problems."""
 
     gained: int
     """Problems that only the first gets right."""

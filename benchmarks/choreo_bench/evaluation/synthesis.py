@@ -20,7 +20,7 @@ from choreo_bench.language.synthesis import Parts, SynthesisTask
 
 @dataclass(frozen=True)
 class SynthesisRecord:
-    """How one problem went."""
+    """Result of one problem."""
 
     task: str
     number: int
@@ -33,7 +33,7 @@ class SynthesisRecord:
 
     @property
     def solved(self) -> bool:
-        """Whether all of it is right."""
+        """True if all of the answer is right."""
         return self.score >= 1.0
 
 
@@ -85,13 +85,13 @@ def evaluate_synthesis(
             seed=number,
         )
         on_progress(task.name)
-        words = [branch.words for branch in Parts.of(problem).branches if branch.words.name in merged.said]
+        words = [branch.words for branch in Parts.of(problem).branches if branch.words.name in merged.texts]
         return SynthesisRecord(
             task.name,
             number,
-            problem.score(merged.said),
-            merged.said[Parts.of(problem).answer.name],
-            tuple(merged.said[own.name] == own.text for own in words),
+            problem.score(merged.texts),
+            merged.texts[Parts.of(problem).answer.name],
+            tuple(merged.texts[own.name] == own.text for own in words),
         )
 
     jobs = [partial(one, task, number) for task in tasks for number in range(seed, seed + count)]
@@ -99,7 +99,7 @@ def evaluate_synthesis(
 
 
 def solved_by_task(records: Sequence[SynthesisRecord]) -> dict[str, Score]:
-    """How many problems of each task were solved."""
+    """Count the solved problems of each task."""
     names = dict.fromkeys(record.task for record in records)
     of = {name: [record.solved for record in records if record.task == name] for name in names}
     return {name: Score(sum(solved), len(solved)) for name, solved in of.items()}

@@ -1,4 +1,4 @@
-"""One sample against the vote over several: what a tree or a debate has to win."""
+"""Score of one sample, and of the vote over several: the least that a tree or a debate has to beat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from choreo_bench.language.scoring import LastSentence, last_sentence
 
 @dataclass(frozen=True)
 class VoteResult:
-    """How often one sample, and the vote over all of them, is right."""
+    """Shares of problems that one sample, and the vote over all of them, get right."""
 
     single: Score
     """The first sample of each problem."""
@@ -64,7 +64,7 @@ def sample_and_vote(
     if count < 1 or samples < 1:
         raise ValueError(f"at least one problem and one sample must be drawn, not {count!r} and {samples!r}")
     problems = [draw_problem(task, split, number) for number in range(seed, seed + count)]
-    answers = {message.name for problem in problems for message in problem.messages if message.said}
+    answers = {message.name for problem in problems for message in problem.messages if message.is_answer}
     if len(answers) != 1:
         raise ValueError(f"{task.name!r} leaves several messages to be said, {sorted(answers)!r}: samples cannot vote")
     [answer] = answers
@@ -73,12 +73,12 @@ def sample_and_vote(
     sampling = Sampling(temperature=temperature, max_tokens=LONGEST_ANSWER)
 
     async def one(problem: Problem, number: int) -> str:
-        said = await play(engine, problem, sampling=sampling, seed=number)
+        texts = await play(engine, problem, sampling=sampling, seed=number)
         on_progress()
-        return said[answer]
+        return texts[answer]
 
     numbered = [(problem, (seed + i) * samples + k) for i, problem in enumerate(problems) for k in range(samples)]
-    words = asyncio.run(at_once([partial(one, *each) for each in numbered], room(engine)))
+    words = asyncio.run(at_once([partial(one, *pair) for pair in numbered], room(engine)))
     singles: list[bool] = []
     votes: list[bool] = []
     every = 0

@@ -1,1 +1,1 @@
-"""One folder for each command that measures or trains: what it measures, reports, plots, and the command."""
+"""Implementations of the commands that measure or train, a package or module each: measurement, report and figure."""

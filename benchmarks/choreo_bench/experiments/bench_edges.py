@@ -1,4 +1,4 @@
-"""What does each shared edge cost, and what does it save? The same run, with one edge at a time re-encoded."""
+"""Cost and savings of each shared edge: the same run with one edge at a time re-encoded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RIDGE = 1.0
 
 @dataclass(frozen=True)
 class EdgeInput:
-    """One input of the user's."""
+    """An input of the graph."""
 
     state: Mapping[str, Any]
     """What the graph is run on: `messages`, and channels of its own."""
@@ -52,7 +52,7 @@ class EdgeInput:
 
 @dataclass(frozen=True)
 class EdgeRun:
-    """One input, with one edge re-encoded."""
+    """Measurements of one input with one edge re-encoded."""
 
     source: str
     reader: str
@@ -77,7 +77,7 @@ class EdgeRun:
 
 @dataclass(frozen=True)
 class EdgeFigures:
-    """What was found of one edge."""
+    """Summary of one edge."""
 
     source: str
     reader: str
@@ -141,18 +141,18 @@ def measure_edges(
         if not missing:
             continue
         mine = _with_systems(graph, given.systems)
-        said = _run(mine, serving, given, None).said
-        base = _run(mine, serving, given, said)
+        answers = _run(mine, serving, given, None).answers
+        base = _run(mine, serving, given, answers)
         on_progress()
         for source, reader in missing:
             rule = mine.table.reads(reader, mine.nodes)[source]
-            other = _run(mine.with_rule(source, reader, rule.without("encoding")), serving, given, said)
-            found = _compared(source, reader, index, base, other, labelled=given.label is not None)
-            found = replace(found, experiment=names[index])
-            done[source, reader, index] = found
+            other = _run(mine.with_rule(source, reader, rule.without("encoding")), serving, given, answers)
+            measured = _compared(source, reader, index, base, other, labelled=given.label is not None)
+            measured = replace(measured, experiment=names[index])
+            done[source, reader, index] = measured
             if out is not None:
                 with out.open("a") as file:
-                    file.write(json.dumps(asdict(found)) + "\n")
+                    file.write(json.dumps(asdict(measured)) + "\n")
             on_progress()
     labels = [given.label for given in inputs]
     return [_figures([done[*edge, index] for index in range(len(inputs))], labels) for edge in edges]
@@ -175,7 +175,7 @@ def read_inputs(path: Path) -> list[EdgeInput]:
     Raises:
         InvalidRequestError: A line is none; says which.
     """
-    found: list[EdgeInput] = []
+    inputs: list[EdgeInput] = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
@@ -184,42 +184,42 @@ def read_inputs(path: Path) -> list[EdgeInput]:
             systems, label = given.pop("systems", {}), given.pop("label", None)
             messages = given.get("messages", [])
             given["messages"] = [("user", messages)] if isinstance(messages, str) else messages
-            found.append(EdgeInput(given, dict(systems), None if label is None else str(label)))
+            inputs.append(EdgeInput(given, dict(systems), None if label is None else str(label)))
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidRequestError(f"{path}:{number} is no input: {error}") from error
-    return found
+    return inputs
 
 
 @dataclass
 class _Run:
-    said: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    answers: dict[Place, tuple[int, ...]] = field(default_factory=dict)
     logits: dict[Place, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     waits: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     tokens: int = 0
 
 
-def _run(graph: ChoreoGraph, model: Any, given: EdgeInput, said: Mapping[Place, tuple[int, ...]] | None) -> _Run:
+def _run(graph: ChoreoGraph, model: Any, given: EdgeInput, replay: Mapping[Place, tuple[int, ...]] | None) -> _Run:
     """Run once on a cold engine."""
-    found = _Run()
+    run = _Run()
 
     def watch(*place: Any) -> Callable[[Tensor], None]:
-        return lambda logits: found.logits[place].append(logits.float().cpu().clone())
+        return lambda logits: run.logits[place].append(logits.float().cpu().clone())
 
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 28)) as engine:
         app = graph.compile(engine=engine)
-        options = RunOptions(seed=0, replay=said, logits_callback=watch if said is not None else None)
+        options = RunOptions(seed=0, replay=replay, logits_callback=watch if replay is not None else None)
         config: Any = {"configurable": {"choreo": options}}
         streamed: Iterator[Any] = app.stream(dict(given.state), config, stream_mode=["values", "custom"])
         for mode, item in streamed:
             if mode == "values":
-                _remember(engine, item, found.said)
+                _remember(engine, item, run.answers)
             elif item.get("type") == "choreo.decode":
-                found.waits[item["agent"]].append(item["ttft_s"])
-        found.tokens = engine.stats().tokens_encoded
-    return found
+                run.waits[item["agent"]].append(item["ttft_s"])
+        run.tokens = engine.stats().tokens_encoded
+    return run
 
 
-def _remember(engine: Engine, state: Mapping[str, Any], said: dict[Place, tuple[int, ...]]) -> None:
+def _remember(engine: Engine, state: Mapping[str, Any], answers: dict[Place, tuple[int, ...]]) -> None:
     """Note the tokens of what was decoded since, before anybody edits it."""
     for entry in state.get("handles") or []:
         place = (entry["author"], entry["superstep"], entry["branch"], entry.get("call", 0))
@@ -227,7 +227,7 @@ def _remember(engine: Engine, state: Mapping[str, Any], said: dict[Place, tuple[
         if made.sampled is None:
             continue
         chosen = made.tokens[slice(*made.sampled)]
-        if said.setdefault(place, chosen) != chosen:
+        if answers.setdefault(place, chosen) != chosen:
             raise InvalidRequestError(
                 f"two messages of {place[0]!r} in superstep {place[1]} cannot be told apart: send branches with "
                 "choreo_agents.send, which knows when they were sent"
@@ -241,7 +241,7 @@ def _fingerprint(graph: ChoreoGraph, model: Any, given: EdgeInput) -> str:
         for name, spec in graph.nodes.items()
         if isinstance(spec.runnable, Agent)
     }
-    flow = (sorted(graph.edges), sorted(graph.waiting_edges), {s: sorted(each) for s, each in graph.branches.items()})
+    flow = (sorted(graph.edges), sorted(graph.waiting_edges), {s: sorted(ends) for s, ends in graph.branches.items()})
     fingerprint = getattr(getattr(model, "adapter", None), "fingerprint", str(model))
     what = (fingerprint, graph.system, graph.positions, agents, flow, graph.visibility_table(), given)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
@@ -277,12 +277,12 @@ def _figures(runs: Sequence[EdgeRun], labels: Sequence[str | None]) -> EdgeFigur
     saved = mean(run.tokens_saved for run in runs)
     share = saved / max(1.0, mean(run.tokens + run.tokens_saved for run in runs))
     probes: list[float | None] = [None, None]
-    told = [(run, label) for run, label in zip(runs, labels, strict=True) if label is not None and run.shared_logits]
-    if len({label for _, label in told}) > 1:
-        names = [label for _, label in told]
+    pairs = [(run, label) for run, label in zip(runs, labels, strict=True) if label is not None and run.shared_logits]
+    if len({label for _, label in pairs}) > 1:
+        names = [label for _, label in pairs]
         probes = [
-            readable([run.shared_logits for run, _ in told], names),
-            readable([run.reencoded_logits for run, _ in told], names),
+            readable([run.shared_logits for run, _ in pairs], names),
+            readable([run.reencoded_logits for run, _ in pairs], names),
         ]
     return EdgeFigures(
         runs[0].source,
@@ -314,9 +314,9 @@ def _bootstrap(values: Sequence[Sequence[float]], draws: int = 1000) -> tuple[fl
     if not values:
         return math.nan, math.nan
     rng = random.Random(0)
-    sums = [(sum(each), len(each)) for each in values]
+    sums = [(sum(run), len(run)) for run in values]
     drawn = (rng.choices(sums, k=len(sums)) for _ in range(draws))
-    means = sorted(sum(total for total, _ in each) / sum(count for _, count in each) for each in drawn)
+    means = sorted(sum(total for total, _ in sample) / sum(count for _, count in sample) for sample in drawn)
     return means[int(0.025 * draws)], means[int(0.975 * draws) - 1]
 
 
@@ -335,7 +335,7 @@ def _model_of(app: Any) -> Any:
 
 
 def _read(out: Path | None, edges: Iterable[tuple[str, str]], names: Sequence[str]) -> Iterator[EdgeRun]:
-    """What was measured before."""
+    """Yield the runs that were measured before."""
     known = set(edges)
     text = out.read_text() if out is not None and out.exists() else ""
     lines, whole = text.splitlines(), text.endswith("\n")
@@ -380,16 +380,16 @@ def readable(features: Sequence[Sequence[float]], labels: Sequence[str], *, seed
     return right / len(labels)
 
 
-def _fitted(inputs: Tensor, wanted: Tensor, classes: int, asked: Tensor) -> Tensor:
+def _fitted(inputs: Tensor, wanted: Tensor, classes: int, held_out: Tensor) -> Tensor:
     """Classes that a map fitted on some examples gives to others; in its dual form, for more numbers than examples."""
     middle, spread = inputs.mean(dim=0), inputs.std(dim=0, unbiased=False).clamp_min(1e-9)
-    inputs, asked = (inputs - middle) / spread, (asked - middle) / spread
+    inputs, held_out = (inputs - middle) / spread, (held_out - middle) / spread
     targets = torch.nn.functional.one_hot(wanted, classes).double()
     shift = targets.mean(dim=0)
     kernel = inputs @ inputs.T
     penalty = RIDGE * kernel.diagonal().mean().clamp_min(1e-9)
     weights = torch.linalg.solve(kernel + penalty * torch.eye(len(inputs), dtype=torch.float64), targets - shift)
-    scores: Tensor = asked @ inputs.T @ weights + shift
+    scores: Tensor = held_out @ inputs.T @ weights + shift
     return scores.argmax(dim=-1)
 
 
@@ -404,32 +404,32 @@ def divergence(one: Tensor, other: Tensor) -> float:
     return float((a.exp() * (a - b)).sum().clamp_min(0.0))
 
 
-def edges_report(found: Sequence[EdgeFigures], inputs: int) -> Report:
+def edges_report(figures: Sequence[EdgeFigures], inputs: int) -> Report:
     """Report a row for each edge.
 
     Args:
         found: Of each edge.
         inputs: So many were run.
     """
-    probed = any(each.probe_shared is not None for each in found)
+    probed = any(edge.probe_shared is not None for edge in figures)
     columns = ["edge", "advice", "tokens saved", "first token", "KL, nats a token", "same choice", "probe"]
-    rows = [_cells(each) for each in found]
+    rows = [_cells(edge) for edge in figures]
     if not probed:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = f"what each shared edge saves and changes, on {inputs} inputs: the same words with that edge re-encoded"
     lines = ["in brackets: 95 % intervals over inputs"]
     lines += ["probe: how often a linear map reads the label, shared and re-encoded"] if probed else []
-    return Report([Table(columns, rows, title, words=2)], {"edges": [asdict(each) for each in found]}, lines=lines)
+    return Report([Table(columns, rows, title, words=2)], {"edges": [asdict(edge) for edge in figures]}, lines=lines)
 
 
-def _cells(each: EdgeFigures) -> list[str]:
-    source = "input" if each.source == START else each.source
+def _cells(edge: EdgeFigures) -> list[str]:
+    source = "input" if edge.source == START else edge.source
     return [
-        f"{source} -> {each.reader}",
-        each.advice,
-        f"{each.tokens_saved:.0f} ({each.share_saved:.0%})",
-        f"{1000 * each.ttft_saved_s:+.1f} ms",
-        f"{each.kl:.3f} ({each.kl_interval[0]:.3f} to {each.kl_interval[1]:.3f})",
-        f"{each.agreement:.0%} ({each.agreement_interval[0]:.0%} to {each.agreement_interval[1]:.0%})",
-        "" if each.probe_shared is None else f"{each.probe_shared:.2f}, {each.probe_reencoded:.2f}",
+        f"{source} -> {edge.reader}",
+        edge.advice,
+        f"{edge.tokens_saved:.0f} ({edge.share_saved:.0%})",
+        f"{1000 * edge.ttft_saved_s:+.1f} ms",
+        f"{edge.kl:.3f} ({edge.kl_interval[0]:.3f} to {edge.kl_interval[1]:.3f})",
+        f"{edge.agreement:.0%} ({edge.agreement_interval[0]:.0%} to {edge.agreement_interval[1]:.0%})",
+        "" if edge.probe_shared is None else f"{edge.probe_shared:.2f}, {edge.probe_reencoded:.2f}",
     ]

@@ -1,5 +1,4 @@
-"""What leaks in the prisoner's dilemma: Bob's decisions, by what he sees of Alice (Prompt Choreography, table 3 and
-figure 8)."""
+"""Leaks in the prisoner's dilemma: Bob's decisions, by his view of Alice (Prompt Choreography, table 3, figure 8)."""
 
 from __future__ import annotations
 
@@ -51,12 +50,12 @@ class DilemmaReport:
     """Decisions of Bob's that cannot be read, by variant; they count as no cooperation."""
 
     def score(self, alice: str, variant: str) -> Score:
-        """How often Bob cooperated."""
+        """Return how often Bob cooperated."""
         games = self.cooperated[alice][variant]
         return Score(sum(games), len(games))
 
     def difference(self, alice: str, variant: str) -> Difference:
-        """How much more often than under the baseline, game by game."""
+        """Return how much more often he cooperated than under the baseline, game by game."""
         return Difference.of(self.cooperated[alice][variant], self.cooperated[alice]["baseline"])
 
     def table(self) -> Table:
@@ -90,14 +89,14 @@ class DilemmaReport:
         alices = list(self.cooperated)
         width = 0.8 / len(_COLOURS)
         for place, (variant, colour) in enumerate(_COLOURS.items()):
-            found = [self.difference(alice, variant) for alice in alices]
-            intervals = [each.score_interval() for each in found]
+            gaps = [self.difference(alice, variant) for alice in alices]
+            intervals = [gap.score_interval() for gap in gaps]
             errors = [
-                [max(0.0, 100 * (each.share - low)) for each, (low, _) in zip(found, intervals, strict=True)],
-                [max(0.0, 100 * (high - each.share)) for each, (_, high) in zip(found, intervals, strict=True)],
+                [max(0.0, 100 * (gap.share - low)) for gap, (low, _) in zip(gaps, intervals, strict=True)],
+                [max(0.0, 100 * (high - gap.share)) for gap, (_, high) in zip(gaps, intervals, strict=True)],
             ]
             at = [index + (place - (len(_COLOURS) - 1) / 2) * width for index in range(len(alices))]
-            shifts = [100 * each.share for each in found]
+            shifts = [100 * gap.share for gap in gaps]
             axes.bar(at, shifts, width, yerr=errors, color=colour, label=variant, capsize=3)
         axes.axhline(0, color="#222222", linewidth=1)
         axes.set_xticks(range(len(alices)), [f"Alice: {alice}" for alice in alices])

@@ -1,4 +1,4 @@
-"""How well a model speaks the language: accuracy by task, in ordinary prompts and from caches."""
+"""Accuracy of a model on the embedded language by task, in ordinary prompts and from caches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ KV_BUDGET_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class LanguageReport:
-    """What was measured, and on which weights."""
+    """Results, and the weights that they were measured on."""
 
     model: str
     fingerprint: str
@@ -70,7 +70,7 @@ class LanguageReport:
     """Arithmetic at temperature 0.7 in ordinary prompts: one sample against the vote over eight."""
 
     def as_object(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Convert the results to plain JSON."""
         return {
             "model": self.model,
             "fingerprint": self.fingerprint,
@@ -126,10 +126,10 @@ class LanguageReport:
             name, results = task.replace("_", " "), [self.results[view][task] for view in views]
             bar = self._bar("ordinary", task)
             met = bar is not None and self.results["ordinary"][task].solved.share >= bar
-            said = "" if bar is None else f"{bar:.2f} {'met' if met else 'missed'}"
-            rows.append([name, *(_words(each.solved) for each in results), *([said] if bars else [])])
-            if any(each.parsable is not None for each in results):
-                cells = ("" if each.parsable is None else _words(each.parsable) for each in results)
+            bar_text = "" if bar is None else f"{bar:.2f} {'met' if met else 'missed'}"
+            rows.append([name, *(_words(result.solved) for result in results), *([bar_text] if bars else [])])
+            if any(result.parsable is not None for result in results):
+                cells = ("" if result.parsable is None else _words(result.parsable) for result in results)
                 rows.append([f"{name}, readable", *cells, *([""] if bars else [])])
         return ["task", *(HEADINGS[view] for view in views), *(["bar"] if bars else [])], rows
 

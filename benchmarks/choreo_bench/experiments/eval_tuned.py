@@ -33,7 +33,7 @@ SETTINGS = TuneSettings(learning_rate=5e-3, batch_tokens=1024, epochs=16, patien
 
 @dataclass(frozen=True)
 class DistillPlan:
-    """What is distilled for a table, and from how many traces in how many epochs."""
+    """A distillation for a table: the workflow, its number of traces and of epochs."""
 
     name: str
     """Of its folder."""
@@ -78,12 +78,12 @@ TRIALS = (
     Trial("MultiQA", 1, "multi_qa", ("baseline", "serial", "serial + tuned", "parallel", "parallel + tuned")),
     Trial("BSM", 2, "branch_solve_merge", ("baseline", "serial", "parallel", "parallel + tuned")),
     Trial("Direct (sums)", 4, "direct", ("baseline",)),
-    Trial("MADiter", 4, "iterative_debate", ("baseline", "choreo", "choreo + tuned"), rival="Direct (sums)"),
-    Trial("ToT", 4, "tree_of_thoughts", ("baseline", "choreo", "choreo + tuned"), rival="Direct (sums)"),
-    Trial("MADiter, distilled", 4, "direct", ("baseline", "choreo + tuned"), rival="Direct (sums)"),
-    Trial("ToT, distilled", 4, "direct", ("baseline", "choreo + tuned"), rival="Direct (sums)"),
+    Trial("MADiter", 4, "iterative_debate", ("baseline", "choreo", "choreo + tuned"), competitor="Direct (sums)"),
+    Trial("ToT", 4, "tree_of_thoughts", ("baseline", "choreo", "choreo + tuned"), competitor="Direct (sums)"),
+    Trial("MADiter, distilled", 4, "direct", ("baseline", "choreo + tuned"), competitor="Direct (sums)"),
+    Trial("ToT, distilled", 4, "direct", ("baseline", "choreo + tuned"), competitor="Direct (sums)"),
     Trial("Direct (notes)", 4, "direct", ("baseline",), {"task": "notes"}),
-    Trial("MADpar", 4, "debate", ("baseline", "choreo", "choreo + tuned"), rival="Direct (notes)"),
+    Trial("MADpar", 4, "debate", ("baseline", "choreo", "choreo + tuned"), competitor="Direct (notes)"),
     Trial("MADpar, distilled", 4, "direct", ("baseline", "choreo + tuned"), {"task": "notes"}, "Direct (notes)"),
 )
 _COURSE_OF = {
@@ -116,10 +116,10 @@ class TunedReport:
         tables = self.played.tables()
         if self.dilemma is not None:
             tables[3] = replace(self.dilemma.table(), title="Table 3: how often Bob cooperates")
-        found = {"tables": self.played.as_object(), "dilemma": self.dilemma and asdict(self.dilemma)}
+        tables_json = {"tables": self.played.as_object(), "dilemma": self.dilemma and asdict(self.dilemma)}
         head = f"Weights: `{weights[:16]}`. In brackets 95 % intervals; of table 3 of the difference to the baseline."
         shown = [table for _, table in sorted(tables.items())]
-        return Report([*shown, self._courses()], found | {"cards": self.cards}, head)
+        return Report([*shown, self._courses()], tables_json | {"cards": self.cards}, head)
 
     def _courses(self) -> Table:
         rows = []
@@ -158,7 +158,7 @@ def measure_tuned(
         command: For the cards.
     """
     courses, trials = {name: c for name, c in COURSES.items() if only is None or c.case in only}, trials_of(only)
-    taught = {name: teach_course(model, course, folder, watcher(name), command) for name, course in courses.items()}
+    taught = {name: teach_plan(model, course, folder, watcher(name), command) for name, course in courses.items()}
     items: dict[str, list[str]] = {}
     records: dict[str, list[Record]] = {}
     for trial in trials:
@@ -207,14 +207,12 @@ def workflows_named(names: str | None) -> frozenset[str] | None:
 def trials_of(only: Collection[str] | None) -> tuple[Trial, ...]:
     """The trials of these workflows, and the single calls that they are set against."""
     wanted = [trial for trial in TRIALS if only is None or trial.case in only]
-    rivals = {trial.rival for trial in wanted}
-    return tuple(trial for trial in TRIALS if trial in wanted or trial.name in rivals)
+    competitors = {trial.competitor for trial in wanted}
+    return tuple(trial for trial in TRIALS if trial in wanted or trial.name in competitors)
 
 
-def teach_course(
-    model: LoadedModel, course: DistillPlan, folder: Path, watcher: Watcher, command: str
-) -> DistillResult:
-    """Distil one course, or find it distilled."""
+def teach_plan(model: LoadedModel, course: DistillPlan, folder: Path, watcher: Watcher, command: str) -> DistillResult:
+    """Distil one plan, or find it distilled."""
     return teach(
         model,
         course.lesson(),
@@ -249,5 +247,5 @@ def _dilemma(
 
 
 def _setup(case: str, changes: Sequence[tuple[str, Any]] = ()) -> Setup:
-    found = CASES[case]
-    return Setup(found, found.options.model_validate(dict(changes)), load_prompts(found.name, "embedded"), SAMPLING)
+    entry = CASES[case]
+    return Setup(entry, entry.options.model_validate(dict(changes)), load_prompts(entry.name, "embedded"), SAMPLING)

@@ -33,7 +33,7 @@ class Trial:
     variants: tuple[str, ...]
     changes: Mapping[str, Any] = field(default_factory=dict)
     """To the workflow's default options."""
-    rival: str = ""
+    competitor: str = ""
     """The trial whose baseline it should beat on the same items: a single call."""
 
 
@@ -41,10 +41,10 @@ TRIALS = (
     Trial("MultiQA", 1, "multi_qa", ("baseline", "serial", "parallel")),
     Trial("BSM", 2, "branch_solve_merge", ("baseline", "serial", "parallel")),
     Trial("Direct (sums)", 4, "direct", ("baseline",)),
-    Trial("MADiter", 4, "iterative_debate", ("baseline", "choreo"), rival="Direct (sums)"),
-    Trial("ToT", 4, "tree_of_thoughts", ("baseline", "choreo"), rival="Direct (sums)"),
+    Trial("MADiter", 4, "iterative_debate", ("baseline", "choreo"), competitor="Direct (sums)"),
+    Trial("ToT", 4, "tree_of_thoughts", ("baseline", "choreo"), competitor="Direct (sums)"),
     Trial("Direct (notes)", 4, "direct", ("baseline",), {"task": "notes"}),
-    Trial("MADpar", 4, "debate", ("baseline", "choreo"), rival="Direct (notes)"),
+    Trial("MADpar", 4, "debate", ("baseline", "choreo"), competitor="Direct (notes)"),
 )
 TITLES = {
     1: "Table 1: MultiQA, both questions right",
@@ -55,7 +55,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table: a variant of a trial."""
+    """A row of a table: a variant of a trial."""
 
     trial: Trial
     outcome: VariantOutcome
@@ -63,7 +63,7 @@ class Line:
     """Over a single call."""
 
     def cells(self) -> dict[str, str]:
-        """By the names of columns."""
+        """Cells of the row, by column."""
         outcome = self.outcome
         return {
             "workflow": self.trial.name,
@@ -96,7 +96,7 @@ class UntunedReport:
 
     def tables(self) -> dict[int, Table]:
         """Make those of the paper's tables that were played, by number."""
-        found: dict[int, Table] = {}
+        tables: dict[int, Table] = {}
         for number, title in TITLES.items():
             if lines := list(self.lines(number)):
                 # Where there is a single call to compare with, further shares are not about answers.
@@ -104,19 +104,19 @@ class UntunedReport:
                 parts = dict.fromkeys(part for line in lines for part in line.outcome.parts)
                 columns = ["workflow", "method", "%", "to the baseline", *(["to a single call"] if gains else parts)]
                 rows = [[line.cells().get(column, "") for column in columns] for line in lines]
-                found[number] = Table(columns, rows, title, words=2)
-        return found
+                tables[number] = Table(columns, rows, title, words=2)
+        return tables
 
     def as_object(self) -> dict[int, list[dict[str, Any]]]:
         """Write the lines of each table as plain JSON."""
         return {number: [asdict(line) for line in self.lines(number)] for number in TITLES}
 
     def _gain(self, trial: Trial, variant: str) -> tuple[float, Interval | None] | None:
-        if not trial.rival:
+        if not trial.competitor:
             return None
         own = [record | {"variant": "own"} for record in self._records[trial.name] if record["variant"] == variant]
-        other = [record | {"variant": "rival"} for record in self._records[trial.rival]]
-        return PlayReport(own + other, ["own", "rival"], self._items[trial.name]).difference("own", "rival")
+        other = [record | {"variant": "competitor"} for record in self._records[trial.competitor]]
+        return PlayReport(own + other, ["own", "competitor"], self._items[trial.name]).difference("own", "competitor")
 
 
 def measure_untuned(

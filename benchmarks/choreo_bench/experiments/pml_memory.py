@@ -1,4 +1,4 @@
-"""What a cached token takes in each memory, measured on an engine (Prompt Cache, table 2)."""
+"""Memory that a cached token takes on each tier, measured on an engine (Prompt Cache, table 2)."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> dict[str, Any]:
     return {"dtype": dtype, "device": device / count, "host": host / count, "disk": disk / count}
 
 
-def memory_report(found: Mapping[str, Mapping[str, Any]]) -> Report:
+def memory_report(rows_by_model: Mapping[str, Mapping[str, Any]]) -> Report:
     """Report a row for each model, by its name."""
     rows = [
         [name, row["dtype"], *(f"{row[place] / 1024:,.2f}" for place in PLACES), f"{(1 << 30) / row['device']:,.0f}"]
-        for name, row in found.items()
+        for name, row in rows_by_model.items()
     ]
     columns = ["model", "kept as", *PLACES, "tokens in 1 GiB"]
     lines = ["in 16 bits a Llama 7B takes 512 KiB (Prompt Cache, table 2)"]
-    return Report([Table(columns, rows, "KiB that a cached token takes", words=2)], dict(found), lines=lines)
+    return Report([Table(columns, rows, "KiB that a cached token takes", words=2)], dict(rows_by_model), lines=lines)

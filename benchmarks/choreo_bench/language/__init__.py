@@ -23,7 +23,7 @@ def draw_problem(task: Task, split: Split, seed: int) -> Problem:
 
 
 def draw_problems(task: Task, split: Split, seed: int, questions: int = 1) -> list[Problem]:
-    """That problem, and up to so many in all that ask other things of its messages: as far as the task has them.
+    """Draw a problem, and others with the same messages and other questions, as far as the task has them.
 
     All are of the split. Which problem comes first may depend on how many are asked for.
 

@@ -15,7 +15,7 @@ Said = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ProblemMessage:
-    """One message of a problem: given to the model, or to be said by it."""
+    """A message of a problem: given to the model, or to be said by it."""
 
     name: str
     """Unique in its problem."""
@@ -26,14 +26,14 @@ class ProblemMessage:
     """Who says it, in the turn's header."""
     parents: tuple[str, ...] = ()
     """The messages it is encoded after, in view order; of a message to be said, all that its author sees."""
-    said: bool = False
+    is_answer: bool = False
     """Whether the model is to say it."""
 
 
 class Scorer(Protocol):
     """Decides how good what was said is."""
 
-    def __call__(self, said: Said) -> float:
+    def __call__(self, answers: Said) -> float:
         """The share of the answer that is right, from 0 to 1; a problem counts as solved at 1."""
         ...
 
@@ -41,8 +41,8 @@ class Scorer(Protocol):
 class Stop(Protocol):
     """Decides whether a problem is over before all of it was said."""
 
-    def __call__(self, said: Said) -> bool:
-        """Whether what was said so far ends it."""
+    def __call__(self, answers: Said) -> bool:
+        """Return whether the answers so far end the problem."""
         ...
 
 
@@ -74,28 +74,28 @@ class Problem:
         strangers = [branch for branch in self.branches if branch not in known]
         if strangers:
             raise ValueError(f"{strangers[0]!r} is to be a branch of {self.task!r}, and no message is called that")
-        if not any(message.said for message in self.messages):
+        if not any(message.is_answer for message in self.messages):
             raise ValueError(f"nothing is to be said in {self.task!r}")
         object.__setattr__(self, "by_name", known)
 
-    def score(self, said: Said) -> float:
+    def score(self, answers: Said) -> float:
         """The share of the answer that is right, from 0 to 1.
 
         Args:
             said: The words of every message to be said, by name; after an early stop, of those that were.
         """
-        return self.scorer(said)
+        return self.scorer(answers)
 
     def gold_said(self) -> dict[str, str]:
-        """What a faultless model could say."""
-        return {message.name: message.text for message in self.messages if message.said}
+        """Answers that a faultless model could give."""
+        return {message.name: message.text for message in self.messages if message.is_answer}
 
     @property
     def split(self) -> Split:
         """The one split this problem belongs to, by the words that are given."""
         if self.key is not None:
             return split_of(self.key)
-        return split_of(message.text for message in self.messages if not message.said)
+        return split_of(message.text for message in self.messages if not message.is_answer)
 
 
 def split_of(given: Iterable[str]) -> Split:
@@ -131,10 +131,10 @@ def siblings(problem: Problem, view: Iterable[str]) -> list[list[str]]:
 
 def _ancestors(problem: Problem, name: str) -> set[str]:
     """All that a message has seen, directly or through others."""
-    found: set[str] = set()
+    ancestors: set[str] = set()
     queue = [name]
     for one in queue:
-        new = [parent for parent in problem.by_name[one].parents if parent not in found]
-        found.update(new)
+        new = [parent for parent in problem.by_name[one].parents if parent not in ancestors]
+        ancestors.update(new)
         queue.extend(new)
-    return found
+    return ancestors

@@ -1,4 +1,4 @@
-"""How answers are scored: each scorer looks at the words of one message, or at how several agree."""
+"""Scorers of answers: each scores the text of one message, or how several agree."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def first_sentence(text: str) -> str:
 
 def last_sentence(text: str) -> str:
     """The last sentence of a text; empty for an empty text."""
-    found = sentences(text)
-    return found[-1] if found else ""
+    parts = sentences(text)
+    return parts[-1] if parts else ""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class FirstSentence:
     message: str
     gold: str
 
-    def __call__(self, said: Said) -> float:
-        return float(first_sentence(said[self.message]) == self.gold)
+    def __call__(self, answers: Said) -> float:
+        return float(first_sentence(answers[self.message]) == self.gold)
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class LastSentence:
     message: str
     gold: str
 
-    def __call__(self, said: Said) -> float:
-        return float(last_sentence(said[self.message]) == self.gold)
+    def __call__(self, answers: Said) -> float:
+        return float(last_sentence(answers[self.message]) == self.gold)
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class OneOf:
     message: str
     gold: tuple[str, ...]
 
-    def __call__(self, said: Said) -> float:
-        return float(last_sentence(said[self.message]) in self.gold)
+    def __call__(self, answers: Said) -> float:
+        return float(last_sentence(answers[self.message]) in self.gold)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class EachExact:
     gold: tuple[tuple[str, str], ...]
     """Message names and their words."""
 
-    def __call__(self, said: Said) -> float:
-        return sum(said[name].strip() == words for name, words in self.gold) / len(self.gold)
+    def __call__(self, answers: Said) -> float:
+        return sum(answers[name].strip() == words for name, words in self.gold) / len(self.gold)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Mean:
 
     scorers: tuple[Scorer, ...]
 
-    def __call__(self, said: Said) -> float:
-        return sum(scorer(said) for scorer in self.scorers) / len(self.scorers)
+    def __call__(self, answers: Said) -> float:
+        return sum(scorer(answers) for scorer in self.scorers) / len(self.scorers)
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class AllSentences:
     message: str
     gold: tuple[str, ...]
 
-    def __call__(self, said: Said) -> float:
-        heard = sentences(said[self.message])
-        found = sum((Counter(heard) & Counter(self.gold)).values())
-        return found / max(len(self.gold), len(heard))
+    def __call__(self, answers: Said) -> float:
+        heard = sentences(answers[self.message])
+        matches = sum((Counter(heard) & Counter(self.gold)).values())
+        return matches / max(len(self.gold), len(heard))
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class SameItems:
     opening: str
     """What the list starts with: `We see`."""
 
-    def __call__(self, said: Said) -> float:
-        heard = listed(said[self.message], self.opening)
+    def __call__(self, answers: Said) -> float:
+        heard = listed(answers[self.message], self.opening)
         if not heard:
             return 0.0
         return len(set(heard) & self.items) / max(len(self.items), len(heard))
@@ -120,9 +120,9 @@ class Coverage:
     concepts: frozenset[tuple[str, str]]
     """Who has what; covered by the sentence that says so, if a part said it."""
 
-    def __call__(self, said: Said) -> float:
-        heard = sentences(said[self.message])
-        offered = {sentence for part in self.parts for sentence in sentences(said[part])}
+    def __call__(self, answers: Said) -> float:
+        heard = sentences(answers[self.message])
+        offered = {sentence for part in self.parts for sentence in sentences(answers[part])}
         wanted = {f"{person} has {thing}." for person, thing in self.concepts}
         covered = len(wanted & offered & set(heard)) / len(wanted)
         return covered if all(sentence in offered for sentence in heard) else covered / 2

@@ -15,7 +15,7 @@ AGREE, KEEP, CHANGE = "We all agree.", "I keep my answer.", "I change my answer.
 
 
 class Fact(Protocol):
-    """One sentence about one person, and the question it answers."""
+    """A sentence about one person, and the question it answers."""
 
     @property
     def person(self) -> str: ...
@@ -27,7 +27,7 @@ class Fact(Protocol):
 
 @dataclass(frozen=True)
 class Has:
-    """Who has how many of what."""
+    """A fact about how many things of a kind somebody has."""
 
     person: str
     number: str
@@ -38,7 +38,7 @@ class Has:
         return f"{self.person} has {self.what()}."
 
     def what(self) -> str:
-        """What it is: `3 red kites`."""
+        """The things, as in `3 red kites`."""
         return f"{self.number} {self.color} {self.objects}"
 
     def question(self) -> str:
@@ -47,7 +47,7 @@ class Has:
 
 @dataclass(frozen=True)
 class Visits:
-    """Who visits which city."""
+    """A fact about the city that somebody visits."""
 
     person: str
     city: str
@@ -61,7 +61,7 @@ class Visits:
 
 @dataclass(frozen=True)
 class Likes:
-    """Who likes what."""
+    """A fact about what somebody likes."""
 
     person: str
     food: str
@@ -75,7 +75,7 @@ class Likes:
 
 @dataclass(frozen=True)
 class Friend:
-    """Who is whose friend."""
+    """A fact about somebody's friend."""
 
     person: str
     friend: str
@@ -92,7 +92,7 @@ LEAST, MOST = 2, 20
 
 
 def draw_has(rng: random.Random, person: str) -> Has:
-    """What a person has: 2 to 20 of a colour and kind."""
+    """Draw what a person has: 2 to 20 of a colour and kind."""
     number = str(rng.randint(LEAST, MOST))
     return Has(person, number, rng.choice(vocabulary.COLORS), rng.choice(vocabulary.OBJECTS))
 
@@ -154,7 +154,7 @@ def plurality(own: str | None, others: Sequence[str]) -> str:
 
 
 def revise(own: str, others: Sequence[str]) -> str:
-    """What an agent says in a later round: the plurality of the last answers, and how that compares with its own."""
+    """Write an agent's turn in a later round: the plurality of the last answers, and how that compares with its own."""
     choice = plurality(own, others)
     if choice == UNKNOWN:
         return UNKNOWN

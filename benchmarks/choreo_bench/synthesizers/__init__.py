@@ -1,1 +1,1 @@
-"""What a synthesizer learns from, drawn from the embedded language."""
+"""Training data of synthesizers, drawn from the embedded language."""

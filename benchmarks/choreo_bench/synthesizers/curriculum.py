@@ -1,4 +1,4 @@
-"""What a synthesizer is trained on and judged by, where both are drawn from the embedded language."""
+"""Curriculum of a synthesizer: examples to learn from and to be judged by, drawn from the embedded language."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ class DrawnExamples:
         """The examples of an epoch."""
         weights = self._curriculum.weights or WEIGHTS
         whole = sum(weights.values())
-        found: list[Example] = []
+        examples: list[Example] = []
         for name, weight in weights.items():
             wanted = round(self._curriculum.examples * weight / whole)
             if wanted:
-                found += self._take(name, number, wanted)
-        random.Random(f"curriculum {self._curriculum.seed} {number}").shuffle(found)
-        return found
+                examples += self._take(name, number, wanted)
+        random.Random(f"curriculum {self._curriculum.seed} {number}").shuffle(examples)
+        return examples
 
     def _take(self, source: str, epoch: int, wanted: int) -> list[Example]:
         curriculum = self._curriculum
@@ -128,8 +128,8 @@ def drawn_digest(curriculum: DrawnCurriculum, settings: TuneSettings) -> str:
     """Tells the examples that are drawn for a training from others'."""
     mapped, adapter = settings.mapper_rank != 0, TUNED if settings.rank else None
     drawn = [dict(OFTENER), QUESTIONS, settings.boundaries]
-    said = json.dumps([curriculum.as_object(), mapped, adapter, drawn], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()
+    text = json.dumps([curriculum.as_object(), mapped, adapter, drawn], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def held_out(model: LoadedModel, folder: Path, curriculum: DrawnCurriculum) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a synthesizer learns from: dialogue cut into branches, synthesis tasks, and answers sampled from its text twin.
+"""Examples for a synthesizer: dialogue cut into branches, synthesis tasks, and answers sampled from its text twin.
 
 The three sources of Parallel-Synthesis, each endless and decided by its seed: example k is the same whatever was drawn
 before, so that a run can go on anywhere.
@@ -152,7 +152,7 @@ def distilled(
 async def asample_answers(
     engine: Engine, problems: Sequence[Problem], *, temperature: float = 1.0, seeds: Sequence[int]
 ) -> list[tuple[int, ...] | None]:
-    """What a text synthesizer answers, as all tokens of its messages; None where it did not end by itself.
+    """Sample a text synthesizer's answers, as all tokens of their messages; None where one did not end by itself.
 
     Args:
         engine: Of the method `baseline` or `naive`.
@@ -189,7 +189,7 @@ def draw_training_problems(
     questions: int = 1,
     source: str = "tasks",
 ) -> list[Problem]:
-    """One problem of the train split, of any of these tasks, and others with its branches; sources share no problem."""
+    """Draw a problem of the train split, and others with its branches, from any task; sources share no problem."""
     rng = random.Random(f"synthesis {source} {seed} {number}")
     names = sorted(among)
     [name] = rng.choices(names, [OFTENER.get(name, 1.0) for name in names])
@@ -230,7 +230,7 @@ def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: s
 
 
 def _notes(model: LoadedModel, rng: random.Random, number: int) -> tuple[Span, ...]:
-    """What one branch was told alone: nothing, or facts."""
+    """Draw the private prompt of one branch: nothing, or facts."""
     if rng.random() >= NOTED:
         return ()
     facts = draw_facts(rng, rng.randint(1, MOST_NOTED))
@@ -257,7 +257,7 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
     """
     parts = Parts.of(problem)
     last = parts.answer
-    said = span(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
+    answer_span = span(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
     branches = tuple(
         (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
         for branch in parts.branches
@@ -266,7 +266,7 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
         id,
         (*root_of(model), *(_given(model, message) for message in parts.trunk)),
         branches,
-        (*(_given(model, message) for message in parts.asks), said),
+        (*(_given(model, message) for message in parts.asks), answer_span),
         boundaries_of(model, [words for _, words in branches]),
     )
 

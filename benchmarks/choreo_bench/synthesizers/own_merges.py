@@ -53,7 +53,7 @@ class _Branch(BaseModel):
 
 
 class Merge(BaseModel):
-    """One line of a file: other fields are ignored."""
+    """A line of the file of merges; other fields are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -70,7 +70,7 @@ class Merge(BaseModel):
 
 @dataclass(frozen=True)
 class OwnMerges:
-    """What is learnt from, and what judges."""
+    """The user's merges: those to learn from, and those held out."""
 
     train: tuple[BranchExample, ...]
     """Lines that follow each other and differ in what is asked are one."""
@@ -82,7 +82,7 @@ class OwnMerges:
         return hashlib.sha256(repr(self.held_out).encode()).hexdigest()
 
     def as_object(self, layouts: Sequence[SynthesisLayout]) -> dict[str, Any]:
-        """What a card says, as plain JSON."""
+        """Convert to plain JSON for a card."""
         return {
             "own merges": sum(1 + len(fan.others) for fan in self.train),
             "held_out": len(self.held_out),
@@ -90,7 +90,7 @@ class OwnMerges:
         }
 
     def held_out_traces(self, layouts: Sequence[SynthesisLayout], tuned: Tuned) -> list[Trace]:
-        """Those that judge, in every layout."""
+        """Return the held-out traces, in every layout."""
         mapped, adapter = tuned.mapper is not None, TUNED if tuned.lora is not None else None
         behind = tuned.settings.boundaries
         return [
@@ -161,21 +161,21 @@ def _judging(fans: Sequence[BranchExample], most: int) -> set[int]:
         alike.setdefault(fan.branches, []).append(place)
     if len(alike) == 1:
         return set(range(len(fans) - most, len(fans)))
-    found: set[int] = set()
+    positions: set[int] = set()
     for places in reversed(alike.values()):
-        if len(found) + len(places) <= most:
-            found.update(places)
+        if len(positions) + len(places) <= most:
+            positions.update(places)
     smallest = min(reversed(alike.values()), key=len)
-    return found or set(smallest)
+    return positions or set(smallest)
 
 
 def _together(fans: Sequence[BranchExample]) -> tuple[BranchExample, ...]:
     """Neighbours with the same branches as one, up to a few: what is asked differs, branches are encoded once."""
-    found: list[BranchExample] = []
+    examples: list[BranchExample] = []
     for _, group in groupby(fans, key=lambda fan: (fan.trunk, fan.branches)):
         same = list(group)
-        found += [asked_together(same[at : at + QUESTIONS]) for at in range(0, len(same), QUESTIONS)]
-    return tuple(found)
+        examples += [asked_together(same[at : at + QUESTIONS]) for at in range(0, len(same), QUESTIONS)]
+    return tuple(examples)
 
 
 def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> BranchExample:  # noqa: A002
@@ -190,15 +190,15 @@ def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> BranchExample:
         ]
         words = span(model, f"branch {number}", "assistant", branch.content, branch.name)
         branches.append((tuple(private), words))
-    asked = [span(model, "ask", "user", merge.ask)] if merge.ask else []
+    ask = [span(model, "ask", "user", merge.ask)] if merge.ask else []
     answer = span(model, "answer", "assistant", merge.answer, merge.name, learn=True)
     behind = boundaries_of(model, [words for _, words in branches])
-    return BranchExample(id, (*root, *trunk), tuple(branches), (*asked, answer), behind)
+    return BranchExample(id, (*root, *trunk), tuple(branches), (*ask, answer), behind)
 
 
 @dataclass(frozen=True)
 class OwnCurriculum:
-    """To be trained on one's own merges, and judged by the loss of those that are held out, in every layout."""
+    """Curriculum of the user's own merges, judged by the loss of those that are held out, in every layout."""
 
     merges: OwnMerges
     layouts: tuple[SynthesisLayout, ...]
@@ -242,8 +242,8 @@ class OwnExamples:
         adapter = TUNED if tuned.lora is not None else None
         behind, taught = tuned.settings.boundaries, tuned.settings.imitation > 0
         self._views = Views(curriculum.layouts, tuned.mapper is not None, adapter, behind, taught)
-        said = repr([self._fans, curriculum.layouts, self._views.mapped, adapter, behind])
-        self.digest = hashlib.sha256(said.encode()).hexdigest()
+        text = repr([self._fans, curriculum.layouts, self._views.mapped, adapter, behind])
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
 
     def epoch(self, number: int) -> Sequence[Example]:
         """The examples of an epoch."""

@@ -132,10 +132,10 @@ class Solver:
 
     def __init__(self, problem: Problem) -> None:
         self.task, self.messages = problem.task, problem.by_name
-        self.to_say = [message.name for message in problem.messages if message.said]
+        self.to_say = [message.name for message in problem.messages if message.is_answer]
         self.end = self.to_say[-1]
         view = [self.messages[name] for name in self.messages[self.end].parents]
-        self.voices = {str(m.author): m.text for m in view if m.role == "assistant" and not m.said}
+        self.voices = {str(m.author): m.text for m in view if m.role == "assistant" and not m.is_answer}
         """What the last speaker is given to hear, by who said it; of each the last words."""
 
     def begun(self, beginning: str) -> list[str]:
@@ -145,7 +145,7 @@ class Solver:
     def given(self, name: str, *roles: str) -> list[str]:
         """The given texts that the author of a message sees, of some roles or of all."""
         parents = [self.messages[parent] for parent in self.messages[name].parents]
-        return [parent.text for parent in parents if not parent.said and (not roles or parent.role in roles)]
+        return [parent.text for parent in parents if not parent.is_answer and (not roles or parent.role in roles)]
 
     def heard(self, name: str, *, own: bool) -> list[str]:
         """The messages to be said that the author of a message sees, its own or those of others."""

@@ -51,7 +51,7 @@ async def test_every_message_sees_its_parents_in_order(make_engine: MakeEngine, 
     recorder = Recorder(make_engine())
     said = await play(recorder, two_questions, sampling=SHORT)  # type: ignore[arg-type]
     chat = recorder.chat
-    turns = {m.name: chat.turn(m.role, m.text, m.author).text for m in two_questions.messages if not m.said}
+    turns = {m.name: chat.turn(m.role, m.text, m.author).text for m in two_questions.messages if not m.is_answer}
     _, *calls = recorder.calls
     for message, (content, parents, offsets, start) in zip(two_questions.messages, calls, strict=True):
         assert content.text == turns.get(message.name, chat.header(message.author).text)
@@ -104,7 +104,7 @@ async def test_ordinary_prompts_are_the_chat_template(embedded: LoadedModel, mak
     engine = make_engine(embedded, method="baseline")
     problem = draw_problem(TASKS["majority_vote"], "test", 3)
     said = await play(engine, problem, sampling=GREEDY)
-    turns = [{"role": m.role, "content": m.text, "name": m.author} for m in problem.messages if not m.said]
+    turns = [{"role": m.role, "content": m.text, "name": m.author} for m in problem.messages if not m.is_answer]
     prompt = (
         embedded.tokenizer.apply_chat_template(turns, tokenize=False)
         + engine.chat.header(problem.messages[-1].author).text

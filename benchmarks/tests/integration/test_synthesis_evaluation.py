@@ -53,10 +53,10 @@ async def test_text_and_caches_answer_a_question_that_the_model_knows(
     for method, layout in [("baseline", "sequential"), ("choreo", "sequential"), ("choreo", "parallel")]:
         engine = make_engine(embedded, method=method)
         merged = await play_synthesis(engine, vote, sampling=GREEDY, layout=layout)  # type: ignore[arg-type]
-        assert merged.ended and set(merged.said) == {"answer"}
-        assert engine.model.decode(list(merged.tokens), special=False).endswith(merged.said["answer"])
+        assert merged.ended and set(merged.texts) == {"answer"}
+        assert engine.model.decode(list(merged.tokens), special=False).endswith(merged.texts["answer"])
         assert engine.stats().leases == 0
-        assert vote.score(merged.said) == 1.0 or method == "choreo"
+        assert vote.score(merged.texts) == 1.0 or method == "choreo"
 
 
 async def test_private_notes_never_reach_the_synthesizers_own_view(
@@ -77,8 +77,8 @@ async def test_workers_with_notes_may_really_say_their_words_and_the_others_are_
     engine = make_engine(embedded)
     merged = await play_synthesis(engine, vote, sampling=GREEDY, workers="say")
     branches = Parts.of(vote).branches
-    assert set(merged.said) == {"answer", *(b.words.name for b in branches if b.private)}
-    right = [merged.said[b.words.name] == b.words.text for b in branches if b.private]
+    assert set(merged.texts) == {"answer", *(b.words.name for b in branches if b.private)}
+    right = [merged.texts[b.words.name] == b.words.text for b in branches if b.private]
     assert any(right), "notes tell a worker what to say"
     assert engine.stats().leases == 0
 

@@ -368,7 +368,7 @@ def test_the_drill_on_rules_asks_for_two_words_that_other_rules_share() -> None:
 
 def test_reports_are_practised_with_many_questions() -> None:
     problem = draw_problem(PRACTICE["reports"](random.Random(0)), "train", 0)
-    assert sum(message.said for message in problem.messages) >= 4
+    assert sum(message.is_answer for message in problem.messages) >= 4
 
 
 def test_first_choices_of_a_model_that_knows_nothing_are_wrong() -> None:

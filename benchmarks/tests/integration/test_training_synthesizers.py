@@ -130,7 +130,7 @@ def test_workers_are_bitwise_the_same_with_and_without_it(
             play = play_synthesis(
                 engine, problem, sampling=Sampling(max_tokens=20), layout=layout, workers="say", adapter=name
             )
-            return asyncio.run(play).said, {seed: list(logits) for seed, logits in logits_by_seed.items()}
+            return asyncio.run(play).texts, {seed: list(logits) for seed, logits in logits_by_seed.items()}
 
     first = StepTrace()
     said, plain = run(None, first)

@@ -349,10 +349,12 @@ def test_the_untuned_tables(tmp_path: Path) -> None:
             *(("MADpar", name) for name in ("baseline", "choreo")),
         ],
     }
-    single = {line["trial"]["name"]: line["outcome"]["share"] for line in tables["4"] if not line["trial"]["rival"]}
+    single = {
+        line["trial"]["name"]: line["outcome"]["share"] for line in tables["4"] if not line["trial"]["competitor"]
+    }
     for line in tables["4"]:
-        if line["trial"]["rival"]:
-            assert line["gain"][0] == pytest.approx(line["outcome"]["share"] - single[line["trial"]["rival"]])
+        if line["trial"]["competitor"]:
+            assert line["gain"][0] == pytest.approx(line["outcome"]["share"] - single[line["trial"]["competitor"]])
 
 
 def test_the_untuned_tables_are_of_the_embedded_language(chatty_path: Path) -> None:

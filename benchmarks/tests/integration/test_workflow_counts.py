@@ -36,7 +36,7 @@ def runs(model: LoadedModel, scenario: WorkflowScenario, lengths: Lengths = LENG
         instance = scenario.build(ScenarioWords(vocabulary_of(model), lengths, 0))
         with Engine.load(model, method=method, memory=Memory(kv_budget_bytes=1 << 27)) as engine:
             question = [("user", instance.question)]
-            state, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
+            state, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.texts))
         found[method] = instance, state, cost
     return found
 
@@ -68,10 +68,10 @@ def test_all_methods_say_what_they_are_told(played: Runs, embedded: LoadedModel)
         calls = [call for call in state["handles"] if call["author"] in instance.graph.nodes]
         words = {message.id: message.text for message in state["messages"]}
         said = [(call["author"], words[call["message_id"]]) for call in calls]
-        told = [(call[0], embedded.decode(list(tokens)).strip()) for call, tokens in instance.said._said.items()]
+        told = [(call[0], embedded.decode(list(tokens)).strip()) for call, tokens in instance.texts._said.items()]
         assert sorted(said) == sorted(told) and len(cost.ttft_s) == len(said)
-        assert {len(tokens) for tokens in instance.said._said.values()} == {LENGTHS.utterance}
-        assert len(set(instance.said._said.values())) > 1
+        assert {len(tokens) for tokens in instance.texts._said.values()} == {LENGTHS.utterance}
+        assert len(set(instance.texts._said.values())) > 1
         spoken.append(said)
     assert spoken[0] == spoken[1] == spoken[2]
 
@@ -91,8 +91,8 @@ def test_as_many_calls_as_the_size_says(embedded: LoadedModel, scenario: Workflo
     instance = scenario.build(ScenarioWords(vocabulary_of(embedded), LENGTHS, 0))
     with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 27)) as engine:
         question = [("user", instance.question)]
-        _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
-    assert len(cost.ttft_s) == len(instance.said) == calls
+        _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.texts))
+    assert len(cost.ttft_s) == len(instance.texts) == calls
 
 
 def test_choreo_encodes_every_turn_of_a_parallel_debate_once(embedded: LoadedModel) -> None:

@@ -22,7 +22,7 @@ verdicts = st.lists(st.sampled_from(["gold", "Go on.", "The result is 90."]), mi
 
 def blinded(problem: Problem) -> Problem:
     """The problem without anything that the solver must not read."""
-    messages = tuple(replace(message, text="") if message.said else message for message in problem.messages)
+    messages = tuple(replace(message, text="") if message.is_answer else message for message in problem.messages)
     return Problem(problem.task, messages, "", lambda said: pytest.fail("the solver reads the scorer"))
 
 

@@ -54,7 +54,7 @@ def drawn(name: str, split: Any, seed: int, hardness: float | None = None) -> Pr
 
 
 def given_texts(problem: Problem) -> list[str]:
-    return [message.text for message in problem.messages if not message.said]
+    return [message.text for message in problem.messages if not message.is_answer]
 
 
 def sorted_words(problem: Problem) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def test_names_are_unique_parents_come_first_and_something_is_said(name, split, 
     for place, message in enumerate(problem.messages):
         assert set(message.parents) <= set(order[:place]) and len(set(message.parents)) == len(message.parents)
         assert message.text.strip() == message.text != ""
-        assert message.author if message.role == "assistant" else not message.said
+        assert message.author if message.role == "assistant" else not message.is_answer
     assert problem.gold_said() and problem.gold and problem.task == name
 
 
@@ -125,7 +125,7 @@ def test_the_order_of_words_messages_and_speakers_does_not_move_a_problem_to_ano
     assert replace(problem, messages=tuple(messages)).split == split
     words = list(sorted_words(problem))
     random.shuffle(words)
-    joined = (parallel(" ".join(words)), parallel("anything else", said=True))
+    joined = (parallel(" ".join(words)), parallel("anything else", is_answer=True))
     assert replace(problem, messages=joined, task="another").split == split
 
 
@@ -173,7 +173,7 @@ def test_reports_that_nobody_has_heard_are_siblings_and_a_conversation_is_not() 
     problem = draw_problem(MultiDocument(fewest=3, most=3), "train", 0)
     reports = ["report 1", "report 2", "report 3"]
     assert siblings(problem, problem.by_name["answer 1"].parents) == [["rules"], reports, ["question 1"]]
-    roots = Problem("roots", (parallel("a"), parallel("b", said=True)), "", lambda said: 1.0)
+    roots = Problem("roots", (parallel("a"), parallel("b", is_answer=True)), "", lambda said: 1.0)
     assert siblings(roots, ["a", "b"]) == [["a", "b"]]
     assert siblings(roots, []) == []
 
@@ -181,7 +181,7 @@ def test_reports_that_nobody_has_heard_are_siblings_and_a_conversation_is_not() 
 @given(st.sampled_from(ON_THEIR_OWN), splits, seeds, hardnesses)
 def test_those_who_speak_on_their_own_are_siblings(name, split, seed, hardness) -> None:
     problem = drawn(name, split, seed, hardness)
-    heard = [message for message in problem.messages if message.role == "assistant" and not message.said]
+    heard = [message for message in problem.messages if message.role == "assistant" and not message.is_answer]
     speakers = [message.name for message in heard if message.parents == heard[-1].parents]
     assert speakers in siblings(problem, problem.messages[-1].parents)
 
@@ -189,10 +189,10 @@ def test_those_who_speak_on_their_own_are_siblings(name, split, seed, hardness) 
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
-        ([parallel("a"), parallel("a", said=True)], "are named 'a'"),
-        ([parallel("a", said=True, parents=("b",))], r"before its parents \['b'\]"),
-        ([parallel("a", said=True, parents=("b",)), parallel("b")], r"before its parents \['b'\]"),
-        ([parallel("a", said=True, parents=("a",))], r"before its parents \['a'\]"),
+        ([parallel("a"), parallel("a", is_answer=True)], "are named 'a'"),
+        ([parallel("a", is_answer=True, parents=("b",))], r"before its parents \['b'\]"),
+        ([parallel("a", is_answer=True, parents=("b",)), parallel("b")], r"before its parents \['b'\]"),
+        ([parallel("a", is_answer=True, parents=("a",))], r"before its parents \['a'\]"),
         ([parallel("a"), parallel("b")], "nothing is to be said"),
         ([], "nothing is to be said"),
     ],
@@ -257,7 +257,7 @@ def test_training_problems_are_longer_the_harder_they_are(name) -> None:
 
 def count(beginning: str, *, said: bool | None = None) -> Callable[[Problem], int]:
     """How many messages have names that begin so."""
-    return lambda problem: sum(m.name.startswith(beginning) and said in (None, m.said) for m in problem.messages)
+    return lambda problem: sum(m.name.startswith(beginning) and said in (None, m.is_answer) for m in problem.messages)
 
 
 def told(name: str, form: str) -> Callable[[Problem], int]:
@@ -267,7 +267,7 @@ def told(name: str, form: str) -> Callable[[Problem], int]:
 
 def voices(problem: Problem) -> list[str]:
     """What others say."""
-    return [message.text for message in problem.messages if message.role == "assistant" and not message.said]
+    return [message.text for message in problem.messages if message.role == "assistant" and not message.is_answer]
 
 
 def numbers(text: str) -> list[int]:

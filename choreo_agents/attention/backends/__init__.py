@@ -1,10 +1,10 @@
-"""Backends behind one contract: what attends the layers of a step, and how to get one.
+"""Attention backends behind one contract, and how one is chosen.
 
-reference    dense, fp64, one token at a time: what the others are compared with
-native       one call of a kernel in C for all of a layer; for CPUs
+reference    dense, fp64, one token at a time: the oracle that the others are tested against
+native       one call of a kernel in C per layer; for CPUs
 folded       one folded call for each long segment, one for all short ones, merged; runs on any device
-varlen       the variable-length flash kernel that torch brings for GPUs, in half precision; tried before it is used
-triton       kernels of our own for GPUs; by name only on kinds on which `make gpu` has not passed
+varlen       the variable-length flash kernel of torch for GPUs, in half precision; tried out before it is used
+triton       our own kernels for GPUs; `auto` takes them only on GPUs on which `make gpu` has passed
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 BackendName = Literal["auto", "reference", "folded", "native", "varlen", "triton"]
-"""`auto` is the fastest for the device of those that have passed there."""
+"""Name of a backend; `auto` is the fastest one that is tested on the device."""
 
 
 def require_backend(backend: Any) -> Any:
-    """The same backend, or name of one; raises `InvalidRequestError` if it is neither."""
+    """Return `backend`; raise `InvalidRequestError` if it is neither a backend nor the name of one."""
     is_named = isinstance(backend, str) and backend in get_args(BackendName)
     if not is_named and (isinstance(backend, str | type) or not callable(getattr(backend, "prepare", None))):
         names = ", ".join(map(repr, get_args(BackendName)))
@@ -51,17 +51,17 @@ def require_backend(backend: Any) -> Any:
 
 
 def backend_name(backend: AttentionBackend) -> str:
-    """What attends, in words."""
+    """Return a backend's name for logs and reports."""
     return str(backend) if isinstance(backend, NativeBackend) else type(backend).__name__
 
 
 def why_not_faster(backend: AttentionBackend) -> str:
-    """Why what is faster where it works does not attend here; empty if nothing was in the way."""
+    """Return why no faster backend is used; empty if none was unavailable."""
     return backend.why if isinstance(backend, FoldedBackend) else ""
 
 
 def backend_summary(backend: AttentionBackend) -> tuple[str, str]:
-    """Both: what attends, and why nothing faster does."""
+    """Return `backend_name` and `why_not_faster`."""
     return backend_name(backend), why_not_faster(backend)
 
 
@@ -71,37 +71,37 @@ def make_backend(
     device: torch.device,
     shape: HeadShape = USUAL_HEADS,
 ) -> AttentionBackend:
-    """The backend of that name, for KV of a dtype on a device and heads of a shape; or this very one.
+    """Return the backend of a name for a dtype, device and shape of heads; return a backend as it is.
 
     Raises:
-        InvalidRequestError: There is none of that name, or it does not work here.
+        InvalidRequestError: There is no such backend, or it does not work here.
     """
     name = require_backend(backend)
     if not isinstance(name, str):
         own: AttentionBackend = name
         return own
-    made = _usual(dtype, device, shape) if name == "auto" else _MAKERS[name](dtype, device, shape)
-    if isinstance(made, str):
-        raise InvalidRequestError(f'{made}; "auto" goes without')
-    return made
+    backend_or_reason = _choose_backend(dtype, device, shape) if name == "auto" else _MAKERS[name](dtype, device, shape)
+    if isinstance(backend_or_reason, str):
+        raise InvalidRequestError(f'{backend_or_reason}; "auto" goes without')
+    return backend_or_reason
 
 
-def _usual(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend:
-    """What `auto` is."""
+def _choose_backend(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend:
+    """Return the backend for `auto`."""
     if device.type == "cpu" and dtype == torch.bfloat16 and has_tiles() and not multiply_tiles():
-        # On long runs that many read that outweighs what else the kernel saves.
+        # On long runs with many readers this outweighs what the kernel saves elsewhere.
         why = "native: torch's operators multiply tiles of bfloat16s here, which its kernels may not"
         return FoldedBackend(dtype, device, why)
-    made: AttentionBackend | str = ""
-    for fastest in _fastest(device):
-        made = _MAKERS[fastest](dtype, device, shape)
-        if not isinstance(made, str):
-            return made
-    return FoldedBackend(dtype, device, str(made))
+    backend_or_reason: AttentionBackend | str = ""
+    for fastest in _list_fastest(device):
+        backend_or_reason = _MAKERS[fastest](dtype, device, shape)
+        if not isinstance(backend_or_reason, str):
+            return backend_or_reason
+    return FoldedBackend(dtype, device, str(backend_or_reason))
 
 
-def _fastest(device: torch.device) -> Sequence[str]:
-    """What `auto` tries on a device, one after the other."""
+def _list_fastest(device: torch.device) -> Sequence[str]:
+    """Return the names of the backends that `auto` tries on a device, fastest first."""
     if device.type == "cpu":
         return ("native",)
     is_there = device.type == "cuda" and torch.cuda.is_available()
@@ -117,6 +117,6 @@ _MAKERS: Mapping[str, Callable[[torch.dtype, torch.device, HeadShape], Attention
     "varlen": lambda dtype, device, shape: VarlenBackend.tried(dtype, device, shape=shape),
     "triton": TritonBackend.tried,
 }
-"""A backend by name, or why there is none."""
+"""Functions that make a backend, by name; they return why not if they cannot."""
 _PASSED = {(9, 0)}
-"""Compute capabilities of the GPUs on which `make gpu` has passed, with our own kernels: of an H100."""
+"""Compute capabilities of the GPUs on which `make gpu` has passed with our own kernels: H100."""

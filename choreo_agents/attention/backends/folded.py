@@ -1,4 +1,4 @@
-"""Hydragen over any DAG of segments: each run of slots is read once for all its readers, and the parts are merged.
+"""Hydragen for any DAG of segments: each run of slots is read once for all its readers, and the parts are merged.
 
 For every run the queries of all its readers, times the heads that share a key head, are folded into one query block;
 each reader's query is first rotated by minus the shift at which it sees the run.
@@ -19,20 +19,20 @@ from choreo_agents.attention.window import windowed
 
 LONGEST_RUN = 128
 MOST_QUERIES = 32
-"""Longer runs, or those with more queries, repay a call of their own: there the copy would cost more than the call."""
+"""Upper bounds for packing: for longer runs, or more queries, the copy would cost more than a call of their own."""
 FEWEST_PACKED, FEWEST_LONE_PACKED = 2, 5
-"""Short runs that repay packing, and so many if each has a single query: then its own call costs little."""
+"""Fewest short runs that repay packing, and fewest if each has a single query: such a call costs little."""
 MOST_TURNED = 64
-"""Pairs that are rotated by a matrix each: fewer operations, where there are few numbers to work on."""
+"""Upper bound on pairs rotated by a matrix each, which takes fewer operations when tensors are small."""
 
 
 class FoldedBackend:
-    """One attention call per long run of slots and one for all short ones together, on any device.
+    """Attention in one call per long run of slots and one for all short runs, on any device.
 
     Args:
         dtype: Of keys, values and queries.
-        device: Where they are.
-        why: No faster backend serves, if one was asked for.
+        device: Of keys, values and queries.
+        why: Why no faster backend is used, if one was tried.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, why: str = "") -> None:
@@ -45,7 +45,7 @@ class FoldedBackend:
 
 
 class FoldedAttention:
-    """Pairs are (token, run): first those of the packed short runs, then those of each other read, lone ones first.
+    """A step's attention. Pairs are (token, run): packed short runs first, then reads of a single query, then others.
 
     pairs    | packed: tokens 0 1 2 3 1 3 | lone: token 0 | lone: token 2 | read, causal: tokens 4 5 6 | ...
     """
@@ -62,7 +62,7 @@ class FoldedAttention:
         single = [read for read in layout.reads if not (short and packable(read))]
         single.sort(key=lambda read: not (plain and read.queries == 1 and read.window is None))
         self.lone = [(r.start, r.length) for r in single if plain and r.queries == 1 and r.window is None]
-        self.single = [(read, _hidden(layout, read, backend)) for read in single]
+        self.single = [(read, _make_mask(layout, read, backend)) for read in single]
         spans = [span for read in (*short, *single) for span in read.spans]
         counts = torch.tensor([span.count for span in spans])
         starts = torch.tensor([span.first for span in spans]) - (counts.cumsum(0) - counts)
@@ -80,17 +80,17 @@ class FoldedAttention:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
         if self.moved:
-            pairs = self._turned(pairs)
+            pairs = self._rotate(pairs)
         parts: list[Partial] = []
-        first = done = 0
+        first = lone_count = 0
         if self.packed is not None:
             first = self.packed.pairs
             parts.append(self.packed.attend(pairs[:first], keys, values, scale))
         if self.lone and query.shape[1] > keys.shape[0]:
-            done = len(self.lone)
-            parts.append(attend_lone(pairs[first : first + done], keys, values, self.lone, scale))
-            first += done
-        for read, hidden in self.single[done:]:
+            lone_count = len(self.lone)
+            parts.append(attend_lone(pairs[first : first + lone_count], keys, values, self.lone, scale))
+            first += lone_count
+        for read, hidden in self.single[lone_count:]:
             block = pairs[first : first + read.queries]
             first += read.queries
             parts.append(self._attend_read(read, hidden, block, keys, values, scale))
@@ -98,14 +98,14 @@ class FoldedAttention:
         if self.merging is None:
             [(out, joint)] = parts
         else:
-            outs, lses = (torch.cat(each) for each in zip(*parts, strict=True))
+            outs, lses = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
             out, joint = self.merging.join(outs, lses, with_lse=sinks is not None)
         return out if sinks is None or joint is None else with_sinks(out, joint, sinks)
 
     def _attend_read(
         self, read: Read, hidden: Tensor | None, block: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Partial:
-        """Partial attention of a read's queries [count, heads, head_dim], likewise laid out."""
+        """Attend from a read's queries [count, heads, head_dim]; the output has the same shape."""
         run, softcap = slice(read.start, read.start + read.length), self.kind.softcap
         keys, values = keys[:, run], values[:, run]
         if read.causal or hidden is not None:
@@ -119,8 +119,8 @@ class FoldedAttention:
         out = out.reshape(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
         return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
 
-    def _turned(self, pairs: Tensor) -> Tensor:
-        """Each pair's query as its run's shift asks for."""
+    def _rotate(self, pairs: Tensor) -> Tensor:
+        """Rotate each pair's query by minus the shift of its run."""
         rotation = self.kind.rotation
         assert rotation is not None
         if len(pairs) > MOST_TURNED or pairs.dtype == torch.float64:
@@ -137,10 +137,10 @@ def packable(read: Read) -> bool:
 
 
 class PackedRuns:
-    """Runs r with their queries, both padded.
+    """Short runs with their queries, both padded to a batch.
 
-    slots     [runs, longest run]       the pool's slots of each run, the first slot again where padded
-    queries   [runs, most queries]      pairs that read it, the first pair again where padded
+    slots     [runs, longest run]       slots of each run in the pool, padded with its first
+    queries   [runs, most queries]      pairs that read the run, padded with its first
     """
 
     def __init__(self, reads: Sequence[Read], dtype: torch.dtype, device: torch.device, softcap: float | None) -> None:
@@ -162,7 +162,7 @@ class PackedRuns:
         self.pairs = int(counts.sum())
 
     def attend(self, pairs: Tensor, keys: Tensor, values: Tensor, scale: float) -> Partial:
-        """Partial attention of [pairs, heads, head_dim] queries, in the order of the reads they belong to.
+        """Attend from [pairs, heads, head_dim] queries, in the order of their reads.
 
         Returns:
             Output [pairs, heads, head_dim] and log-sum-exp [pairs, heads].
@@ -182,8 +182,8 @@ class PackedRuns:
         return out[self.real], lse[self.real]
 
 
-def _hidden(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None:
-    """What a read's window hides: [queries, slots], 0 or -inf; None without one."""
+def _make_mask(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None:
+    """Return the mask of a read's window, [queries, slots] of 0 or -inf; None without a window."""
     if read.window is None:
         return None
     [span] = read.spans
@@ -197,7 +197,7 @@ def _hidden(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Attention whose softmax gives a share to a sink of each head, which adds nothing.
+    """Rescale attention for a sink in each head, which takes a share of the softmax and adds nothing.
 
     Args:
         out: [tokens, heads, head_dim] without sinks.

@@ -1,4 +1,4 @@
-"""Joins what queries found in several runs of slots, by the runs' log-sum-exps."""
+"""Joins the partial attention of queries over several runs of slots, by the runs' log-sum-exps."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from choreo_agents.attention.packing import SentTables
 Integers = NDArray[numpy.int64]
 
 _MOST_PADDING = 4
-"""Parts, real and empty, for each real one: above, few tokens have most of them."""
+"""Upper bound on the padded parts per real part: above it, parts are scattered instead of padded."""
 
 
 class LogSumExpMerge:
-    """Joins partial softmax attentions exactly: weights are each part's share of the summed exponentials.
+    """An exact merge of partial softmax attentions: each part's weight is its share of the summed exponentials.
 
-    Where all tokens have about as many parts, these are gathered side by side; else each is added where it belongs.
+    If all tokens have about as many parts, these are gathered side by side; else each is added to its token.
 
-    parts     [tokens, most parts]      pairs of each token; where it has fewer, the empty one after the last
+    parts     [tokens, most parts]      pairs of each token; padded with the empty pair, which is after the last
 
     Args:
-        tokens: [pairs], the token that each pair belongs to, on the host; every token has at least one.
+        tokens: [pairs], the token of each pair, on the host; every token has at least one pair.
         count: Number of tokens.
-        device: Where parts are joined; None: on the host.
+        device: Of the parts; None: the host.
     """
 
     def __init__(self, tokens: Tensor | Integers, count: int, device: torch.device | None = None) -> None:
-        whose = numpy.asarray(tokens, dtype=numpy.int64)
+        pair_tokens = numpy.asarray(tokens, dtype=numpy.int64)
         self._count = count
-        parts = numpy.bincount(whose, minlength=count)
+        parts = numpy.bincount(pair_tokens, minlength=count)
         most = int(parts.max())
-        self._even = most * count == len(whose)
-        arrays = {"tokens": whose}
-        if most * count <= _MOST_PADDING * len(whose):
-            order = whose.argsort(kind="stable")
+        self._even = most * count == len(pair_tokens)
+        arrays = {"tokens": pair_tokens}
+        if most * count <= _MOST_PADDING * len(pair_tokens):
+            order = pair_tokens.argsort(kind="stable")
             across = numpy.arange(most)[None, :]
-            at = ((parts.cumsum() - parts)[:, None] + across).clip(max=len(whose) - 1)
-            arrays["parts"] = numpy.where(across < parts[:, None], order[at], len(whose))
+            at = ((parts.cumsum() - parts)[:, None] + across).clip(max=len(pair_tokens) - 1)
+            arrays["parts"] = numpy.where(across < parts[:, None], order[at], len(pair_tokens))
         packed = SentTables(arrays, torch.device("cpu") if device is None else device)
         self._tokens = packed["tokens"]
         self._parts = packed["parts"] if "parts" in arrays else None
@@ -49,10 +49,10 @@ class LogSumExpMerge:
         """Merge [pairs, heads, head_dim] partial outputs by their log-sum-exps [pairs, heads], fp32.
 
         Returns:
-            [count, heads, head_dim] in the dtype of `outs`, and, if asked for, the joint log-sum-exp [count, heads].
+            [count, heads, head_dim] in the dtype of `outs`, and, if `with_lse`, the joint log-sum-exp [count, heads].
         """
         if self._parts is None:
-            return self._scattered(outs, lses)
+            return self._join_scattered(outs, lses)
         if not self._even:
             outs = torch.cat([outs, outs.new_zeros(1, *outs.shape[1:])])
             lses = torch.cat([lses, lses.new_full((1, lses.shape[1]), float("-inf"))])
@@ -64,8 +64,8 @@ class LogSumExpMerge:
         out = (parts.to(lses.dtype) * weights[..., None]).sum(dim=1).to(outs.dtype)
         return out, side_by_side.logsumexp(dim=1) if with_lse else None
 
-    def _scattered(self, outs: Tensor, lses: Tensor) -> Partial:
-        """The same for any number of parts, by adding each up where it belongs."""
+    def _join_scattered(self, outs: Tensor, lses: Tensor) -> Partial:
+        """Merge any number of parts per token, by adding each part to its token."""
         tokens, count, heads = self._tokens, self._count, lses.shape[1]
         index = tokens[:, None].expand(-1, heads)
         highest = torch.full((count, heads), float("-inf"), device=lses.device, dtype=lses.dtype)

@@ -1,15 +1,15 @@
-"""Attention by a kernel in C, for CPUs: one call a layer for all that a step reads, rotates and merges.
+"""Attention by a kernel in C, for CPUs: one call per layer reads, rotates and merges everything of a step.
 
-A step's layout is told it as integers:
+The kernel gets a step's layout as integers:
 
     chunk     a run of slots, or a part of it      [first slot, slots, first pair, pairs]
     pair      a token that reads a chunk           [token, its row of angles or -1, first slot it sees, behind its last]
-    part      what a pair has found there; those of a token are merged
+    part      the partial result of a pair; those of a token are merged
 
-Keys of a chunk are read once for all its pairs. Long runs are cut, so that threads share them and no sum is long, and
-so are the pairs of what is read by many, so that what they find stays near the processor. Both follow from the layout
-alone: what is found depends neither on threads nor on when. And as runs are cut at the same slots whoever reads them,
-what a token finds is the same, bit by bit, in any company.
+Keys of a chunk are read once for all its pairs. Long runs are cut, so that threads share them and no sum is long. The
+pairs of a chunk with many readers are cut, too, so that partial results stay in the cache. Both cuts follow from the
+layout alone, so that results depend neither on the number of threads nor on their timing. Runs are cut at the same
+slots whoever reads them, so that a token's result is the same, bit by bit, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from choreo_agents.native.library import available_kernels, floats, parallel
 from choreo_agents.native.structs import ATTEND, BF16, BLOCK, FP32, MERGE, PAIRINGS, TILE, LayerStruct, PlanStruct
 
 CHUNK = 1024
-"""Slots of a chunk at most."""
+"""Upper bound on the slots of a chunk."""
 QUERIES = 256
-"""Pairs of a chunk at most, times the heads that share a key head."""
+"""Upper bound on the pairs of a chunk, times the heads that share a key head."""
 FEWEST_SHARED = 1 << 18
-"""Products of numbers below which a second thread costs more than it does."""
+"""Multiplications below which a second thread costs more than it saves."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _WIDEST = 256
-"""Dimensions of a head at most."""
+"""Upper bound on the dimensions of a head."""
 
 
 class NativeBackend:
-    """Attention in one call a layer. `NativeBackend.tried` says whether it can be had.
+    """Attention in one call per layer. `NativeBackend.tried` returns it, or why it is not available.
 
     Args:
         dtype: Of keys, values and queries.
-        shape: Of the model's heads.
+        shape: Shape of the model's heads.
     """
 
     def __init__(self, dtype: torch.dtype, shape: HeadShape) -> None:
@@ -59,7 +59,7 @@ class NativeBackend:
 
     @staticmethod
     def tried(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> NativeBackend | str:
-        """The backend for heads of a shape; or why there is none."""
+        """Return the backend for heads of a shape, or why there is none."""
         if device.type != "cpu":
             return f"the native kernel is for CPUs, not for {device}"
         if dtype not in _DTYPES:
@@ -80,7 +80,7 @@ class NativeBackend:
 
 
 class NativeAttention:
-    """One step's attention in the layers of one kind."""
+    """A step's attention for layers of one kind."""
 
     def __init__(self, layout: Layout, kind: AttentionKind, backend: NativeBackend, farthest: int = 0) -> None:
         self.layout = layout
@@ -91,7 +91,7 @@ class NativeAttention:
         self._further, self._farthest = 0, farthest
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
-        """See `PreparedAttention`. For one thread at a time."""
+        """Implement `PreparedAttention`. Not thread-safe."""
         shape = HeadShape(query.shape[1], keys.shape[0], query.shape[2])
         plan = self.plan(shape)
         assert query.dtype == keys.dtype == values.dtype == self._backend.dtype and query.device.type == "cpu"
@@ -110,17 +110,17 @@ class NativeAttention:
         return out
 
     def follow(self) -> bool:
-        """See `PreparedAttention`."""
+        """Implement `PreparedAttention`."""
         self._further += 1
         if not self.layout.own:
             return False
         if self.kind.window is not None and self._farthest + self._further >= self.kind.window:
-            return False  # it begins to hide what it showed
-        # A plan that was not asked for yet would be that of the first step.
+            return False  # the window begins to hide slots that the layout has
+        # A plan that no layer has used yet would later be made from the first step's layout.
         return bool(self._plans) and all(plan.tasks.follow() for plan in self._plans.values())
 
     def plan(self, shape: HeadShape) -> KernelPlan:
-        """For heads of a shape."""
+        """Return the kernel's plan for heads of a shape."""
         if shape not in self._plans:
             tasks = Tasks(self.layout, shape.group)
             self._plans[shape] = KernelPlan(tasks, self.kind, shape, self._backend.dtype)
@@ -131,21 +131,21 @@ class Tasks:
     """Chunks, pairs and parts of a layout, for heads of a shape.
 
     Args:
-        layout: Cut by its window.
+        layout: Already cut by the window.
         group: Heads that share a key head.
     """
 
     def __init__(self, layout: Layout, group: int) -> None:
         chunks: list[int] = []
         columns: list[list[Integers]] = [[], [], [], [], [], []]
-        """Of pairs: token, shift, first slot it sees, behind its last; place in the view, position of the chunk."""
+        """Columns of pairs: token, shift, begin and end of the slots seen, place in the view, position of the chunk."""
         self.longest = self.pairs = 0
-        """The most pairs of a chunk; all pairs."""
+        """Most pairs of a chunk; number of pairs."""
         self.products = 0
-        """Pairs times slots."""
+        """Sum of pairs times slots."""
         last: list[int] = []
         for read in layout.reads:
-            for begins, length, readers in _cut(readers_of(layout, read, read.spans), group):
+            for begins, length, readers in _cut_chunks(readers_of(layout, read, read.spans), group):
                 tokens, shifts, lows, highs, places = readers
                 count = len(tokens)
                 chunks += (read.start + begins, length, self.pairs, count)
@@ -160,30 +160,30 @@ class Tasks:
         self.chunks = numpy.array(chunks, dtype=numpy.int32).reshape(-1, 4)
         token, shift, low, high, place, position = (numpy.concatenate(column) for column in columns)
         self.shifts, turns = numpy.unique(shift, return_inverse=True)
-        """Distinct ones, in order: rows of angles."""
+        """Distinct shifts, ascending: the rows of angles."""
         turns = numpy.where(shift == 0, -1, turns.reshape(-1))
         self.pair = numpy.stack((token, turns, low, high), axis=1).astype(numpy.int32)
         self.part = numpy.lexsort((position, place, token)).astype(numpy.int32)
         counts = numpy.bincount(token, minlength=len(layout.positions))
         self.first_part = numpy.concatenate(([0], counts.cumsum())).astype(numpy.int32)
         own = numpy.array([last[number] for number in layout.own], dtype=numpy.int64)
-        self._room = CHUNK - int(self.chunks[own, 1].max()) if layout.own else 0
-        """How many slots the longest of tokens' own runs may still grow by; the chunks they end in have a pair each."""
+        self._slots_left = CHUNK - int(self.chunks[own, 1].max()) if layout.own else 0
+        """Slots by which the longest of the tokens' own runs may grow: each ends in a chunk of a single pair."""
         self._chunks_further, self._pairs_further = numpy.zeros_like(self.chunks), numpy.zeros_like(self.pair)
         self._chunks_further[own, 1] = self._pairs_further[self.chunks[own, 2], 3] = 1
 
     def follow(self) -> bool:
-        """Let each token's own run be a slot longer; False if it cannot be."""
-        if not self._room:
+        """Lengthen each token's own run by a slot; return False if its chunk is full."""
+        if not self._slots_left:
             return False
-        self._room -= 1
+        self._slots_left -= 1
         self.chunks += self._chunks_further
         self.pair += self._pairs_further
         return True
 
 
-def _cut(readers: Readers, group: int) -> Iterator[tuple[int, int, Readers]]:
-    """Where in a read each of its chunks begins, how many slots it has, and who sees it."""
+def _cut_chunks(readers: Readers, group: int) -> Iterator[tuple[int, int, Readers]]:
+    """Yield each chunk of a read: its first slot in the run, its length, and the tokens that see it."""
     most = max(1, QUERIES // group)
     for first in range(0, len(readers.tokens), most):
         some = Readers(*(column[first : first + most] for column in readers))
@@ -194,12 +194,12 @@ def _cut(readers: Readers, group: int) -> Iterator[tuple[int, int, Readers]]:
 
 
 class KernelPlan:
-    """All that the layers of one kind share in a step, in memory that the kernel is pointed at.
+    """Memory that the kernel reads and writes, shared by the layers of one kind in a step.
 
     Args:
-        tasks: What is to be done.
-        kind: How the layers attend.
-        shape: Of the model's heads.
+        tasks: Chunks, pairs and parts.
+        kind: Kind of the layers.
+        shape: Shape of the model's heads.
         dtype: Of keys, values and queries.
     """
 
@@ -215,9 +215,9 @@ class KernelPlan:
         self._outs = floats(tasks.pairs, shape.heads, shape.head_dim)
         self._sums = floats(2, tasks.pairs, shape.heads)
         queries = -(-tasks.longest * shape.group // TILE) * TILE
-        each = queries * 2 * (shape.head_dim + BLOCK + 1) + 2 * shape.head_dim * BLOCK
-        each = -(-each // 16) * 16
-        self._scratch = floats(threads, each)
+        thread_floats = queries * 2 * (shape.head_dim + BLOCK + 1) + 2 * shape.head_dim * BLOCK
+        thread_floats = -(-thread_floats // 16) * 16
+        self._scratch = floats(threads, thread_floats)
         self.tasks = tasks
         self._angles = angles
         self.struct = PlanStruct(
@@ -243,7 +243,7 @@ class KernelPlan:
             tops=self._sums[0].data_ptr(),
             totals=self._sums[1].data_ptr(),
             scratch=self._scratch.data_ptr(),
-            scratch_each=each,
+            scratch_each=thread_floats,
             parallel=parallel(),
         )
         self.address = ctypes.addressof(self.struct)

@@ -1,4 +1,4 @@
-"""Attention over one run of slots, with the log-sum-exp that lets several runs be merged."""
+"""Attention over one run of slots, with the log-sum-exp by which several runs are merged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attend_run(
     hidden: Tensor | None = None,
     softcap: float | None = None,
 ) -> Partial:
-    """Softmax attention of [heads, queries, head_dim] over [kv_heads, slots, head_dim], as output and log-sum-exp.
+    """Compute attention of [heads, queries, head_dim] over [kv_heads, slots, head_dim], with its log-sum-exp.
 
     Args:
         query: `heads` is a multiple of `kv_heads`: query head h reads key head h // (heads / kv_heads).
@@ -33,8 +33,8 @@ def attend_run(
         values: Like `keys`.
         scale: Factor on the scores.
         causal: As many queries as slots, query i sees slots 0 to i.
-        hidden: [queries, slots], 0 where a query sees a slot and -inf where not, in the query's dtype; each query
-            sees at least one. Takes the place of `causal`.
+        hidden: [queries, slots] mask, 0 where a query sees a slot and else -inf, in the query's dtype; each query
+            sees at least one. Replaces `causal`.
         softcap: Bounds the scores, see `AttentionKind`.
     """
     # The flash kernel takes bf16 with a single query far slower than a matrix product does.
@@ -48,20 +48,20 @@ def attend_run(
 
 
 def takes_lone(device: torch.device) -> bool:
-    """Whether `attend_lone` may be called."""
+    """Return whether `attend_lone` works on a device."""
     return _flash_for_cpu is not None and device.type == "cpu"
 
 
 def attend_lone(
     queries: Tensor, keys: Tensor, values: Tensor, runs: Sequence[tuple[int, int]], scale: float
 ) -> Partial:
-    """Each query over a run of its own: what a row that decodes alone does, where calls around the kernel count.
+    """Attend from each query to a run of its own, with few calls around the kernel: for rows that decode.
 
     Args:
         queries: [runs, heads, head_dim]; there are more heads than key heads.
         keys: [kv_heads, slots, head_dim], all of the pool.
         values: Like `keys`.
-        runs: First slot and length of each.
+        runs: First slot and length of each run.
         scale: Factor on the scores.
 
     Returns:
@@ -91,10 +91,10 @@ def attend_lone(
 def attend_padded(
     query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float | None = None
 ) -> Partial:
-    """The same for a batch of runs: [runs, heads, queries, head_dim] over [runs, heads, slots, head_dim].
+    """Attend to a batch of padded runs: [runs, heads, queries, head_dim] over [runs, heads, slots, head_dim].
 
     Args:
-        query: As many heads as keys.
+        query: With as many heads as keys.
         keys: Padded with any finite keys; at least one slot of each run is real.
         values: Like `keys`.
         hidden: [runs, 1, 1, slots], 0 where a slot is real and -inf where it is padding, in the query's dtype.
@@ -119,7 +119,7 @@ def matmul_attention(
     hidden: Tensor | None = None,
     softcap: float | None = None,
 ) -> Partial:
-    """The same by plain matrix products, on any device and with gradients."""
+    """Compute `attend_run` by plain matrix products, on any device and with gradients."""
     heads, queries, dim = query.shape
     kv_heads, slots, _ = keys.shape
     folded = query.reshape(kv_heads, heads // kv_heads * queries, dim)

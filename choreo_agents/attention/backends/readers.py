@@ -1,4 +1,4 @@
-"""Who sees what of a read, token by token, for the plans of kernels."""
+"""The slots of a read that each token sees, as columns for the plans of kernels."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ Integers = NDArray[numpy.int64]
 
 
 class Readers(NamedTuple):
-    """A read's tokens, one entry each."""
+    """The tokens of a read, one entry each."""
 
     tokens: Integers
     shifts: Integers
-    """At which they see it."""
+    """Shift at which each token sees the run."""
     lows: Integers
     highs: Integers
-    """Which slots each sees: from, and behind the last."""
+    """Slots that each token sees: from `lows` up to, not including, `highs`."""
     places: Integers
-    """In their views."""
+    """Index of the run in each token's view."""
 
 
 def readers_of(layout: Layout, read: Read, spans: Sequence[QuerySpan], window: int | None = None) -> Readers:
-    """Those of some of a read's spans.
+    """Return the tokens of some spans of a read.
 
     Args:
-        layout: Has the read.
-        read: Of which.
-        spans: All of a causal read's.
-        window: Of the layers, if it has not cut the layout.
+        layout: The layout of the read.
+        read: The read.
+        spans: Some of its spans; of a causal read all.
+        window: Of the layers, if the layout is not cut by it.
     """
     table = numpy.array([(span.first, span.shift, span.place) for span in spans], dtype=numpy.int64)
     counts = numpy.array([span.count for span in spans])
-    table[:, 0] -= counts.cumsum() - counts  # how many tokens stand before a span's
+    table[:, 0] -= counts.cumsum() - counts  # less the number of tokens in the spans before
     tokens, shifts, places = numpy.repeat(table, counts, axis=0).T
     tokens = tokens + numpy.arange(len(tokens))
     lows = numpy.zeros(len(tokens), dtype=numpy.int64)

@@ -1,4 +1,4 @@
-"""The slow, readable oracle: one token at a time, fp64, keys rotated instead of queries."""
+"""The reference backend, slow and readable: one token at a time, in fp64, keys rotated instead of queries."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ReferenceAttention:
     def _attend_one(
         self, token: int, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None
     ) -> Tensor:
-        """All that one token sees, concatenated: [heads, head_dim]."""
+        """Attend from one token to all slots that it sees: [heads, head_dim]."""
         seen_keys, seen_values = [], []
         for read in self.layout.reads:
             for span in read.spans:
                 if span.first <= token < span.first + span.count:
-                    slots = torch.tensor(self._seen(token, read, span), dtype=torch.long)
-                    seen_keys.append(self._moved(keys[:, slots].double(), span.shift))
+                    slots = torch.tensor(self._visible_slots(token, read, span), dtype=torch.long)
+                    seen_keys.append(self._move_keys(keys[:, slots].double(), span.shift))
                     seen_values.append(values[:, slots].double())
         key, value = torch.cat(seen_keys, dim=1), torch.cat(seen_values, dim=1)
         group = query.shape[0] // key.shape[0]
@@ -47,18 +47,18 @@ class ReferenceAttention:
         weights = scores.softmax(dim=-1)[:, : key.shape[1]]
         return torch.einsum("hs,hsd->hd", weights, value)
 
-    def _seen(self, token: int, read: Read, span: QuerySpan) -> list[int]:
-        """The slots of a read that a token sees."""
+    def _visible_slots(self, token: int, read: Read, span: QuerySpan) -> list[int]:
+        """Return the slots of a read that a token sees."""
         end = token - span.first + 1 if read.causal else read.length
-        seen = range(read.start, read.start + end)
+        slots = range(read.start, read.start + end)
         for window in (read.window, self.kind.window):
             if window is not None:
                 first = self.layout.positions[token] - window + 1 - span.shift - read.position
-                seen = range(max(seen.start, read.start + first), seen.stop)
-        return list(seen)
+                slots = range(max(slots.start, read.start + first), slots.stop)
+        return list(slots)
 
-    def _moved(self, keys: Tensor, shift: int) -> Tensor:
-        """Keys [kv_heads, slots, head_dim] as if encoded `shift` positions later."""
+    def _move_keys(self, keys: Tensor, shift: int) -> Tensor:
+        """Rotate keys [kv_heads, slots, head_dim] as if encoded `shift` positions later."""
         if self.kind.rotation is None:
             return keys
         positions = torch.full((keys.shape[1],), shift, device=keys.device)

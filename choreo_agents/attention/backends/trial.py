@@ -1,7 +1,7 @@
-"""Whether a kernel for GPUs may serve: what it gives is compared with plain products in doubles before it is used.
+"""Trial of a GPU kernel before it is used: its results are compared with plain products in doubles.
 
-Outputs over many slots are small, so that a bound on their size would let much through: errors are told relative to
-each query's own output. That finds a kernel that leaves out a single slot of the longest runs.
+Outputs over many slots are small, so that an absolute bound would let much through: errors are relative to each
+query's own output. That finds a kernel that omits a single slot of the longest runs.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from choreo_agents.attention.rope import PureRotation
 from choreo_agents.attention.step import AttentionBackend
 
 RUNS = (1, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025)
-"""Slots of runs: around the sizes in which kernels cut them."""
+"""Lengths of runs, in slots: around the sizes in which kernels cut them."""
 RELATIVE_ERROR = 1e-2
-"""Of a query's output in one head, in half precision."""
+"""Bound on the error of a query's output in one head, in half precision."""
 SUM_ERROR = 1e-3
-"""Of a log-sum-exp of fp32 scores, in nats."""
+"""Bound on the error of a log-sum-exp of fp32 scores, in nats."""
 ROUNDED_ERROR = 5e-2
-"""Of a query's output over thousands of slots whose weights may be rounded to half precision."""
+"""Bound for an output over thousands of slots, whose weights may be rounded to half precision."""
 WIDE_ERROR = 1e-5
-"""Of a query's output in one head, in fp32."""
+"""Bound on the error of a query's output in one head, in fp32."""
 _LINE = 120
-"""Characters of a failure that are told."""
+"""Upper bound on the characters of a failure's message."""
 
 
-def drawn_heads(shape: HeadShape, queries: int, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The same random queries [queries, heads, dim], keys and values [kv_heads, slots, dim] each time, on the host."""
+def draw_heads(shape: HeadShape, queries: int, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw queries [queries, heads, dim], keys and values [kv_heads, slots, dim] of a fixed seed, on the host."""
     heads, kv_heads, dim = shape
     generator = torch.Generator().manual_seed(0)
     sizes = ((queries, heads, dim), (kv_heads, slots, dim), (kv_heads, slots, dim))
@@ -41,24 +41,24 @@ def drawn_heads(shape: HeadShape, queries: int, slots: int, dtype: torch.dtype) 
     return query, keys, values
 
 
-def worst(got: Tensor, wanted: Tensor) -> float:
-    """The largest relative error of a query's output in one head: [queries, heads, dim] both."""
-    got, wanted = got.double(), wanted.double().to(got.device)
-    error = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+def worst_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest relative error of a query's output in one head; both are [queries, heads, dim]."""
+    actual, expected = actual.double(), expected.double().to(actual.device)
+    error = (actual - expected).norm(dim=-1) / expected.norm(dim=-1)
     return float(error.nan_to_num(nan=torch.inf).max())
 
 
-def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What is wrong with a backend on a layout that shares, moves and cuts, in layers of every kind; None: nothing.
+def find_fault(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Run a backend on a layout that shares, moves and cuts, in layers of every kind; return the first fault, or None.
 
-    What steps write is written as the backend does it; rows are few in some reads and many in others, as in a prefill.
+    New keys and values are written as the backend writes them. Some reads have few rows, others many, as in a prefill.
     """
     angles = PureRotation(1.0 / 10_000 ** (torch.arange(0, shape.head_dim // 2 * 2, 2) / shape.head_dim))
     layout = _layout()
     slots = max(read.start + read.length for read in layout.reads)
-    query, keys, values = drawn_heads(shape, len(layout.positions), slots, dtype)
+    query, keys, values = draw_heads(shape, len(layout.positions), slots, dtype)
     scale, written = shape.head_dim**-0.5, torch.tensor(layout.write_slots)
-    for told, kind, has_sinks, half in (
+    for label, kind, has_sinks, half in (
         ("shared and moved", AttentionKind(angles), False, RELATIVE_ERROR),
         ("capped, beside sinks", AttentionKind(angles, softcap=20.0), True, ROUNDED_ERROR),
         ("seen through a window", AttentionKind(angles, window=700), False, ROUNDED_ERROR),
@@ -75,20 +75,20 @@ def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype
             else:
                 for part, own in zip(pool, new, strict=True):
                     part.index_copy_(1, written.to(device), own)
-            got = prepared.attend(query.to(device), *pool, scale, None if sinks is None else sinks.to(device))
+            actual = prepared.attend(query.to(device), *pool, scale, None if sinks is None else sinks.to(device))
         except torch.OutOfMemoryError:
-            raise  # it says nothing of the kernel
-        except Exception as error:  # kernels that are not there raise what they like
+            raise  # no fault of the kernel
+        except Exception as error:  # unavailable kernels raise anything
             return error_line(error)
-        wanted = ReferenceBackend().prepare(layout, kind).attend(query.double(), keys, values, scale, sinks)
-        off = worst(got, wanted)
+        expected = ReferenceBackend().prepare(layout, kind).attend(query.double(), keys, values, scale, sinks)
+        off = worst_error(actual, expected)
         if not off <= bound:
-            return f"what it gives for messages that are {told} is off by {off:.1e}"
+            return f"what it gives for messages that are {label} is off by {off:.1e}"
     return None
 
 
 def _layout() -> Layout:
-    """Seven tokens that decode or end prompts, and forty of a prefill, over runs that both read."""
+    """Return a layout of seven tokens that decode or end prompts, and forty of a prefill, over runs that both read."""
     reads = [
         Read(9, 4200, 0, (QuerySpan(0, 4, 0), QuerySpan(6, 1, 130, 1), QuerySpan(7, 40, 60))),
         Read(3, 5, 7, (QuerySpan(4, 2, 4160), QuerySpan(6, 1, 4150))),
@@ -103,7 +103,7 @@ def _layout() -> Layout:
 
 
 def runs_apart(*, causal: bool) -> list[Read]:
-    """A read of each of `RUNS`, from odd slots on: the tokens' own runs, or such as a few others read."""
+    """Return a read of each length in `RUNS`, from odd slots on: causal, or with a few readers."""
     reads: list[Read] = []
     start = first = 0
     for length, few in zip(RUNS, cycle((1, 5, 2)), strict=False):
@@ -115,6 +115,6 @@ def runs_apart(*, causal: bool) -> list[Read]:
 
 
 def error_line(error: Exception) -> str:
-    """A failure in a line."""
+    """Return an error as one short line."""
     line = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {line if len(line) <= _LINE else line[:_LINE] + ' ...'}"

@@ -1,1 +1,1 @@
-"""Messages: what they are made of, who keeps them, and how calls read them."""
+"""Messages of an engine: lineage, leases, and how calls read their KV or text."""

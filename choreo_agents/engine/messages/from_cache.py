@@ -1,4 +1,4 @@
-"""Calls over their parents' own encodings, each shown where the view puts it, and computed again where it is lost."""
+"""Method "choreo": calls attend to their parents' own KV at any position; lost KV is computed again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from choreo_agents.runtime.request import Binding, Encoding, Request
 
 
 class ChoreoMethod:
-    """Calls attend to their parents' own encodings."""
+    """Method whose calls attend to their parents' own KV."""
 
     keeps_kv = True
 
@@ -50,29 +50,29 @@ class ChoreoMethod:
             if not entry.pins:
                 continue
             message = self._recomputer.table.get(entry.key)
-            # Who else there is, and what their messages are called, is no tenant's business.
+            # Other tenants, and the authors of their messages, are not revealed.
             own = message is not None and message.tenant == tenant
             name = "others" if not own else repr(message.author) if message and message.author else "nobody named"
             by_author[name] += entry.tokens
-        said = ", ".join(f"{author} ({tokens} tokens)" for author, tokens in by_author.most_common(5))
-        return f" by {said}" if said else ""
+        authors = ", ".join(f"{author} ({tokens} tokens)" for author, tokens in by_author.most_common(5))
+        return f" by {authors}" if authors else ""
 
-    def drop_tenant(self, tenant: str) -> None: ...  # the table of messages does
+    def drop_tenant(self, tenant: str) -> None: ...  # the table of messages does it
 
     def check(self) -> None:
         self._cache.check()
 
 
 class FromCache(Encoding):
-    """A request over its parents' own encodings, wherever these are. Wants them from the call on, so that releasing a
-    handle meanwhile harms nothing."""
+    """Encoding of a request over its parents' KV, wherever that is. It wants the parents' entries from the start, so
+    that releasing a handle meanwhile does no harm."""
 
     def __init__(self, lineage: Lineage, recomputer: Recomputer) -> None:
         self.lineage = lineage
         self.recomputer = recomputer
         self.table, self.cache = recomputer.table, recomputer.table.cache
         self.entries: list[CacheEntry] = []
-        with ExitStack() as taken_back:  # all, or none if that fails
+        with ExitStack() as taken_back:  # all, or none on failure
             for parent in lineage.parents:
                 self.entries.append(self.table.want(parent))
                 taken_back.callback(self.table.unwant, parent)
@@ -81,46 +81,46 @@ class FromCache(Encoding):
         self.awaited: dict[str, Future[None]] = {}
         self.pinned: list[Segment] = []
         self.arriving: list[tuple[CacheEntry, Arrival]] = []
-        """What its first step brings into the pool."""
+        """KV that its first step brings into the pool."""
         self._closed = False
 
     def first(self, reader: Request) -> list[Request]:
-        made: list[Request] = []
+        requests: list[Request] = []
         try:
             for parent, entry in zip(self.lineage.parents, self.entries, strict=True):
                 if parent.handle.id not in self.awaited and self.cache.lost(entry):
                     self.awaited[parent.handle.id], request = self.recomputer.recompute(parent, reader)
                     if request is not None:
-                        made.append(request)
+                        requests.append(request)
         except BaseException:
-            for request in made:  # nobody may wait for what will never run
+            for request in requests:  # nobody may wait for a request that will never run
                 request.over = True
                 request.owner.abandon(request)
             raise
-        return made
+        return requests
 
     def awaits(self) -> list[Request]:
         running = (self.recomputer.running.get(message_id) for message_id in self.awaited)
         return [request for request in running if request is not None]
 
     def ready(self) -> bool:
-        for message_id, done in list(self.awaited.items()):
-            if done.done():
+        for message_id, future in list(self.awaited.items()):
+            if future.done():
                 del self.awaited[message_id]
-                done.result()  # raises what kept it from being computed
-        # What is on disk is asked for at once, not one after the other.
-        there = [self.cache.fetch(entry) for entry in self.different]
-        return all(there)
+                future.result()  # raises the error that kept it from being computed
+        # All files are requested at once, not one after the other.
+        in_memory = [self.cache.fetch(entry) for entry in self.different]
+        return all(in_memory)
 
     def after(self) -> list[Request]:
         under_way = self.awaits()
-        others = [self.cache.fetch(entry) for entry in self.different if entry.key not in self.awaited]
-        return under_way if all(others) and len(under_way) == len(self.awaited) else []
+        fetched = [self.cache.fetch(entry) for entry in self.different if entry.key not in self.awaited]
+        return under_way if all(fetched) and len(under_way) == len(self.awaited) else []
 
     def claimed_tokens(self, counted: set[object]) -> int:
-        # What is computed for it has a request of its own, which claims its room.
-        coming = {e for e in self.different if e.key in self.awaited and self.cache.lost(e)}
-        absent = {e for e in self.different if e.segment is None} - coming
+        # What is computed for it has a request of its own, which claims its memory.
+        recomputing = {e for e in self.different if e.key in self.awaited and self.cache.lost(e)}
+        absent = {e for e in self.different if e.segment is None} - recomputing
         claimed = [e for e in self.different if e not in counted and (e in absent or e.idle())]
         counted.update(claimed)
         return sum(self.cache.pool.rounded(entry.tokens) for entry in claimed)
@@ -160,7 +160,7 @@ class FromCache(Encoding):
         return Binding(tuple(pieces), self.lineage.tokens, placement.position, tuple(arrivals))
 
     def _segment(self, entry: CacheEntry) -> Segment | None:
-        """Where its KV is in the pool or, if a request of the same step encodes it, will be."""
+        """Return the segment of its KV in the pool or, if a request of the same step encodes it, the future one."""
         if entry.key in self.awaited and self.cache.lost(entry):
             under_way = self.recomputer.running.get(entry.key)
             return None if under_way is None else under_way.segment
@@ -169,7 +169,7 @@ class FromCache(Encoding):
     def unpin(self) -> None:
         arriving, self.arriving = self.arriving, []
         pinned, self.pinned = self.pinned, []
-        with ExitStack() as all_of_it:  # whatever fails, the rest is given back
+        with ExitStack() as all_of_it:  # whatever fails, the rest is released
             for segment in pinned:
                 all_of_it.callback(self.cache.pool.unpin, segment)
             for entry, arrival in arriving:
@@ -187,45 +187,45 @@ class FromCache(Encoding):
         with ExitStack() as all_of_it:
             for parent in self.lineage.parents:
                 all_of_it.callback(self.table.unwant, parent)
-            for done in self.awaited.values():
-                all_of_it.callback(done.cancel)
+            for future in self.awaited.values():
+                all_of_it.callback(future.cancel)
 
 
 def _required(segment: Segment | None, entry: CacheEntry) -> Segment:
-    """Where a message is that has to be in the pool by now."""
+    """Return a segment that must be in the pool by now; raises `KVMemoryError` otherwise."""
     if segment is None:
         raise KVMemoryError(f"message {entry.key!r} is read before it is in the pool")
     return segment
 
 
 class Recomputer:
-    """Makes the requests that compute lost messages again, one for each at a time.
+    """Makes the requests that recompute lost messages, one at a time for each.
 
     Args:
-        table: Has the messages.
-        number: Numbers the requests.
+        table: Table of the messages.
+        number: Returns the number of a new request.
     """
 
     def __init__(self, table: MessageTable, number: Callable[[], int]) -> None:
         self.table, self._number = table, number
         self.running: dict[str, Request] = {}
-        """Which request computes a message again, by the message's id."""
+        """Running requests, by the id of the message that they recompute."""
 
     def recompute(self, message: Message, reader: Request | None) -> tuple[Future[None], Request | None]:
-        """What tells when a lost message is back, and the request that brings it unless it is under way already.
+        """Return a future that is done when a lost message is back, and the new request for it if none is running.
 
         Args:
-            message: Lost, or never encoded.
-            reader: Who waits for it, and may be charged for it; None: nobody who reads.
+            message: Message that is lost, or was never encoded.
+            reader: Request that waits for it, and may be charged for it; None: none reads it.
         """
-        done: Future[None] = Future()
+        future: Future[None] = Future()
         running = self.running.get(message.handle.id)
         if running is not None:
-            running.futures.append(done)
+            running.futures.append(future)
             assert running.readers is not None
             if reader is not None and reader not in running.readers:
                 running.readers.append(reader)
-            return done, None
+            return future, None
         first, lineage = message.promise is not None, message.lineage
         request = Request(
             self._number() if message.promise is None else message.promise,
@@ -239,26 +239,26 @@ class Recomputer:
             tenant=lineage.tenant,
             label=message.label,
             again=message.again or not first,
-            futures=[done],
+            futures=[future],
             readers=[] if reader is None else [reader],
         )
         self.running[message.handle.id] = request
-        return done, request
+        return future, request
 
     def ended(self, message: Message, request: Request) -> None:
-        """The request that computed it is over."""
+        """Forget a request that has ended."""
         if self.running.get(message.handle.id) is request:
             del self.running[message.handle.id]
 
 
 @dataclass(eq=False)
 class _Recomputation:
-    """Owns a request that computes a message again: see `Owner`."""
+    """Owner of a request that recomputes a message: see `Owner`."""
 
     recomputer: Recomputer
     message: Message
     first: bool
-    """Whether it was promised, and is encoded for the first time."""
+    """Whether a lazy prefill is encoded for the first time."""
     encodes_end: bool = True
 
     def finish(self, request: Request) -> None:

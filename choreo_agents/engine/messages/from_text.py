@@ -1,4 +1,5 @@
-"""Calls that encode their parents' text again, with or without a prefix cache: the twins of the paper's section 3.1."""
+"""Methods "baseline" and "naive": calls encode their parents' text again, with or without a prefix cache (section
+3.1)."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from choreo_agents.runtime.request import Binding, Encoding, Request
 
 
 class TextMethod:
-    """Calls re-encode their parents' text.
+    """Method whose calls encode their parents' text again.
 
     Args:
-        pool: Where encodings live while they are needed, or cached.
-        prefix_cache: Keep everything that was encoded, and reuse the longest prefix a prompt shares with it.
+        pool: Pool that holds KV while it is needed, or cached.
+        prefix_cache: Whether to keep all encoded text, and reuse the longest prefix a prompt shares with it.
     """
 
     keeps_kv = False
@@ -23,7 +24,7 @@ class TextMethod:
         self._pool, self._tree, self._caches = pool, PrefixTree(pool), prefix_cache
 
     def encoding(self, lineage: Lineage) -> FromText:
-        found_as = f"{lineage.tenant} {lineage.adapter}"  # what one adapter has encoded is no prefix for another
+        found_as = f"{lineage.tenant} {lineage.adapter}"  # KV of one adapter is no prefix for another
         return FromText(lineage.text(), self._pool, self._tree, found_as, caches=self._caches)
 
     def reach(self, lineage: Lineage, added: int) -> int:
@@ -42,21 +43,21 @@ class TextMethod:
         return ""
 
     def drop_tenant(self, tenant: str) -> None:
-        self._tree.drop(lambda whose: whose.partition(" ")[0] == tenant)
+        self._tree.drop(lambda owner: owner.partition(" ")[0] == tenant)
 
     def check(self) -> None:
         self._tree.check()
 
 
 class FromText(Encoding):
-    """A request over the words of its parents, encoded again as far as no earlier call has encoded the same.
+    """Encoding of a request over its parents' text, less the longest prefix that is cached.
 
     Args:
-        text: The words.
-        pool: Has what it reads.
-        tree: What earlier calls have encoded: nothing, where none `caches`.
-        tenant: Under which it is found there.
-        caches: Whether it is found there by later calls.
+        text: Tokens of the prompt.
+        pool: Pool that holds what it reads.
+        tree: Tree of encoded prefixes; empty if nothing is cached.
+        tenant: Name under which the tree keeps them.
+        caches: Whether to add its own tokens to the tree.
     """
 
     def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree, tenant: str, *, caches: bool) -> None:

@@ -1,4 +1,4 @@
-"""The table of messages: who leases them, what they descend from, and which decode answers which call."""
+"""Table of messages: their leases, ids and KV entries, and which message answers which call."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class MessageTable:
     """All messages of one engine. Used under the engine's lock only.
 
     Args:
-        cache: Where their KV is.
-        fingerprint: Of the model.
+        cache: Cache that holds their KV.
+        fingerprint: Fingerprint of the model.
     """
 
     def __init__(self, cache: KVCache, fingerprint: str) -> None:
@@ -39,97 +39,97 @@ class MessageTable:
         self._fingerprint = fingerprint
         self._leased: dict[str, Message] = {}
         self._messages: Counter[str] = Counter()
-        """How many of them are whose, ..."""
+        """Number of leased messages by tenant, ..."""
         self._leases: Counter[str] = Counter()
-        """... and how many leases they have."""
+        """... and of their leases."""
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
         self._released: OrderedDict[str, str] = OrderedDict()
-        """Whose they were, by id."""
+        """Tenants of released messages, by message id."""
         self.memos: dict[str, Message] = {}
-        """The answers to calls that may be made again, by their idempotency keys. A message knows its own, too."""
+        """Answers of calls that may be repeated, by idempotency key. A message has its own keys, too."""
         self._in_scope: dict[Scope, dict[Message, None]] = {}
-        """What has been leased in each scope that is open."""
+        """Messages leased in each open scope."""
         self._moving: dict[str, int] = {}
-        """From one memory to another: how often each message is pinned."""
+        """Pins of each message while the table moves from one cache to another."""
 
     def leave_cache(self) -> None:
-        """The memory is given up: all messages are lineage only, until there is another."""
+        """Detach all messages from the cache, which is given up: only lineage is left until `enter_cache`."""
         for message in self._known.values():
             if message.entry is not None:
                 self._moving[message.handle.id] = message.entry.pins
                 message.entry = None
 
     def enter_cache(self, cache: KVCache) -> MessageTable:
-        """The same messages over another, empty memory: what is read of them is computed again."""
+        """Attach the messages to another, empty cache: what is read is computed again."""
         self.cache = cache
         for message_id, pins in self._moving.items():
             message = self._leased.get(message_id)
             if message is not None:
-                self._hold(message, None).pins = pins
+                self._add_entry(message, None).pins = pins
         self._moving.clear()
         return self
 
     def find(self, handle: MessageHandle, tenant: str) -> Message:
-        """The leased message that a tenant's handle names.
+        """Return the leased message that a tenant's handle names.
 
         Raises:
-            InvalidRequestError: It is no handle at all.
-            ForeignHandleError: It was made by another model.
+            InvalidRequestError: It is not a handle.
+            ForeignHandleError: It was created by another model.
             ReleasedHandleError: Its last lease was dropped.
-            UnknownHandleError: This engine never made it for this tenant, or made it otherwise than it says.
+            UnknownHandleError: This engine never created it for this tenant, or with other fields.
         """
         require_handle(handle)
         message = self._leased.get(handle.id)
         if message is not None and message.tenant == tenant and handle == message.handle:
             return message
-        released = self._released.get(handle.id) == tenant or self._descended(handle.id, tenant)
-        mine = message if message is not None and message.tenant == tenant else None
-        raise _refusal(handle, mine, released, self._fingerprint)
+        released = self._released.get(handle.id) == tenant or self._is_released(handle.id, tenant)
+        own = message if message is not None and message.tenant == tenant else None
+        raise _handle_error(handle, own, released, self._fingerprint)
 
     def get(self, message_id: str) -> Message | None:
-        """The leased message with this id, if there is one."""
+        """Return the leased message with this id, or None."""
         return self._leased.get(message_id)
 
     def known(self, message_id: str) -> Message | None:
-        """The message with this id, leased or not, if anything refers to it."""
+        """Return the message with this id, leased or not, if anything refers to it."""
         return self._known.get(message_id)
 
     @contextmanager
-    def entering(self, made: Message, segment: Segment | None = None) -> Iterator[Message]:
-        """Add a message, or find the one with the same id, for a block that leases it: nobody keeps it otherwise.
+    def insert_transaction(self, created: Message, segment: Segment | None = None) -> Iterator[Message]:
+        """Insert a message, or find the one with the same id, for a block that must lease it to keep it.
 
-        All or nothing: if anything fails, here or in the block, messages, leases and idempotency keys are as they were,
-        and the segment is given back unless somebody waits to read this very message.
+        All or nothing: on any error, here or in the block, messages, leases and idempotency keys are restored, and the
+        segment is released unless a request waits to read this very message.
 
         Args:
-            made: The message.
-            segment: Its KV. The pin is taken over in any case: for the message, or given back.
+            created: The message.
+            segment: Its KV. The pin is taken over in any case: for the message, or released.
         """
-        known = self.known(made.handle.id)
-        message = made if known is None else known
+        existing = self.known(created.handle.id)
+        message = created if existing is None else existing
         before = message.remembered()
-        held = False
+        is_taken = False
         try:
             lost = message.entry is None or self.cache.lost(message.entry)
-            held = segment is not None and lost
+            is_taken = segment is not None and lost
             self.fill(message, segment if lost else None)
             if segment is not None or lost:
-                message.usage, message.promise, message.again = made.usage, made.promise, made.again
-            message.finish_reason = made.finish_reason or message.finish_reason
-            if made.chosen is not None and not (message.chosen and _tells_more(message.chosen, made.chosen)):
-                message.chosen, message.header = made.chosen, made.header
+                message.usage, message.promise, message.again = created.usage, created.promise, created.again
+            message.finish_reason = created.finish_reason or message.finish_reason
+            if created.chosen is not None and not (message.chosen and _is_richer(message.chosen, created.chosen)):
+                message.chosen, message.header = created.chosen, created.header
             yield message
             self.drop_if_unleased(message)
         except BaseException:
             holder = None if segment is None else segment.holder
-            held = holder is not None
+            is_taken = holder is not None
             if isinstance(holder, CacheEntry) and holder is not message.entry:
                 self.cache.drop(holder)
-            # Whoever wants to read it meanwhile waits for this entry; the rest is as before.
+            # A request that wants to read it meanwhile waits for this entry; the rest is restored.
             self._count(message, before["leases"] - message.leases)
             vars(message).update(before | {"entry": message.entry, "lineage": message.lineage})
             for memo in [
-                memo for memo, known in self.memos.items() if known is message and memo not in message.idempotency_keys
+                memo for memo, value in self.memos.items() if value is message and memo not in message.idempotency_keys
             ]:
                 del self.memos[memo]
             if not message.leases:
@@ -137,27 +137,27 @@ class MessageTable:
             self._free_if_unneeded(message)
             raise
         finally:
-            if segment is not None and not held:
-                # The same content was decoded twice, and the first encoding serves both; or nothing came of it.
+            if segment is not None and not is_taken:
+                # The same content was decoded twice, and the first encoding serves both; or the insertion failed.
                 self.cache.pool.unpin(segment)
 
     def fill(self, message: Message, segment: Segment | None) -> None:
-        """Know a message; with a segment, that holds its KV from now on."""
+        """Register a message; a segment becomes its KV."""
         if segment is not None and message.entry is None:
             message.lineage = message.lineage.at(segment.native_offset)
-            self._hold(message, segment)
+            self._add_entry(message, segment)
         elif segment is not None and message.entry is not None:
             self.cache.refill(message.entry, segment)
         self._known[message.handle.id] = message
 
     def entry(self, message: Message) -> CacheEntry:
-        """Where a leased message's KV is, or will be if there is none."""
-        return message.entry or self._hold(message, None)
+        """Return the cache entry of a leased message, new if it has none."""
+        return message.entry or self._add_entry(message, None)
 
     def computed(self, message: Message, segment: Segment, first: Usage | None) -> None:
-        """A lost message's KV is there again, or, with its usage, for the first time.
+        """Store the KV of a lost message or, with its usage, of one that was never encoded.
 
-        Its entry holds the segment then, whose pin it takes over; unless nobody wants it any longer.
+        Its entry takes over the segment's pin, unless nobody wants it any longer.
         """
         if message.entry is None or not self.cache.lost(message.entry):
             return
@@ -168,20 +168,20 @@ class MessageTable:
             message.promise, message.usage = None, first
 
     def want(self, message: Message) -> CacheEntry:
-        """A request is to read a message, released or not: keep its KV, or a place for it, until `unwant`."""
+        """Keep a message's entry until `unwant`, released or not: a request is to read it."""
         entry = self.entry(message)
         self.cache.want(entry)
         return entry
 
     def unwant(self, message: Message) -> None:
-        """The request that wanted it has ended."""
+        """Undo `want` when the request has ended."""
         if message.entry is None:
             raise KVMemoryError(f"message {message.handle.id!r} is given up by a request that never wanted it")
         self.cache.unwant(message.entry)
         self._free_if_unneeded(message)
 
     def remember(self, memo: str, message: Message, scope: Scope | None) -> None:
-        """Remember a call's answer, its last, while that is leased; where its scope is a thread's, until that ends."""
+        """Remember a call's last answer while that is leased; if its scope is a thread's, until the scope ends."""
         if memo in self.memos:
             del self.memos[memo].idempotency_keys[memo]
         self.memos[memo] = message
@@ -204,37 +204,37 @@ class MessageTable:
         """
         if not message.leases:
             raise KVMemoryError(f"message {message.handle.id!r} is released more often than leased")
-        mine = next((held for held in scope.chain() if message.scoped[held]), None) if scope is not None else None
-        if mine is None and message.scoped.total() == message.leases:
-            mine = next(held for held, count in message.scoped.items() if count)
-        if mine is not None:
-            message.scoped[mine] -= 1
-            if not message.scoped[mine]:
-                # Nothing of a scope that counts nothing any more may keep the message alive, nor what is said of it.
-                del message.scoped[mine], self._in_scope[mine][message]
+        counted = next((s for s in scope.chain() if message.scoped[s]), None) if scope is not None else None
+        if counted is None and message.scoped.total() == message.leases:
+            counted = next(s for s, count in message.scoped.items() if count)
+        if counted is not None:
+            message.scoped[counted] -= 1
+            if not message.scoped[counted]:
+                # A scope without leases must not keep the message and its notes alive.
+                del message.scoped[counted], self._in_scope[counted][message]
         self._count(message, -1)
         self.drop_if_unleased(message, forgotten=forgotten)
 
     def close(self, scope: Scope, *, forgotten: bool = False) -> None:
-        """Drop all leases that a scope counts, and if it is a thread's, what it has answered with messages of others.
+        """Drop all leases that a scope counts, and if it is a thread's, the answers it remembers in others' messages.
 
         Args:
-            scope: Which.
-            forgotten: Whether handles that nobody leases then are unknown, and not refused as released.
+            scope: Scope to close.
+            forgotten: Whether handles without leases are then unknown, instead of released.
         """
         scope.closed = True
-        held = self._in_scope.pop(scope, {})
-        for message in held:
+        messages = self._in_scope.pop(scope, {})
+        for message in messages:
             count = message.scoped.pop(scope, 0)
             self._count(message, -count)
             if count:
                 self.drop_if_unleased(message, forgotten=forgotten)
-        for message in held if scope.is_threads else ():
+        for message in messages if scope.is_threads else ():
             for memo in message.forget(scope):
                 del self.memos[memo]
 
-    def held_in(self, scope: Scope) -> Collection[Message]:
-        """What has leases that a scope counts."""
+    def leased_in(self, scope: Scope) -> Collection[Message]:
+        """Return the messages with leases that a scope counts."""
         return self._in_scope.get(scope, {}).keys()
 
     def drop_tenant(self, tenant: str) -> None:
@@ -248,9 +248,9 @@ class MessageTable:
             counts.pop(tenant, None)
 
     def drop_if_unleased(self, message: Message, *, forgotten: bool = False) -> None:
-        """Free a message that nobody leases, and what was thought by calls that do not. For `forgotten` see `close`."""
+        """Free a message that has no leases, and thoughts of calls that have none. For `forgotten` see `close`."""
         for thought in message.forget_thoughts():
-            if thought.message.leases:  # of a tenant that goes all leases are dropped, in any order
+            if thought.message.leases:  # when a tenant leaves, its leases are dropped in any order
                 self.release(thought.message, None, forgotten=forgotten)
         if message.leases:
             return
@@ -262,37 +262,39 @@ class MessageTable:
         if message.is_kept():
             message.parents[0].copies.remove(message)
         copies, message.copies = message.copies, []
-        for each in copies:
-            self.release(each, None, forgotten=forgotten)
+        for copy in copies:
+            self.release(copy, None, forgotten=forgotten)
         if not forgotten:
             self._released[message.handle.id] = message.tenant
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
         self._free_if_unneeded(message)
 
-    def keep(self, holder: Message, kept: Message | Thought, scope: Scope | None) -> None:
-        """The lease of a message's copy, or of what was thought before it, taken in a scope, becomes its own."""
-        held: list[Any] = holder.thoughts if isinstance(kept, Thought) else holder.copies
-        leased = kept.message if isinstance(kept, Thought) else kept
+    def keep(self, holder: Message, dependent: Message | Thought, scope: Scope | None) -> None:
+        """Make the lease of a message's copy or thoughts, taken in a scope, the message's own."""
+        dependents: list[Any] = holder.thoughts if isinstance(dependent, Thought) else holder.copies
+        leased = dependent.message if isinstance(dependent, Thought) else dependent
         self.lease(leased, None)
         self.release(leased, scope)
-        if leased is holder or kept in held:
+        if leased is holder or dependent in dependents:
             self.release(leased, None)  # one is enough
         if leased is not holder:
-            held[:] = [*(each for each in held if each != kept), kept]  # the latest stands last
+            dependents[:] = [*(item for item in dependents if item != dependent), dependent]  # the latest comes last
 
-    def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
-        held = CacheEntry(message.handle.id, len(message.tokens), message.native_offset, segment, tenant=message.tenant)
+    def _add_entry(self, message: Message, segment: Segment | None) -> CacheEntry:
+        entry = CacheEntry(
+            message.handle.id, len(message.tokens), message.native_offset, segment, tenant=message.tenant
+        )
         try:
-            message.entry = self.cache.hold(held)
+            message.entry = self.cache.hold(entry)
         except BaseException:
-            if segment is None and held.changed is not None:  # a segment's is looked for by who gave that
-                self.cache.drop(held)
+            if segment is None and entry.changed is not None:  # a segment's entry is dropped by its owner
+                self.cache.drop(entry)
             raise
-        return held
+        return entry
 
     def _count(self, message: Message, more: int) -> None:
-        """Have so many more leases on a message."""
+        """Change the number of leases on a message."""
         self._messages[message.tenant] += bool(message.leases + more) - bool(message.leases)
         self._leases[message.tenant] += more
         message.leases += more
@@ -302,19 +304,19 @@ class MessageTable:
             self.cache.drop(message.entry)
             message.entry = None
 
-    def _descended(self, message_id: str, tenant: str) -> bool:
-        """Whether a tenant's message is known still, though nobody leases it: it has descendants."""
-        known = self._known.get(message_id)
-        return known is not None and known.tenant == tenant and not known.leases and not known.forgotten
+    def _is_released(self, message_id: str, tenant: str) -> bool:
+        """Return whether a tenant's message has no leases but is still known: it has descendants."""
+        message = self._known.get(message_id)
+        return message is not None and message.tenant == tenant and not message.leases and not message.forgotten
 
     def counts(self, tenant: str | None) -> tuple[int, int]:
-        """Count messages and leases, of one tenant or of all."""
+        """Return the numbers of messages and leases, of one tenant or of all."""
         if tenant is None:
             return self._messages.total(), self._leases.total()
         return self._messages[tenant], self._leases[tenant]
 
     def messages(self, tenant: str | None = None) -> list[Message]:
-        """List what is leased, of one tenant or of all."""
+        """Return the leased messages, of one tenant or of all."""
         return [message for message in self._leased.values() if tenant in (None, message.tenant)]
 
     def check(self) -> None:
@@ -328,13 +330,14 @@ class MessageTable:
             assert message.leases > 0 and memo in message.idempotency_keys
 
 
-def _tells_more(known: Sequence[SampledToken], made: Sequence[SampledToken]) -> bool:
-    """Whether of two ways to sample one message the known one, in which something was sampled, is to be kept."""
-    return not made or known[0].logprob is not None
+def _is_richer(old: Sequence[SampledToken], new: Sequence[SampledToken]) -> bool:
+    """Return whether the old samples of a message are to be kept: the new ones are empty, or the old have
+    log-probabilities."""
+    return not new or old[0].logprob is not None
 
 
-def _refusal(handle: MessageHandle, message: Message | None, released: bool, fingerprint: str) -> HandleError:
-    """Why a handle is no good: it is another model's, or what it names is another message, was released, or unknown."""
+def _handle_error(handle: MessageHandle, message: Message | None, released: bool, fingerprint: str) -> HandleError:
+    """Return the error for a handle of another model, of another message, released, or unknown."""
     if handle.base_model != fingerprint:
         return ForeignHandleError(
             f"handle {handle.id!r} was made by model {handle.base_model!r}, this engine runs {fingerprint!r}: pass the "
@@ -357,7 +360,7 @@ def _refusal(handle: MessageHandle, message: Message | None, released: bool, fin
 
 
 def require_handle(handle: object) -> MessageHandle:
-    """The same; raises `InvalidRequestError` unless it is a handle."""
+    """Return the handle; raises `InvalidRequestError` if it is not one."""
     if not isinstance(handle, MessageHandle):
         raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
     return handle

@@ -1,8 +1,8 @@
-"""Who holds messages between calls: threads of graphs, and runs that no thread goes on with.
+"""Leases held between calls, by threads of graphs and by runs without a checkpointer.
 
 running     has users: nothing of it is dropped
-idle        nobody has used it since: it is forgotten after a time, or when there is too much, least recently used first
-forgotten   its leases are given back; what others lease, or somebody has pinned, stays
+idle        has no users: deleted after a time, or when there is too much, least recently used first
+deleted     its leases are dropped; messages that others lease, or that are pinned, stay
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.lock import EngineLock
 
 IDLE_S = 86_400.0
-"""Seconds after which a thread of a graph that nobody uses is forgotten: its leases are given back, and who goes on
-with it has its words encoded again."""
+"""Seconds after which an unused thread of a graph is deleted: its leases are dropped, and a later run encodes its text
+again."""
 IDLE_MESSAGES = 1 << 14
-"""Messages that idle threads lease at most; one that two threads lease counts twice. Beyond that, the least recently
-used thread goes, whosever it is."""
+"""Most messages that idle threads lease; one that two threads lease counts twice. Beyond that, the least recently used
+thread is deleted, of any tenant."""
 IDLE_RUNS = 64
-"""Runs without a checkpointer, the last ones, whose leases are kept: so that one can look at them, or go on by handing
-on their state."""
+"""Runs without a checkpointer whose leases are kept, the last ones: so that you can inspect them, or go on by passing
+their state."""
 
 
 @dataclass(frozen=True, eq=False)
 class EphemeralRun:
-    """Stands for a thread where nothing keeps the state of one: nobody goes on with what it has said."""
+    """Stands for a thread where no checkpointer keeps one: nothing continues it."""
 
     is_whole: bool = True
-    """Whether nothing more is said in it once nobody uses it. Else it is one call, and others may read what it said."""
+    """Whether it is a whole run, which ends with its last user. Else it is one call, whose answer others may read."""
 
 
 Name = str | EphemeralRun
@@ -45,148 +45,151 @@ Name = str | EphemeralRun
 
 @dataclass(eq=False)
 class ThreadLease:
-    """What a thread leases."""
+    """Leases of one thread."""
 
     tenant: str
     name: Name
     scopes: dict[Scope | None, Scope] = field(default_factory=dict)
-    """Its own, by that of its caller's with which it ends."""
+    """Its scopes, by the caller's scope with which each ends."""
     users: int = 0
-    """Runs and calls under way; -1 while it is being forgotten."""
+    """Number of running runs and calls; -1 while it is being deleted."""
     used_s: float = 0.0
-    """When the last of them ended."""
+    """Time at which the last of them ended."""
     messages: int = 0
-    """How many it leases, while it is idle."""
+    """Number of messages it leases, while it is idle."""
     noted: dict[str, Any] = field(default_factory=dict)
-    """What others remember of it, by who does: gone when it is forgotten."""
+    """Data that other objects keep with it, by object: dropped when it is deleted."""
 
 
 class ThreadLeases:
-    """The threads of one engine, and what they hold. Used under the engine's lock only.
+    """Leases of all threads of one engine. Used under the engine's lock only.
 
     Args:
-        table: Has the messages.
-        lock: The engine's.
+        table: Table of the messages.
+        lock: The engine's lock.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
-    """In seconds."""
+    """Clock, in seconds."""
 
     def __init__(self, table: MessageTable, lock: EngineLock) -> None:
         self.table, self.lock = table, lock
-        self._held: defaultdict[str, dict[Name, ThreadLease]] = defaultdict(dict)
-        """What each thread holds, by tenant and by the thread's name."""
+        self._leases: defaultdict[str, dict[Name, ThreadLease]] = defaultdict(dict)
+        """Leases by tenant and thread name."""
         self._inside: defaultdict[Scope | None, set[ThreadLease]] = defaultdict(set)
-        """Who has a scope that ends with this one, or with none."""
+        """Leases that have a scope which ends with this one, or with none."""
         self._runs: OrderedDict[ThreadLease, None] = OrderedDict()
-        """Idle ones, and `_threads` likewise, the least recently used first."""
+        """Idle runs, and `_threads` likewise, the least recently used first."""
         self._threads: OrderedDict[ThreadLease, None] = OrderedDict()
         self._idle_messages = 0
-        """How many messages idle ones lease."""
+        """Number of messages that idle threads and runs lease."""
 
     def woken(self, tenant: str, name: Name) -> ThreadLease:
-        """Return what a thread holds, idle no longer."""
-        held = self._held[tenant].setdefault(name, ThreadLease(tenant, name))
-        self._wake(held)
-        return held
+        """Return a thread's leases, and mark it as not idle."""
+        lease = self._leases[tenant].setdefault(name, ThreadLease(tenant, name))
+        self._wake(lease)
+        return lease
 
-    def rest(self, held: ThreadLease) -> None:
-        """Have it idle, if nobody uses it. Then what has been idle for too long is forgotten, and what is too much."""
-        if not held.users and self._is_held(held):
-            self._queue(held)[held] = None
-            self._count(held)
+    def rest(self, lease: ThreadLease) -> None:
+        """Mark a thread without users as idle; then delete threads that were idle for too long or are too many."""
+        if not lease.users and self._is_listed(lease):
+            self._queue(lease)[lease] = None
+            self._count(lease)
         self.trim()
 
-    def scope(self, held: ThreadLease, outer: Scope | None) -> Scope:
-        """Return the scope in which a call of the thread takes its leases: they end with that of its caller.
+    def scope(self, lease: ThreadLease, outer: Scope | None) -> Scope:
+        """Return the scope for a call's leases in the thread, which ends with that of its caller.
 
-        Not with another thread's, nor its own, where a function that makes words for an agent runs a graph.
+        A caller's scope that is itself a thread's is skipped: a function that makes an agent's text may run a graph.
         """
         while outer is not None and (outer.closed or outer.is_threads):
             outer = outer.outer
-        if outer not in held.scopes:
-            held.scopes[outer] = Scope(outer, is_threads=True)
-            self._inside[outer].add(held)
-        return held.scopes[outer]
+        if outer not in lease.scopes:
+            lease.scopes[outer] = Scope(outer, is_threads=True)
+            self._inside[outer].add(lease)
+        return lease.scopes[outer]
 
     def trim(self) -> None:
-        """Forget what has been idle for too long, and the least recently used of what is too much, runs before threads.
-        What has a pinned message stays."""
-        # There are no more idle threads than messages that they lease.
+        """Delete what was idle for too long, and the least recently used of what is too much, runs before threads. A
+        thread with a pinned message stays."""
+        # An idle thread leases at least one message, so IDLE_MESSAGES bounds the threads, too.
         for queue, most in ((self._runs, IDLE_RUNS), (self._threads, IDLE_MESSAGES)):
-            while due := self._due(queue, most):
+            while due := self._find_due(queue, most):
                 self.delete_thread(due)
 
     def close_inside(self, outer: Scope) -> None:
-        """End, with a scope of a caller's, what threads have leased in it."""
-        for held in self._inside.pop(outer, ()):
-            self.table.close(held.scopes.pop(outer))
-            if not held.users:
-                self._count(held)
+        """Drop, with a caller's scope, the leases that threads have taken in it."""
+        for lease in self._inside.pop(outer, ()):
+            self.table.close(lease.scopes.pop(outer))
+            if not lease.users:
+                self._count(lease)
 
     def drop_tenant(self, tenant: str) -> None:
-        """End all leases of a tenant's threads."""
-        for held in self._held.pop(tenant, {}).values():
-            self.delete_thread(held)
+        """Drop all leases of a tenant's threads."""
+        for lease in self._leases.pop(tenant, {}).values():
+            self.delete_thread(lease)
 
     def names(self, tenant: str | None) -> int:
-        """Count the threads and runs, of one tenant or of all, that are used or hold something."""
-        return sum(map(len, self._held.values() if tenant is None else [self._held.get(tenant, {})]))
+        """Return the number of threads and runs, of one tenant or of all, that have users or leases."""
+        return sum(map(len, self._leases.values() if tenant is None else [self._leases.get(tenant, {})]))
 
     def check(self) -> None:
-        """Assert that what is idle is counted."""
-        idle, every = [*self._runs, *self._threads], [*chain(*(held.values() for held in self._held.values()))]
-        assert {*idle} == {held for held in every if not held.users} and all(map(self._is_held, every))
-        assert self._idle_messages == sum(held.messages for held in idle)
-        for held in every:
-            assert all(not scope.closed and scope.outer is outer for outer, scope in held.scopes.items())
+        """Assert that idle threads are counted."""
+        idle, every = [*self._runs, *self._threads], [*chain(*(by_name.values() for by_name in self._leases.values()))]
+        assert {*idle} == {lease for lease in every if not lease.users} and all(map(self._is_listed, every))
+        assert self._idle_messages == sum(lease.messages for lease in idle)
+        for lease in every:
+            assert all(not scope.closed and scope.outer is outer for outer, scope in lease.scopes.items())
 
-    def delete_thread(self, held: ThreadLease) -> None:
-        """Give back what a thread leases."""
-        self._wake(held)
-        if self._is_held(held):
-            del self._held[held.tenant][held.name]
-        scopes, held.scopes = held.scopes, {}
+    def delete_thread(self, lease: ThreadLease) -> None:
+        """Drop a thread's leases."""
+        self._wake(lease)
+        if self._is_listed(lease):
+            del self._leases[lease.tenant][lease.name]
+        scopes, lease.scopes = lease.scopes, {}
         for outer, scope in scopes.items():
-            self._inside[outer].discard(held)
+            self._inside[outer].discard(lease)
             self.table.close(scope, forgotten=True)
 
-    def _is_held(self, held: ThreadLease) -> bool:
-        return self._held.get(held.tenant, {}).get(held.name) is held
+    def _is_listed(self, lease: ThreadLease) -> bool:
+        return self._leases.get(lease.tenant, {}).get(lease.name) is lease
 
-    def _due(self, queue: OrderedDict[ThreadLease, None], most: int) -> ThreadLease | None:
+    def _find_due(self, queue: OrderedDict[ThreadLease, None], most: int) -> ThreadLease | None:
         since = self.clock() - IDLE_S
-        for held in queue:
-            if held.used_s > since and len(queue) <= most and self._idle_messages <= IDLE_MESSAGES:
+        for lease in queue:
+            if lease.used_s > since and len(queue) <= most and self._idle_messages <= IDLE_MESSAGES:
                 break
-            messages = chain(*(self.table.held_in(scope) for scope in held.scopes.values()))
+            messages = chain(*(self.table.leased_in(scope) for scope in lease.scopes.values()))
             if not any(message.entry is not None and message.entry.pins for message in messages):
-                return held
+                return lease
         return None
 
-    def _queue(self, held: ThreadLease) -> OrderedDict[ThreadLease, None]:
-        return self._runs if isinstance(held.name, EphemeralRun) and held.name.is_whole else self._threads
+    def _queue(self, lease: ThreadLease) -> OrderedDict[ThreadLease, None]:
+        return self._runs if isinstance(lease.name, EphemeralRun) and lease.name.is_whole else self._threads
 
-    def _count(self, held: ThreadLease) -> None:
-        """See how much an idle one leases; there is nothing to know of one that leases nothing."""
-        before, held.messages = held.messages, sum(len(self.table.held_in(scope)) for scope in held.scopes.values())
-        self._idle_messages += held.messages - before
-        if not held.messages:
-            self.delete_thread(held)
+    def _count(self, lease: ThreadLease) -> None:
+        """Update how many messages an idle thread leases; delete it if there are none."""
+        before, lease.messages = (
+            lease.messages,
+            sum(len(self.table.leased_in(scope)) for scope in lease.scopes.values()),
+        )
+        self._idle_messages += lease.messages - before
+        if not lease.messages:
+            self.delete_thread(lease)
 
-    def _wake(self, held: ThreadLease) -> None:
-        self._queue(held).pop(held, None)
-        self._idle_messages -= held.messages
-        held.messages = 0
+    def _wake(self, lease: ThreadLease) -> None:
+        self._queue(lease).pop(lease, None)
+        self._idle_messages -= lease.messages
+        lease.messages = 0
 
 
 class Threads:
-    """Of one tenant: `engine.threads`. A thread is known by its id; graphs hold and forget what they run.
+    """Threads of one tenant: `engine.threads`. A thread is known by its id; graphs use and delete those they run.
 
     Args:
-        holdings: Of all tenants.
-        tenant: Its name.
-        scopes: Names its scopes.
+        thread_leases: Leases of all tenants.
+        tenant: Name of the tenant.
+        scopes: Key of its scopes.
     """
 
     def __init__(self, thread_leases: ThreadLeases, tenant: str, scopes: object) -> None:
@@ -194,37 +197,37 @@ class Threads:
 
     @contextmanager
     def used(self, name: Name) -> Iterator[ThreadLease]:
-        """A block in which nothing of a thread is forgotten.
+        """Use a thread for a block, in which none of its leases is dropped.
 
         Raises:
-            ThreadBusyError: It is being forgotten.
+            ThreadBusyError: It is being deleted.
         """
         with self._all.lock:
-            held = self._all.woken(self._tenant, name)
-            if held.users < 0:
+            lease = self._all.woken(self._tenant, name)
+            if lease.users < 0:
                 raise ThreadBusyError(f"thread {name!r} is being forgotten: run it when that is done")
-            held.users += 1
+            lease.users += 1
         try:
-            yield held
+            yield lease
         finally:
             if not self._all.lock.is_the_parents:
                 with self._all.lock:
-                    held.users -= 1
-                    held.used_s = self._all.clock()
-                    self._all.rest(held)
+                    lease.users -= 1
+                    lease.used_s = self._all.clock()
+                    self._all.rest(lease)
 
     @contextmanager
     def speaking(self, name: Name) -> Iterator[Scope]:
-        """The same, whose calls lease what they make for the thread. Raises what `used` raises."""
-        with self.used(name) as held:
+        """Use a thread for a block whose calls lease their messages for it. Raises what `used` raises."""
+        with self.used(name) as lease:
             with self._all.lock:
-                scope = self._all.scope(held, Scope.current(self._scopes))
+                scope = self._all.scope(lease, Scope.current(self._scopes))
             with scope.entered(self._scopes):
                 yield scope
 
     def hold(self, handles: Iterable[MessageHandle], scope: Scope | None = None) -> None:
-        """Have a thread lease those of these messages that are still there, if it does not; or the caller's scope, if
-        one is open."""
+        """Lease these messages, as far as they still exist, for a thread that does not, or for the open scope of the
+        caller."""
         table, scope = self._all.table, scope or Scope.current(self._scopes)
         if scope is None:
             return
@@ -234,42 +237,42 @@ class Threads:
                     table.lease(message, scope)
 
     def forget(self, thread: str) -> None:
-        """Give back a thread's leases. What others lease stays; handles of the rest are unknown from then on.
+        """Drop a thread's leases. What others lease stays; handles of the rest are unknown from then on.
 
         Raises:
-            ThreadBusyError: It is under way.
+            ThreadBusyError: It is running.
         """
         with self.forgetting(thread):
             pass
 
     @contextmanager
     def forgetting(self, thread: str) -> Iterator[ThreadLease]:
-        """A block in which nobody can use a thread, and after which it is forgotten unless the block fails.
+        """Lock a thread for a block, after which it is deleted unless the block raises.
 
         Yields:
-            What it leases.
+            Its leases.
 
         Raises:
-            ThreadBusyError: It is under way.
+            ThreadBusyError: It is running.
         """
         with self._all.lock:
-            held = self._all.woken(self._tenant, thread)
-            if held.users:
+            lease = self._all.woken(self._tenant, thread)
+            if lease.users:
                 raise ThreadBusyError(
                     f"thread {thread!r} is under way, and what it reads is not dropped: forget it when its runs have "
                     "ended"
                 )
-            held.users = -1
+            lease.users = -1
         try:
-            yield held
+            yield lease
             with self._all.lock:
-                self._all.delete_thread(held)
+                self._all.delete_thread(lease)
         finally:
             with self._all.lock:
-                held.users = 0
-                self._all.rest(held)
+                lease.users = 0
+                self._all.rest(lease)
 
     def expire(self) -> None:
-        """Forget now what has been idle for too long, of all tenants: else that waits until a run begins or ends."""
+        """Delete now what was idle for too long, of all tenants; otherwise that happens when a run begins or ends."""
         with self._all.lock:
             self._all.trim()

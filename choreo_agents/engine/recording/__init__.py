@@ -1,1 +1,1 @@
-"""Recordings of runs: one versioned file of JSON lines, which records, replays, forks and inspections share."""
+"""Recordings of runs: one versioned file of JSON lines that recording, replay, fork and inspection share."""

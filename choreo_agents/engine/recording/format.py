@@ -1,14 +1,14 @@
-"""What a recording holds: each line is one of these, as JSON. And how it is read, also after its process has died.
+"""File format of recordings: each line is one of these models as JSON. A reader accepts files of crashed processes.
 
-    header    the engine
-    run       a run of a graph begins: its thread, its input, its seed
-    message   what a call reads or has made, before the first line that names it
-    call      an agent has spoken
-    node      a function, a tool or a model of somebody else's has returned
-    step      a forward pass
-    memory    how much KV lies where
-    ran       a run is over
-    end       the recording was closed; without it, its process ended before
+   header    the engine
+   run       a run of a graph begins: its thread, its input, its seed
+   message   a message that a call reads or has made, before the first line that names it
+   call      an agent has answered
+   node      a function, a tool or another library's model has returned
+   step      a forward pass
+   memory    how much KV is in each tier
+   ran       a run has ended
+   end       the recording was closed; without it, its process ended before
 
 Digests are made under a key that is not in the file (see `recorder`). Times are seconds since the recording began.
 """
@@ -27,10 +27,9 @@ from choreo_agents.errors import InvalidRequestError
 
 FORMAT = 4
 Origin = Literal["given", "said", "thought", "mapped"]
-"""Where a message comes from: it was encoded as it was given, decoded, decoded to think an answer out, or its KV was
-computed of another's."""
+"""Origin of a message: prefilled, decoded, decoded with thoughts, or mapped from another message's KV."""
 Outcome = Literal["done", "interrupted", "failed", "left"]
-"""How a run ended: by itself, at an interrupt, with an error, or since nobody took more of what it gave."""
+"""How a run ended: by itself, at an interrupt, with an error, or because its caller stopped iterating."""
 
 
 class _Line(BaseModel):
@@ -38,86 +37,86 @@ class _Line(BaseModel):
 
 
 class RecordingHeader(_Line):
-    """The first line."""
+    """First line: the engine, and the key of the digests."""
 
     kind: Literal["header"] = "header"
     format: int = FORMAT
     model: str
-    """Its name or folder."""
+    """Name or folder of the model."""
     fingerprint: str
-    """The model's."""
+    """Fingerprint of the model."""
     method: Literal["choreo", "baseline", "naive"]
     seed: int
-    """The engine's."""
+    """Seed of the engine."""
     bytes_per_token: int
-    """Of its model's KV."""
+    """Bytes of the model's KV per token."""
     adapters: dict[str, str] = {}
-    """Folders, by the names that calls use."""
+    """Folders of adapters, by the names that calls use."""
     adapter: str | None = None
-    """The name of that which calls have by default."""
+    """Name of the default adapter."""
     confidential: bool
-    """Whether it has confidential words, too."""
+    """Whether confidential text is recorded."""
     keyed: Literal["salt", "file"]
-    """Where the key of its digests comes from: the tenant's salt, or a file beside it."""
+    """Source of the key of its digests: the tenant's salt, or a file next to it."""
     nonce: str
     proof: str
-    """A digest of nothing, by which the key is known."""
+    """Digest of a constant, by which the key is recognized."""
 
 
 class RunStarted(_Line):
-    """A run of a graph."""
+    """Start of a run of a graph."""
 
     kind: Literal["run"] = "run"
     run: int
-    """Its number in the recording, from 0."""
+    """Number of the run in the recording, from 0."""
     at_s: float
     thread: str | None
     nodes: tuple[str, ...] = ()
-    """The graph's, by which it is known."""
+    """Nodes of the graph, by which it is recognized."""
     inside: bool = False
-    """Whether it is part of a run of another graph, which is not recorded."""
+    """Whether it is part of another graph's run that is not recorded."""
     kept: bool
     """Whether a checkpointer keeps its state."""
     seed: int | None
-    """As in `RunOptions`."""
+    """Seed, as in `RunOptions`."""
     given: str | None
-    """The input, packed (see `graph.recording.packing`); None: it is masked, or cannot be written."""
+    """Input, packed (see `graph.recording.packing`); None: it is masked, or cannot be written."""
     goes_on: bool = False
     """Whether its thread had begun before."""
     travels: bool = False
-    """Whether it goes on from an earlier checkpoint than the last."""
+    """Whether it continues from an earlier checkpoint than the last."""
     recursion_limit: int | None = None
     interrupts: dict[Literal["interrupt_before", "interrupt_after"], list[str]] = {}
-    """Nodes before and after which the run was to stop, as its caller has said."""
+    """Nodes before and after which the run stops, as its caller asked."""
     edges: tuple[tuple[str, str, str], ...] = ()
-    """What its graph declares of who sees what: source, reader, and how, as an edge's label."""
+    """Visibility declared by its graph: source, reader, and an edge's label."""
 
 
 class RecordedMessage(_Line):
-    """A message that calls read or have made, by its size and what it was encoded from."""
+    """A message that calls read or made, by its size and lineage."""
 
     kind: Literal["message"] = "message"
     name: str
-    """A digest of its words and of all that its encoding has attended to."""
+    """Digest of its text and of all that its KV has attended to."""
     tokens: int
     parents: tuple[str, ...]
-    """The names of what it attends to, each of which has a line before."""
+    """Names of its parents, each of which has an earlier line."""
     role: str | None
-    """Whose turn it is in a chat."""
+    """Role of its turn in a chat."""
     author: str | None = None
-    """Who said it first; None: nobody was named."""
+    """First author; None: unknown."""
     origin: Origin = "given"
     at: int = 0
-    """The position at which it was encoded."""
+    """Position at which it was encoded."""
     offsets: tuple[int, ...] = ()
-    """Where each parent stood, as seen from its first token."""
+    """Offset of each parent relative to its first token."""
     words_of: tuple[str, ...] = ()
-    """The names of the messages whose words were encoded again as this one."""
+    """Names of the messages whose text was encoded again as this one."""
     confidential: bool = False
 
 
 class RecordedCall(_Line):
-    """One message of an agent, and what it was asked for."""
+    """A message of an agent, and the call that made it."""
 
     kind: Literal["call"] = "call"
     run: int
@@ -130,34 +129,34 @@ class RecordedCall(_Line):
     read: int
     """Tokens of its view."""
     reads: tuple[str, ...]
-    """The names of the messages in its view, as it began."""
+    """Names of the messages in its view when it began."""
     offsets: tuple[int, ...] = ()
-    """Where each of them stands in it."""
+    """Position of each of them."""
     end: int = 0
-    """Where its own turn begins."""
+    """Position of its own turn."""
     made: str
-    """The name of what it has said."""
+    """Name of its answer."""
     thought: str | None
-    """The name of what it has decoded to think that out, the answer included; None: it has decoded the answer."""
+    """Name of the message with thoughts and answer; None: it was decoded without thoughts."""
     header: int
     """Tokens of its own turn that were given."""
     asked_s: float
     first_s: float | None
-    """When its first token was there; None: it sampled none."""
+    """Time of its first token; None: it sampled none."""
     said_s: float
     asked: dict[str, str] = {}
-    """Digests of all that it depends on: its view and what that was made of, how its turn begins, its model, its
-    sampling and, unless the likeliest token is taken, its seed. Empty: nobody can ask for it again."""
+    """Digests of everything it depends on: its view and how that was made, its header, its model, its sampling and,
+    unless it is greedy, its seed. Empty: it cannot be repeated."""
     tokens: tuple[int, ...] | None
-    """What was sampled, thoughts included; None: it is masked."""
+    """Sampled tokens, thoughts included; None: they are masked."""
     is_set: bool = False
-    """Whether a fork has set its words: they may be longer than its sampling allows, and nothing was thought out."""
+    """Whether a fork has set its text, which may exceed `max_tokens` and has no thoughts."""
     count: int
-    """How many tokens that are."""
+    """Number of sampled tokens."""
     said: str
-    """A digest of them."""
+    """Digest of the sampled tokens."""
     words: str | None
-    """The answer; None: it is masked."""
+    """Text of the answer; None: it is masked."""
     finish: str | None
     encoded: int = 0
     reused: int = 0
@@ -171,12 +170,12 @@ class RecordedCall(_Line):
 
 
 class RecordedNode(_Line):
-    """One execution of a node that is no agent."""
+    """An execution of a node that is not an agent."""
 
     kind: Literal["node"] = "node"
     run: int
     node: str
-    """Behind the subgraphs that it stands in."""
+    """Name of the node, prefixed with its subgraphs."""
     step: int
     """LangGraph's number of its superstep."""
     branch: int
@@ -186,17 +185,17 @@ class RecordedNode(_Line):
 
 
 class RecordedStep(_Line):
-    """A forward pass, as far as it is the tenant's who records."""
+    """A forward pass, as far as it served the recording tenant."""
 
     kind: Literal["step"] = "step"
     at_s: float
     rows: int
     tokens: int
-    """That were encoded, of all rows."""
+    """Tokens encoded, over all rows."""
 
 
 class RecordedMemory(_Line):
-    """How much KV the engine holds of the tenant who records; at most a few lines a second."""
+    """Bytes of KV that the engine holds for the recording tenant; at most a few lines a second."""
 
     kind: Literal["memory"] = "memory"
     at_s: float
@@ -206,18 +205,18 @@ class RecordedMemory(_Line):
 
 
 class RunEnded(_Line):
-    """A run is over."""
+    """End of a run."""
 
     kind: Literal["ran"] = "ran"
     run: int
     at_s: float
     outcome: Outcome
     error: str | None = None
-    """Its kind."""
+    """Type of the error."""
 
 
 class RecordingEnded(_Line):
-    """The last line."""
+    """Last line of a recording that was closed."""
 
     kind: Literal["end"] = "end"
 
@@ -239,12 +238,12 @@ OfRun = TypeVar("OfRun", RecordedCall, RecordedNode, RunEnded)
 
 @dataclass(frozen=True)
 class Recording:
-    """What a file holds."""
+    """Contents of a recording's file."""
 
     path: Path
     header: RecordingHeader
     lines: tuple[Line, ...]
-    """All behind the header, in order."""
+    """Lines after the header, in order."""
     cut: str | None
     """Where it ends, if its process ended before it was closed."""
 
@@ -253,15 +252,15 @@ class Recording:
         return tuple(line for line in self.lines if isinstance(line, RunStarted))
 
     def ended(self, run: int) -> RunEnded | None:
-        """How a run ended; None: the recording was cut before."""
+        """Return how a run ended; None: the recording was cut before."""
         return next(iter(self._of(RunEnded, run)), None)
 
     def calls(self, run: int | None = None) -> list[RecordedCall]:
-        """Of a run, or of all, in the order in which they ended."""
+        """Return the calls of a run, or of all, in the order in which they ended."""
         return self._of(RecordedCall, run)
 
     def nodes(self, run: int | None = None) -> list[RecordedNode]:
-        """The same of functions."""
+        """Return the executions of other nodes likewise."""
         return self._of(RecordedNode, run)
 
     def steps(self) -> list[RecordedStep]:
@@ -272,7 +271,7 @@ class Recording:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """The recording in a file. What a process that died has not finished to write is left out.
+    """Read a recording; a last line that a crashed process left unfinished is skipped.
 
     Raises:
         InvalidRequestError: It is no recording, damaged, or of another version.
@@ -291,7 +290,7 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def _parsed(path: Path, written: list[bytes]) -> Iterator[Line]:
-    """Each line; none, if the first is of no recording."""
+    """Yield each line; none, if the first is not one of a recording."""
     for number, line in enumerate(written, start=1):
         if number == 1:
             _require_format(path, line)
@@ -300,17 +299,17 @@ def _parsed(path: Path, written: list[bytes]) -> Iterator[Line]:
         except ValidationError as error:
             if number == 1:
                 return
-            what = error.errors()[0]["msg"]
-            raise InvalidRequestError(f"line {number} of {str(path)!r} is damaged: {what}") from None
+            reason = error.errors()[0]["msg"]
+            raise InvalidRequestError(f"line {number} of {str(path)!r} is damaged: {reason}") from None
 
 
 def _require_format(path: Path, line: bytes) -> None:
-    """Raise `InvalidRequestError` if it is a header of another version."""
+    """Raise `InvalidRequestError` for a header of another version."""
     try:
-        found = json.loads(line)
+        data = json.loads(line)
     except (ValueError, RecursionError):
         return
-    if isinstance(found, dict) and found.get("kind") == "header" and (other := found.get("format", FORMAT)) != FORMAT:
+    if isinstance(data, dict) and data.get("kind") == "header" and (version := data.get("format", FORMAT)) != FORMAT:
         raise InvalidRequestError(
-            f"{str(path)!r} has format {other!r}, and this version reads {FORMAT}: use the one that wrote it"
+            f"{str(path)!r} has format {version!r}, and this version reads {FORMAT}: use the one that wrote it"
         )

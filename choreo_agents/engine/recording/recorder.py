@@ -1,6 +1,6 @@
-"""Records what an engine does for the runs of graphs in a block: `engine.record`.
+"""Recorder of the runs of graphs in a block: `engine.record`.
 
-What was asked and said is known by digests: nobody who lacks their key can find out by guessing what they are of.
+Prompts and answers are identified by keyed digests: without the key, nobody can test guesses about their text.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.runtime.request import Request
 
 _PROOF = "key"
-"""What a header's proof is of."""
+"""Content of the header's proof."""
 _WEIGHED_EVERY_S = 0.02
-"""How often it is written down how much KV lies where, at most."""
+"""Least seconds between two records of memory."""
 _SHORT = 16
 """Characters of a digest that names a message, or a part of a request."""
 
 
 class Digests:
-    """Under the key of one recording: the same for the same things in every run of a program that has the key.
+    """Digests under the key of one recording: equal for equal content in every run of a program that has the key.
 
     Args:
-        key: The recording's.
-        find: The message of a handle.
+        key: Key of the recording.
+        find: Returns the message of a handle.
     """
 
     def __init__(self, key: bytes, find: Callable[[MessageHandle], Message]) -> None:
@@ -58,43 +58,42 @@ class Digests:
         self._find = find
         self._messages: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
 
-    def of(self, what: str, content: Any) -> str:
-        """Of JSON-plain content; `what` says what it is."""
-        return code(self.key, what, content)
+    def of(self, kind: str, content: Any) -> str:
+        """Return the digest of JSON-plain content; `kind` separates kinds of content."""
+        return code(self.key, kind, content)
 
     def request(
-        self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, asked: Mapping[str, Any]
+        self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, fields: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Return a digest of each part of a call: of its view, by what that was made of and where, and of what else it
-        depends on."""
-        seen = [self._message(self._find(handle)) for handle in handles]
-        parts = {"view": [seen, [offset - end for offset in offsets]], **asked}
+        """Return a digest of each part of a call: its view, with lineage and positions, and the other fields it depends
+        on."""
+        view = [self._message(self._find(handle)) for handle in handles]
+        parts = {"view": [view, [offset - end for offset in offsets]], **fields}
         return {name: self.of(name, part)[:_SHORT] for name, part in parts.items()}
 
     def name(self, message: Message) -> str:
-        """Return the name by which a record knows a message."""
+        """Return the name of a message in the recording."""
         return self._message(message)[:_SHORT]
 
     def _message(self, message: Message) -> str:
-        """Of a message's words, and of all that its encoding has attended to."""
-        for each in message.unknown(self._messages.__contains__):
-            lineage, parents = each.lineage, [self._messages[parent] for parent in each.parents]
+        """Return the digest of a message's text and of all that its KV has attended to."""
+        for source in message.unknown(self._messages.__contains__):
+            lineage, parents = source.lineage, [self._messages[parent] for parent in source.parents]
             encoder = f"{lineage.adapter}~{lineage.mapper}"
-            self._messages[each] = message_id(self.key, encoder, each.tokens, parents, each.relative_offsets)
+            self._messages[source] = message_id(self.key, encoder, source.tokens, parents, source.relative_offsets)
         return self._messages[message]
 
 
 class Recorder:
-    """Of one block: a file of its user's alone, to which another thread writes line by line.
+    """Recorder of one block: another thread writes its lines to a file that only the user can read.
 
-    May be used from any thread, and by event loops. Each line is handed to the system in one piece: what a process that
-    dies has written, it leaves behind.
+    May be used from any thread, and by event loops. Each line is written at once: what was written survives a crash.
 
     Args:
-        tenant: Whose calls are recorded.
+        tenant: Tenant whose calls are recorded.
         path: The file.
-        digests: Makes those under a key.
-        confidential: Whether confidential words are recorded.
+        digests: Makes digests under a key.
+        confidential: Whether confidential text is recorded.
     """
 
     def __init__(self, tenant: Tenant, path: Path, digests: Callable[[bytes], Digests], *, confidential: bool) -> None:
@@ -104,7 +103,7 @@ class Recorder:
         self._began_s = time.perf_counter()
         self._weigh_s = 0.0
         self._noted: set[str] = set()
-        """The names of messages that have their lines."""
+        """Names of messages that have a line."""
         self._noting, self._lock = threading.Lock(), threading.Lock()
         self._lines: SimpleQueue[Line | None] = SimpleQueue()
         self._is_closed = False
@@ -144,15 +143,15 @@ class Recorder:
         )
 
     def begin_run(self) -> int:
-        """The number of the next run."""
+        """Return the number of the next run."""
         return next(self._runs)
 
     def at_s(self, counted_s: float | None = None) -> float:
-        """Seconds since it began, now or as `time.perf_counter` has counted."""
+        """Return the seconds since it began, now or at a time of `time.perf_counter`."""
         return max(0.0, (time.perf_counter() if counted_s is None else counted_s) - self._began_s)
 
     def write(self, line: Line) -> None:
-        """Add a line to the file; after `close`, nothing: a run may outlive the block that it began in."""
+        """Add a line to the file; ignored after `close`, since a run may outlive the block."""
         with self._lock:
             if not self._is_closed:
                 self._lines.put(line)
@@ -161,31 +160,31 @@ class Recorder:
         self,
         records: Recordings,
         read: Sequence[MessageHandle],
-        made: MessageHandle,
+        answer: MessageHandle,
         thought: MessageHandle | None,
         sampled: Sequence[int],
         times: tuple[float, float | None],
-        **told: Any,
+        **fields: Any,
     ) -> None:
-        """Write down a call that was said now.
+        """Record a call that has just been answered.
 
         Args:
-            records: Of the engine that has made it.
-            read: What it has read.
-            made: What it has said.
-            thought: What it has decoded to think that out.
-            sampled: Its tokens.
-            times: When it was asked, and when its first token was there, as `time.perf_counter` counts.
-            told: What else its line says.
+            records: Recordings of the engine that ran it.
+            read: Messages of its view.
+            answer: Its answer.
+            thought: Message with its thoughts.
+            sampled: Its sampled tokens.
+            times: Times of its submission and first token, in seconds of `time.perf_counter`.
+            fields: Other fields of its line.
         """
         digests = records.digests(self.digests.key)
-        messages = records.messages([*read, made, *(() if thought is None else (thought,))])
-        names, spent, seen = self._names(digests, messages), messages[len(read)].usage, len(read)
+        messages = records.messages([*read, answer, *(() if thought is None else (thought,))])
+        names, spent, count = self._names(digests, messages), messages[len(read)].usage, len(read)
         self.write(
             RecordedCall(
                 read=sum(handle.length for handle in read),
-                reads=tuple(names[:seen]),
-                made=names[seen],
+                reads=tuple(names[:count]),
+                made=names[count],
                 thought=None if thought is None else names[-1],
                 asked_s=self.at_s(times[0]),
                 first_s=None if times[1] is None else self.at_s(times[1]),
@@ -194,31 +193,32 @@ class Recorder:
                 encoded=spent.tokens_encoded,
                 reused=spent.tokens_reused,
                 recomputed=spent.tokens_recomputed,
-                **told,
+                **fields,
             )
         )
         self.memory()
 
     def step(self, rows: Iterable[tuple[Request, int]]) -> None:
-        """Write down a step that is about to run. Under the engine's lock, on its thread."""
+        """Record a step that is about to run. Called under the engine's lock, on its thread."""
         own = [count for request, count in rows if request.tenant == self._tenant.name]
         if own:
             self.write(RecordedStep(at_s=self.at_s(), rows=len(own), tokens=sum(own)))
 
     def memory(self, *, at_any_rate: bool = False) -> None:
-        """Write down how much of the tenant's KV lies where, unless that was done just before."""
+        """Record how much of the tenant's KV is in each tier, unless that was done just before."""
         with self._tenant.core.lock:
             now = self.at_s()
             if now < self._weigh_s and not at_any_rate:
                 return
-            held = stats_of(self._tenant.core, self._tenant.name)
-            # Looking at many messages takes a while, and is not to slow down who makes them.
+            stats = stats_of(self._tenant.core, self._tenant.name)
+            # Looking at many messages takes a while, and must not slow down the callers.
             self._weigh_s = now + max(_WEIGHED_EVERY_S, 50 * (self.at_s() - now))
-        tiers = {"device_bytes": held.kv_bytes, "host_bytes": held.host_bytes, "disk_bytes": held.disk_bytes}
+        tiers = {"device_bytes": stats.kv_bytes, "host_bytes": stats.host_bytes, "disk_bytes": stats.disk_bytes}
         self.write(RecordedMemory(at_s=now, **tiers))
 
     def close(self) -> None:
-        """End the file when all is written; raise that with which a line could not be: an `OSError` of a full disk."""
+        """Close the file when all is written; raise the error of a failed write, such as the `OSError` of a full
+        disk."""
         with self._lock:
             self._is_closed = True
             self._lines.put(RecordingEnded())
@@ -229,24 +229,24 @@ class Recorder:
             raise self._failure
 
     def _names(self, digests: Digests, messages: Iterable[Message]) -> list[str]:
-        """What messages are called; each, and what it was encoded from, has its line then."""
+        """Return the names of messages, after writing the lines of each and of its ancestors."""
         name, names = digests.name, list[str]()
         with self._noting:
             for message in messages:
-                for each in message.unknown(lambda other: name(other) in self._noted):
-                    self._noted.add(name(each))
+                for source in message.unknown(lambda m: name(m) in self._noted):
+                    self._noted.add(name(source))
                     self.write(
                         RecordedMessage(
-                            name=name(each),
-                            tokens=len(each.tokens),
-                            parents=tuple(map(name, each.parents)),
-                            role=each.role,
-                            author=each.author,
-                            origin=_origin(each),
-                            at=each.native_offset,
-                            offsets=each.relative_offsets,
-                            words_of=tuple(map(name, each.sources)),
-                            confidential=each.confidential,
+                            name=name(source),
+                            tokens=len(source.tokens),
+                            parents=tuple(map(name, source.parents)),
+                            role=source.role,
+                            author=source.author,
+                            origin=_origin(source),
+                            at=source.native_offset,
+                            offsets=source.relative_offsets,
+                            words_of=tuple(map(name, source.sources)),
+                            confidential=source.confidential,
                         )
                     )
                 names.append(name(message))
@@ -255,18 +255,18 @@ class Recorder:
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                left = memoryview(line.model_dump_json().encode() + b"\n")
-                while left and self._failure is None:
-                    left = left[os.write(self._file, left) :]
+                data = memoryview(line.model_dump_json().encode() + b"\n")
+                while data and self._failure is None:
+                    data = data[os.write(self._file, data) :]
             except Exception as failure:
-                self._failure = failure  # half a line may stand there, and nothing may follow it
+                self._failure = failure  # half a line may have been written, and nothing may follow it
 
 
 class Recordings:
-    """`engine.record`: what a tenant records.
+    """Recordings of a tenant: `engine.record`.
 
     Args:
-        tenant: Which.
+        tenant: Tenant that records.
     """
 
     def __init__(self, tenant: Tenant) -> None:
@@ -274,19 +274,19 @@ class Recordings:
 
     @contextmanager
     def __call__(self, path: str | Path, *, confidential: bool = False) -> Iterator[Recorder]:
-        """Record all runs of graphs that are made inside the block, to be replayed or forked: off by default.
+        """Record all runs of graphs that start inside the block, to be replayed or forked: off by default.
 
-        The file is its user's alone. Digests in it are made under a key of the tenant's salt or, without one, under a
-        random key in a file beside it, `PATH.key`: without the key nobody can guess what they are of, and nothing can
-        be compared.
+        Only the user can read the file. Its digests have a key derived from the tenant's salt or, without one, a random
+        key in a file next to it, `PATH.key`: without the key nobody can test guesses about their content, and nothing
+        can be compared.
 
         Args:
-            path: A file that is not there yet.
-            confidential: Also what confidential agents say, and thoughts. Else neither words nor tokens of these are in
-                the file: a replay decodes them again with their seed, and compares digests.
+            path: A file that does not exist yet.
+            confidential: Whether to record what confidential agents say, and thoughts. Else neither their text nor
+                their tokens are in the file: a replay decodes them again with their seed, and compares digests.
 
         Raises:
-            InvalidRequestError: The file is there, or something is being recorded.
+            InvalidRequestError: The file exists, or another recording is running.
         """
         tenant, core, ongoing = self._tenant, self._tenant.core, self._tenant.keeper(_Ongoing)
         with core.lock:
@@ -306,53 +306,53 @@ class Recordings:
 
     @property
     def under_way(self) -> Recorder | None:
-        """What records now; None: nothing does."""
+        """Recorder that is running; None if there is none."""
         return self._tenant.keeper(_Ongoing).recorder
 
     def digests(self, key: bytes) -> Digests:
-        """Of this engine's messages, under a recording's key."""
+        """Return the digests of this engine's messages under a recording's key."""
         with self._tenant.core.lock:
             return self._tenant.keeper(_Ongoing).digests.setdefault(key, Digests(key, self._tenant.find))
 
     def drop_digests(self, key: bytes) -> None:
-        """Forget what they have seen."""
+        """Forget the digests under a key."""
         with self._tenant.core.lock:
             self._tenant.keeper(_Ongoing).digests.pop(key, None)
 
     def encoder(self, adapter: str | None) -> list[str]:
-        """Fingerprints of the model, and of the adapter and mapper of this name, or that calls have by default."""
+        """Return the fingerprints of the model, and of the adapter and mapper of this name or of the default."""
         core = self._tenant.core
-        found = core.adapters.find(adapter, self._tenant.name)
-        return [core.model.adapter.fingerprint, found.lora_key, found.mapper_key]
+        loaded = core.adapters.find(adapter, self._tenant.name)
+        return [core.model.adapter.fingerprint, loaded.lora_key, loaded.mapper_key]
 
     def messages(self, handles: Iterable[MessageHandle]) -> list[Message]:
-        """What handles are of."""
+        """Return the messages of handles."""
         return [self._tenant.find(handle) for handle in handles]
 
 
 class _Ongoing:
-    """What a tenant records now."""
+    """State of a tenant's recordings."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self.digests: dict[bytes, Digests] = {}
-        """By their keys: they remember what they have seen."""
+        """Digests by key: they remember messages."""
 
 
 def key_path(path: Path) -> Path:
-    """Where the key of a recording lies whose tenant has no salt."""
+    """Return the file with a recording's key, for a tenant without a salt."""
     return path.with_name(f"{path.name}.key")
 
 
 def key_of(recording: Recording, seals: Seals) -> bytes:
-    """The key of a recording's digests.
+    """Return the key of a recording's digests.
 
     Args:
-        recording: Which.
-        seals: Of the tenant that has made it.
+        recording: The recording.
+        seals: Seals of the tenant that made it.
 
     Raises:
-        ReplayError: It lies in a file that is not there.
+        ReplayError: Its key file does not exist.
         InvalidRequestError: The tenant has another salt, or the file another key.
     """
     header, path = recording.header, key_path(recording.path)
@@ -382,10 +382,10 @@ def _origin(message: Message) -> Origin:
 
 
 def _created(path: Path) -> int:
-    """A new file that its user alone may read, open for writing.
+    """Create a file that only the user can read, and return its descriptor, open for writing.
 
     Raises:
-        InvalidRequestError: There is one already: nothing is overwritten, and no link is followed.
+        InvalidRequestError: It exists already: nothing is overwritten, and no link is followed.
     """
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)

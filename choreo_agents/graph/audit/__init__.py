@@ -1,1 +1,2 @@
-"""Who can be influenced by whom: before a run from the graph alone (`static`), after it from lineage (`observed`)."""
+"""Audits which private contexts can influence which agents: `static` before a run, `observed` afterwards from
+lineage."""

@@ -1,55 +1,56 @@
-"""What leads where in a directed graph, of all its nodes at once: sets of nodes as bits of whole numbers."""
+"""Reachability in a directed graph for all nodes at once. Node sets are bit masks in Python integers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 Following = Sequence[Sequence[int]]
-"""Of each node, by number, the nodes that come next."""
+"""For each node number, the numbers of its successors."""
 
 
-def ahead(following: Following) -> list[int]:
-    """Of each node, as bits, all that it leads to in one step or more: itself, if it is on a circle."""
-    found = [0] * len(following)
+def find_reachable(following: Following) -> list[int]:
+    """Return for each node, as a bit mask, the nodes reachable in one step or more; itself too, if it is on a cycle."""
+    reachable = [0] * len(following)
     for component in components(following):
         reached = 0
         for node in component:
             for after in following[node]:
-                reached |= found[after] | 1 << after
+                reached |= reachable[after] | 1 << after
         for node in component:
-            found[node] = reached
-    return found
+            reachable[node] = reached
+    return reachable
 
 
-def arrived(following: Following, held: Sequence[int]) -> list[int]:
-    """Of each node, as bits, all that is held by it or by any node that leads to it."""
-    found = list(held)
+def propagate(following: Following, initial: Sequence[int]) -> list[int]:
+    """Return for each node, as a bit mask, its initial bits and those of all nodes that lead to it."""
+    masks = list(initial)
     for component in reversed([*components(following)]):
-        here = 0
+        mask = 0
         for node in component:
-            here |= found[node]
+            mask |= masks[node]
         for node in component:
-            found[node] = here
+            masks[node] = mask
             for after in following[node]:
-                found[after] |= here
-    return found
+                masks[after] |= mask
+    return masks
 
 
-def turned(following: Following) -> list[list[int]]:
-    """The same graph, its edges turned around."""
-    found: list[list[int]] = [[] for _ in following]
+def reverse_edges(following: Following) -> list[list[int]]:
+    """Return the graph with its edges reversed."""
+    reverse: list[list[int]] = [[] for _ in following]
     for node, after in enumerate(following):
-        for each in after:
-            found[each].append(node)
-    return found
+        for end in after:
+            reverse[end].append(node)
+    return reverse
 
 
 def components(following: Following) -> Iterator[list[int]]:
-    """Nodes that lead to each other, together; those that lead to others behind these.
+    """Yield the strongly connected components, successors first.
 
-    Source: Tarjan, Depth-first search and linear graph algorithms (1972); without recursion, as chains are long.
+    Source: Tarjan, Depth-first search and linear graph algorithms (1972). Iterative, since chains can exceed the
+    recursion limit.
     """
-    order = [0] * len(following)  # in which nodes were met, from 1 on
+    order = [0] * len(following)  # of discovery, from 1 on; 0: not yet discovered
     lowest = [0] * len(following)
     met, open_, is_open = 0, list[int](), [False] * len(following)
     for root in range(len(following)):
@@ -57,13 +58,13 @@ def components(following: Following) -> Iterator[list[int]]:
             continue
         path = [(root, iter(following[root]))]
         while path:
-            node, left = path[-1]
+            node, successors = path[-1]
             if not order[node]:
                 met += 1
                 order[node] = lowest[node] = met
                 open_.append(node)
                 is_open[node] = True
-            for after in left:
+            for after in successors:
                 if not order[after]:
                     path.append((after, iter(following[after])))
                     break
@@ -83,7 +84,7 @@ def components(following: Following) -> Iterator[list[int]]:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The numbers in a set, lowest first."""
+    """Yield the numbers in a bit mask, lowest first."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

@@ -1,4 +1,4 @@
-"""The same promises kept at call time: each encoding that a reader is about to attend to is looked up first."""
+"""Enforces declarations and policies at call time: every encoding is checked before a reader attends to it."""
 
 from __future__ import annotations
 
@@ -17,77 +17,77 @@ from choreo_agents.graph.visibility import EVERYONE, REENCODED, Channel, source_
 
 @dataclass(frozen=True)
 class Guard:
-    """What must not reach one reader. All names are those of its own graph."""
+    """Sources and contexts that must not reach one reader. All names are those of the reader's own graph."""
 
     hidden: frozenset[str] = frozenset()
-    """Sources that are declared private to it; in a stock graph, `EVERYONE` among them."""
+    """Sources declared private to the reader; in a stock graph `EVERYONE` may be among them."""
     forbidden: Mapping[Channel, frozenset[str]] = field(default_factory=dict)
-    """Contexts that a policy keeps from it."""
+    """Contexts that a policy keeps from the reader, by channel."""
     on_violation: OnViolation = "raise"
     declared: Declared = field(default_factory=Declared)
-    """What its graph declares: by that it is known who said what."""
+    """The graph's declarations, by which messages are attributed to nodes and contexts."""
     spared: frozenset[str] = frozenset()
-    """If everyone is private to it, who is not: whom it names, and its own persona."""
+    """If everyone is private to the reader, the exceptions: the sources it names, and its own persona."""
 
     home: str | None = None
-    """Before which nodes the graph stands whose names these are; None: it is the reader's own."""
+    """Path of the graph whose names these are; None: it is the reader's own graph."""
 
     def home_of(self, reader: str) -> str:
-        """Return before which nodes the graph stands whose names these are."""
+        """Return the path of the graph whose names the guard uses."""
         return reader.rpartition("|")[0] if self.home is None else self.home
 
 
 class RuntimeGuard:
-    """Of one call of one reader.
+    """The checks of one call of one reader.
 
     Args:
-        guard: What must not reach it.
-        engine: The reader's.
+        guard: What must not reach the reader.
+        engine: The reader's engine.
         reader: The path of its node.
-        others: Engines that know from what words were made that are no messages of the reader's.
-        entries: All that was said.
+        engines: Other engines of the graph: they know what messages of other models were made of.
+        entries: All messages in the graph's state.
     """
 
     def __init__(
-        self, guard: Guard, engine: Engine, reader: str, others: Iterable[Engine], entries: Sequence[HandleEntry]
+        self, guard: Guard, engine: Engine, reader: str, engines: Iterable[Engine], entries: Sequence[HandleEntry]
     ) -> None:
         self._guard, self._reader, self._entries = guard, reader, entries
         self._model = engine.model.adapter.fingerprint
-        self._labels = InfluenceTracker((*others, engine), guard.declared, entries, guard.home_of(reader))
-        self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._unnamed())
+        self._tracker = InfluenceTracker((*engines, engine), guard.declared, entries, guard.home_of(reader))
+        self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._undeclared_sources())
 
     def allows(self, entry: HandleEntry, *, words_only: bool) -> bool:
-        """Whether the reader may attend to an encoding as it is; False: encode its words again.
+        """Return whether the reader may attend to an encoding as it is; False: encode its text again.
 
         Args:
             entry: The message, one of the entries.
-            words_only: The reader is to see a fresh encoding of its words.
+            words_only: True if the reader gets a fresh encoding of its text.
 
         Raises:
-            VisibilityError: It may not, and the policy says `raise`.
+            VisibilityError: The reader may not, and the policy says `raise`.
         """
         guard = self._guard
-        broken = self._broken(entry, words_only)
-        if broken is None:
+        violation = self._find_violation(entry, words_only)
+        if violation is None:
             return True
-        channel, what = broken
+        channel, reason = violation
         if guard.on_violation == "reencode" and channel == "encoding":
             return False
         said_by = source_of_author(entry["author"], self._reader) or entry["author"]
         node = self._reader.rsplit("|", maxsplit=1)[-1]
-        message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
+        message = f"{reason}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
         message += f"{node!r} {REENCODED!r}"
         if channel == "words":
             message = (
-                f"{what}, but the words of {said_by!r} may have been made of it: undeclare {said_by!r} to {node!r}"
+                f"{reason}, but the words of {said_by!r} may have been made of it: undeclare {said_by!r} to {node!r}"
             )
         if guard.on_violation == "warn":
             warnings.warn(message, VisibilityWarning, stacklevel=2)
             return True
         raise VisibilityError(message)
 
-    def _unnamed(self) -> Iterator[str]:
-        """Who has said anything, and is neither named to the reader nor of its own."""
+    def _undeclared_sources(self) -> Iterator[str]:
+        """Yield every source of a message that the reader neither names nor shares a persona with."""
         for entry in self._entries:
             source, persona = (
                 source_of_author(name, self._reader)
@@ -96,13 +96,13 @@ class RuntimeGuard:
             if source is not None and not {source, persona} & {*self._guard.spared, self._reader.rpartition("|")[2]}:
                 yield source
 
-    def _broken(self, entry: HandleEntry, words_only: bool) -> tuple[Channel, str] | None:
-        """The first promise that the view would break."""
+    def _find_violation(self, entry: HandleEntry, words_only: bool) -> tuple[Channel, str] | None:
+        """Return the channel and the first promise that the view would break; None if it breaks none."""
         guard, node = self._guard, self._reader.rsplit("|", maxsplit=1)[-1]
-        reached = sorted(self._labels.of(entry, self._model) or ())
+        reached = sorted(self._tracker.trace(entry, self._model) or ())
         for name, channel in () if words_only else reached:
-            # What is said in a graph that is a node is that node's.
-            source = next((each for each in names_of(name) if each in self._hidden), name)
+            # A message from inside a subgraph counts as that of the subgraph's node.
+            source = next((alias for alias in names_of(name) if alias in self._hidden), name)
             if channel == "encoding" and source in self._hidden:
                 return "encoding", f"{source!r} is declared private to {node!r}"
             if channel == "encoding" and source == EVERYONE and self._hidden:

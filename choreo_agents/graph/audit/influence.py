@@ -1,7 +1,7 @@
-"""Who said what of all that reached a message: by the entries of one graph's state, and by the texts of its own nodes.
+"""Traces every source and private context that reached a message, through lineage and the entries of one graph's state.
 
-An engine serves many graphs, and equal words in an equal place are one message to it, whoever said them. Who they are
-from is a question of where one comes from: to a reader they are from the sources that it reads.
+An engine serves many graphs, and the same text in the same position is one message to it, whoever wrote it. Who wrote
+it depends on the view: to a reader, it is from the sources that the reader sees.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from choreo_agents.models import instructions, question
 
 Tokens = tuple[int, ...]
 OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
-"""What personas are told, as it is encoded: by persona, and then by the name of the private context or module."""
+"""Tokens of the texts that a persona is given, by persona, then by private context or module."""
 
 
-class Reached(NamedTuple):
-    """A source that reached a message: a node, by its path, or a private context; `EVERYONE`: anybody may have."""
+class Influence(NamedTuple):
+    """A node or private context that reached a message, and through which channel; `EVERYONE`: any of them may have."""
 
     name: str
     channel: Channel
@@ -34,11 +34,11 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True)
 class Declared:
-    """What a graph's own declarations say of who is told what, and who reads whom."""
+    """A graph's declarations: which texts its personas are given, and who reads whom."""
 
     chart: Chart = field(default_factory=lambda: Chart(()))
     texts: Callable[[Engine], OwnTexts] = lambda _: {}
-    """What its personas are told, as an engine encodes it."""
+    """Returns the texts that personas are given, as tokens of an engine's model."""
 
     @cached_property
     def nodes(self) -> Mapping[str, ChartNode]:
@@ -46,7 +46,7 @@ class Declared:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Of all nodes and private contexts."""
+        """The names of all nodes and private contexts, and of the input."""
         return frozenset([START_SOURCE, *self.nodes, *(context.name for context in self.chart.contexts)])
 
     @cached_property
@@ -56,57 +56,57 @@ class Declared:
 
     @cached_property
     def modules(self) -> frozenset[str]:
-        """The confidential ones of `names`: a module is called the same in all graphs."""
+        """The confidential modules among `names`: a module has the same name in all graphs."""
         return frozenset(context.name for context in self.chart.contexts if context.kind == "module")
 
 
 class Origins:
-    """What lineage says, across models: words are followed from one to the next, encodings end with their model.
+    """Lineage across models: KV ends with its model, text is followed from one model to the next.
 
     Args:
-        engines: Which serve the graph, or did.
+        engines: The engines that serve the graph, or did.
     """
 
     def __init__(self, engines: Iterable[Engine]) -> None:
         self.by_model = {engine.model.adapter.fingerprint: engine for engine in engines}
-        self.made: dict[str, Descent] = {}
-        """Messages that were found, and all that they descend from."""
-        self.makers: dict[str, Engine] = {}
-        """The engines that made them."""
+        self.descents: dict[str, Descent] = {}
+        """Lineage of each loaded message, by id."""
+        self.engines: dict[str, Engine] = {}
+        """The engine that made each loaded message, by id."""
 
-    def find(self, handle: MessageHandle) -> None:
-        """Find out about a message, and all that it descends from.
+    def load(self, handle: MessageHandle) -> None:
+        """Load the lineage of a message and of all that it descends from.
 
         Raises:
-            HandleError: Its engine does not know it any more.
+            HandleError: Its engine does not know the message any more.
         """
-        told = set[str]()
-        queue = self._load(handle)
+        visited = set[str]()
+        queue = self._load_new(handle)
         for message in queue:
-            for said in self.made[message].foreign:
-                if said.id not in told and said.id not in self.made and said.base_model in self.by_model:
-                    told.add(said.id)
+            for source in self.descents[message].foreign:
+                if source.id not in visited and source.id not in self.descents and source.base_model in self.by_model:
+                    visited.add(source.id)
                     try:
-                        queue += self._load(said)
+                        queue += self._load_new(source)
                     except HandleError:
-                        continue  # its engine has forgotten it: whose words they are is known all the same
+                        continue  # its engine has dropped it; its author is known from the entries all the same
 
     def sources(self, message: str) -> Sequence[str]:
-        """Whose words it has, other models' included: those that are found."""
-        made = self.made[message]
-        return (*made.sources, *(said.id for said in made.foreign if said.id in self.made))
+        """Return the messages whose text it repeats, those of other models included where they are loaded."""
+        descent = self.descents[message]
+        return (*descent.sources, *(source.id for source in descent.foreign if source.id in self.descents))
 
-    def _load(self, handle: MessageHandle) -> list[str]:
-        """What is new: messages by their ids."""
+    def _load_new(self, handle: MessageHandle) -> list[str]:
+        """Load the messages that are not known yet, and return their ids."""
         engine = self.by_model[handle.base_model]
-        found = engine.inspect.descent([handle], self.made)
-        self.made |= found
-        self.makers |= dict.fromkeys(found, engine)
-        return list(found)
+        descents = engine.inspect.descent([handle], self.descents)
+        self.descents |= descents
+        self.engines |= dict.fromkeys(descents, engine)
+        return list(descents)
 
 
 class _Step(NamedTuple):
-    """A message on the way back, and of whose entry's view it was part."""
+    """A message on the way back through lineage, and the number of the entry in whose view it is."""
 
     message: str
     entry: int
@@ -114,13 +114,13 @@ class _Step(NamedTuple):
 
 
 class InfluenceTracker:
-    """Of the messages of one state.
+    """Traces influences on the messages of one state.
 
     Args:
-        engines: Know from what each was made.
+        engines: The engines that have the lineage of the messages.
         declared: The graph's declarations.
-        entries: All that was said in it.
-        home: Before which nodes the graph stands, as entries name them: `team`; empty if it stands in no other.
+        entries: All messages in the state.
+        home: Path of the graph, as entries name its nodes: `team`; empty if no graph is around it.
     """
 
     def __init__(
@@ -132,178 +132,180 @@ class InfluenceTracker:
         self._numbers = {id(entry): number for number, entry in enumerate(self._entries)}
         self._prefix = f"{home}|" if home else ""
         self._texts = {engine: declared.texts(engine) for engine in self._origins.by_model.values()}
-        self._views: dict[_Step, tuple[frozenset[Reached], Sequence[_Step]]] = {}
-        self._whole: dict[_Step, frozenset[Reached]] = {}
+        self._expanded: dict[_Step, tuple[frozenset[Influence], Sequence[_Step]]] = {}
+        self._traced: dict[_Step, frozenset[Influence]] = {}
         self._by_message: dict[str, list[int]] = {}
         self._thoughts: dict[str, list[int]] = {}
-        """What entries were thought out as, by message."""
-        self._asked: dict[str, set[str]] = {}
-        """By persona, the messages that it was asked."""
+        """Numbers of the entries that a message of thoughts led to, by its id."""
+        self._prompts: dict[str, set[str]] = {}
+        """Ids of the prompts that each persona was given."""
         for number, entry in enumerate(self._entries):
             for message in (*(handle.id for handle in handles_of(entry)), *entry.get("earlier", ())):
                 self._by_message.setdefault(message, []).append(number)
             if thought := entry.get("thoughts"):
                 self._thoughts.setdefault(thought["id"], []).append(number)
             if prompt := entry.get("prompt"):
-                self._asked.setdefault(self._persona(number), set()).add(prompt["id"])
+                self._prompts.setdefault(self._persona(number), set()).add(prompt["id"])
 
-    def of(self, entry: HandleEntry, model: str | None = None) -> frozenset[Reached] | None:
-        """All that reached the message of an entry, which is among those of the state, when it was said; None: the
-        model that said it is not served, and nobody else can tell.
+    def trace(self, entry: HandleEntry, model: str | None = None) -> frozenset[Influence] | None:
+        """Return all that had reached an entry's message when it was decoded; None: its model is not served here.
 
         Args:
-            entry: The message.
-            model: Reached what this model has made of it instead.
+            entry: One of the entries of the state.
+            model: Trace this model's encoding of the message instead.
         """
         handle = (None if model is None else handle_for(entry, model)) or next(handles_of(entry))
         if handle.base_model not in self._origins.by_model:
             return None
-        self._origins.find(handle)
-        asked, own = _Step(handle.id, self._numbers[id(entry)], "encoding"), set[Reached]()
-        self._note_thoughts(asked.entry, "words", own)
-        return self._all(asked) | own
+        self._origins.load(handle)
+        start, own = _Step(handle.id, self._numbers[id(entry)], "encoding"), set[Influence]()
+        self._note_thoughts(start.entry, "words", own)
+        return self._trace_all(start) | own
 
-    def _all(self, asked: _Step) -> frozenset[Reached]:
-        """All that reached a message as an entry has it."""
-        # Lineage is as deep as a conversation is long: too deep to recurse.
-        if asked in self._whole:
-            return self._whole[asked]
-        stack, begun, ended, circles = [asked], set[_Step](), list[_Step](), False
+    def _trace_all(self, start: _Step) -> frozenset[Influence]:
+        """Return all that reached a message as an entry has it."""
+        # Depth first with a stack of our own: lineage is as deep as a conversation is long, too deep to recurse.
+        if start in self._traced:
+            return self._traced[start]
+        stack, entered, finished, has_cycle = [start], set[_Step](), list[_Step](), False
         while stack:
             step = stack[-1]
-            found, before = self._reached(step)
-            missing = [each for each in before if each not in self._whole and each not in begun]
-            if missing and step not in self._whole:
-                begun.add(step)
+            reached, parents = self._expand(step)
+            missing = [parent for parent in parents if parent not in self._traced and parent not in entered]
+            if missing and step not in self._traced:
+                entered.add(step)
                 stack += missing
                 continue
             stack.pop()
-            circles = circles or any(each not in self._whole for each in before if each != step)
-            self._whole[step] = found.union(*(self._whole.get(each, ()) for each in before))
-            ended.append(step)
-        if circles:
-            # Words went around: what was found of those on the way is not all that reached them.
-            for step in ended:
-                self._whole.pop(step, None)
-            self._whole[asked] = self._all_around(asked)
-        return self._whole[asked]
+            has_cycle = has_cycle or any(parent not in self._traced for parent in parents if parent != step)
+            self._traced[step] = reached.union(*(self._traced.get(parent, ()) for parent in parents))
+            finished.append(step)
+        if has_cycle:
+            # On a cycle of re-encoded text the sets of the steps in between are incomplete: do not cache them.
+            for step in finished:
+                self._traced.pop(step, None)
+            self._traced[start] = self._trace_cycle(start)
+        return self._traced[start]
 
-    def _all_around(self, asked: _Step) -> frozenset[Reached]:
-        """The same of one message alone, wherever words went."""
-        found, queue, seen = set[Reached](), [asked], {asked}
+    def _trace_cycle(self, start: _Step) -> frozenset[Influence]:
+        """Return the same for one message by plain search, which also holds where text went around in a cycle."""
+        reached, queue, visited = set[Influence](), [start], {start}
         for step in queue:
-            here, before = self._reached(step)
-            found |= here
-            after = [each for each in before if each not in seen]
-            seen.update(after)
-            queue += after
-        return frozenset(found)
+            own, parents = self._expand(step)
+            reached |= own
+            new = [parent for parent in parents if parent not in visited]
+            visited.update(new)
+            queue += new
+        return frozenset(reached)
 
-    def _reached(self, step: _Step) -> tuple[frozenset[Reached], Sequence[_Step]]:
-        """What reached the message of an entry as part of its own view; and the messages of others that this holds."""
-        if step not in self._views:
-            found, others, seen = set[Reached](), list[_Step](), set[_Step]()
+    def _expand(self, step: _Step) -> tuple[frozenset[Influence], Sequence[_Step]]:
+        """Return what reached a message within its entry's own view, and the steps on into the views of other
+        entries."""
+        if step not in self._expanded:
+            reached, parents, visited = set[Influence](), list[_Step](), set[_Step]()
             if self._entries[step.entry].get("answered"):
-                found |= self._all_there_is(step.channel)
-            queue = list(self._above(step))
-            for each in queue:
-                if each in seen:
+                reached |= self._assume_all(step.channel)
+            queue = list(self._parents(step))
+            for ancestor in queue:
+                if ancestor in visited:
                     continue
-                seen.add(each)
-                for after in self._through(each, found):
-                    if after.entry == step.entry:
-                        queue += self._above(after)
-                    elif after not in seen:
-                        seen.add(after)
-                        others.append(after)
-            self._views[step] = frozenset(found), others
-        return self._views[step]
+                visited.add(ancestor)
+                for origin in self._label(ancestor, reached):
+                    if origin.entry == step.entry:
+                        queue += self._parents(origin)
+                    elif origin not in visited:
+                        visited.add(origin)
+                        parents.append(origin)
+            self._expanded[step] = frozenset(reached), parents
+        return self._expanded[step]
 
-    def _all_there_is(self, channel: Channel) -> set[Reached]:
-        """What may have reached a chat model's answer: whatever its function can read, also what was removed since."""
-        said = {START_SOURCE, *self._declared.nodes, *map(self._author, range(len(self._entries)))}
-        found = {Reached(EVERYONE, channel)}
-        for name in said:
-            self._note(name, channel, found)
-        for name in self._declared.names - said:
-            self._note(name, "words", found)
-        return found
+    def _assume_all(self, channel: Channel) -> set[Influence]:
+        """Return what may have reached a chat model's answer: all that its function can read, what was removed since
+        included."""
+        authors = {START_SOURCE, *self._declared.nodes, *map(self._author, range(len(self._entries)))}
+        reached = {Influence(EVERYONE, channel)}
+        for name in authors:
+            self._note(name, channel, reached)
+        for name in self._declared.names - authors:
+            self._note(name, "words", reached)
+        return reached
 
-    def _above(self, step: _Step) -> Iterator[_Step]:
-        """What a message attended to, and whose words it was made of."""
-        keeps_kv = self._origins.makers[step.message].method == "choreo"
-        for parent in self._origins.made[step.message].parents:
+    def _parents(self, step: _Step) -> Iterator[_Step]:
+        """Yield the messages that a message attended to, and those whose text it repeats."""
+        keeps_kv = self._origins.engines[step.message].method == "choreo"
+        for parent in self._origins.descents[step.message].parents:
             yield _Step(parent, step.entry, step.channel if keeps_kv else "words")
         for source in self._sources(step.message):
             yield _Step(source, step.entry, "words")
 
     def _sources(self, message: str) -> Sequence[str]:
-        """Whose words a message has, as far as it was made of them in this state: in others, of others'."""
+        """Return the messages whose text it repeats: those in this state if there are any, else all."""
         sources = self._origins.sources(message)
         return [source for source in sources if source in self._by_message] or sources
 
-    def _through(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
-        """Label a message of an entry's view. Yields how to go on from it: in whose view it was made."""
-        said, own = self._read(step.message, step.entry), self._told(step)
-        for number, channel in said.items():
+    def _label(self, step: _Step, reached: set[Influence]) -> Iterator[_Step]:
+        """Record what a message in an entry's view contributes. Yield the steps from it into the view in which it was
+        made."""
+        channels, own = self._entries_read(step.message, step.entry), self._own_contexts(step)
+        for number, channel in channels.items():
             own += self._authors(number) if channel == "words" else []
-            self._note_all(number, step.channel, found)
-            self._note_thoughts(number, "words", found)
-            # Words that were encoded again in an equal place are the message itself.
+            self._note_all(number, step.channel, reached)
+            self._note_thoughts(number, "words", reached)
+            # Text that is encoded again in the same position is the same message.
             yield step._replace(entry=number, channel="words" if channel == "words" else step.channel)
         # The author of an entry has its own thoughts in its view.
         recalled = [n for n in self._thoughts.get(step.message, ()) if self._persona(n) == self._persona(step.entry)]
         for number in recalled:
-            self._note_all(number, step.channel, found)
-            self._note_thoughts(number, step.channel, found)
+            self._note_all(number, step.channel, reached)
+            self._note_thoughts(number, step.channel, reached)
             yield step._replace(entry=number)
-        made = self._origins.made[step.message]
-        copied = [number for source in made.sources for number in self._read(source, step.entry)]
+        descent = self._origins.descents[step.message]
+        copied = [number for source in descent.sources for number in self._entries_read(source, step.entry)]
         own += [name for number in copied for name in self._authors(number)]
-        thought = {f"{name}.thoughts" for name in own} & {*map(self._local, made.authors)}
+        thought = {f"{name}.thoughts" for name in own} & {*map(self._local, descent.authors)}
         for name in (*own, *thought):
-            self._note(name, step.channel, found)
+            self._note(name, step.channel, reached)
         if own:
             yield step
-        elif not said and not recalled:
-            yield from self._unexplained(step, found)
+        elif not channels and not recalled:
+            yield from self._label_undeclared(step, reached)
 
-    def _unexplained(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
-        """Of what no declaration led into a view: it may be of all whose it can be."""
-        if said := self._by_message.get(step.message):
-            for number in said:
-                self._note_all(number, step.channel, found)
-                self._note_thoughts(number, "words", found)
+    def _label_undeclared(self, step: _Step, reached: set[Influence]) -> Iterator[_Step]:
+        """Record a message that no declaration explains: it may come from any node or context with that text."""
+        if numbers := self._by_message.get(step.message):
+            for number in numbers:
+                self._note_all(number, step.channel, reached)
+                self._note_thoughts(number, "words", reached)
                 yield step._replace(entry=number)
             return
-        made, own_texts = self._origins.made[step.message], self._texts[self._origins.makers[step.message]]
-        named = [name for own in own_texts.values() for name, texts in own.items() if made.tokens in texts]
+        descent, own_texts = self._origins.descents[step.message], self._texts[self._origins.engines[step.message]]
+        named = [name for own in own_texts.values() for name, texts in own.items() if descent.tokens in texts]
         scoped = self._scoped(step.entry)
-        for name in [name for name in named if name in scoped] or named or map(self._local, made.authors):
-            self._note(name, step.channel, found)
+        for name in [name for name in named if name in scoped] or named or map(self._local, descent.authors):
+            self._note(name, step.channel, reached)
         yield step
 
-    def _note_all(self, number: int, channel: Channel, found: set[Reached]) -> None:
+    def _note_all(self, number: int, channel: Channel, reached: set[Influence]) -> None:
         for name in self._authors(number):
-            self._note(name, channel, found)
+            self._note(name, channel, reached)
 
-    def _note_thoughts(self, number: int, channel: Channel, found: set[Reached]) -> None:
-        """What was thought out is made of thoughts, which nobody else attends to: they are above nothing else."""
+    def _note_thoughts(self, number: int, channel: Channel, reached: set[Influence]) -> None:
+        """Record the thoughts behind an entry. No other node attends to thoughts, so nothing is above them."""
         if "thoughts" in self._entries[number]:
             for name in self._authors(number):
-                self._note(f"{name}.thoughts", channel, found)
+                self._note(f"{name}.thoughts", channel, reached)
 
-    def _note(self, name: str, channel: Channel, found: set[Reached]) -> None:
+    def _note(self, name: str, channel: Channel, reached: set[Influence]) -> None:
         if name in self._declared.names or not self._declared.nodes:
-            found.add(Reached(name, channel))
+            reached.add(Influence(name, channel))
 
-    def _read(self, message: str, reader: int) -> dict[int, Channel]:
-        """The entries as which the author of an entry may have read a message, and what it then had of them."""
-        found = {number: self._has(reader, number) for number in self._by_message.get(message, ())}
-        return {number: channel for number, channel in found.items() if channel is not None}
+    def _entries_read(self, message: str, reader: int) -> dict[int, Channel]:
+        """Return the entries as which an entry's author may have read a message, with the channel of each."""
+        channels = {number: self._channel_between(reader, number) for number in self._by_message.get(message, ())}
+        return {number: channel for number, channel in channels.items() if channel is not None}
 
-    def _has(self, reader: int, number: int) -> Channel | None:
-        """What the author of one entry has of that of another: its encodings, its words alone, or nothing."""
+    def _channel_between(self, reader: int, number: int) -> Channel | None:
+        """Return how the author of one entry sees another entry: its encoding, its text alone, or (None) nothing."""
         node, source = self._declared.nodes.get(self._author(reader)), self._author(number)
         if reader == number or self._persona(reader) == self._persona(number):
             return "encoding"
@@ -314,43 +316,43 @@ class InfluenceTracker:
         return "words" if any(mode.shows for mode in modes) or source in self._scoped(reader) else None
 
     def _scoped(self, reader: int) -> set[str]:
-        """The private contexts that words are encoded in for the author of an entry."""
+        """Return the private contexts in which text is encoded again for an entry's author."""
         node = self._declared.nodes.get(self._author(reader))
         return set() if node is None else {name for rule in node.rules.values() for name in rule.contexts}
 
-    def _told(self, step: _Step) -> list[str]:
-        """The names of what the author of an entry is told, and was asked, that say just this."""
-        persona, tokens = self._persona(step.entry), self._origins.made[step.message].tokens
-        engine = self._origins.makers[step.message]
-        found = [name for name, texts in self._texts[engine].get(persona, {}).items() if tokens in texts]
-        if step.message in self._asked.get(persona, ()) or tokens in self._questions[engine].get(persona, ()):
-            found.append(f"{persona}.system")
-        return found
+    def _own_contexts(self, step: _Step) -> list[str]:
+        """Return the private contexts of an entry's author whose text is exactly this message."""
+        persona, tokens = self._persona(step.entry), self._origins.descents[step.message].tokens
+        engine = self._origins.engines[step.message]
+        names = [name for name, texts in self._texts[engine].get(persona, {}).items() if tokens in texts]
+        if step.message in self._prompts.get(persona, ()) or tokens in self._questions[engine].get(persona, ()):
+            names.append(f"{persona}.system")
+        return names
 
     @cached_property
     def _questions(self) -> Mapping[Engine, Mapping[str, set[Tokens]]]:
-        """By persona, what it was asked, as engines encode it: again, where its handle is no good to them; and what it
-        was told for one message."""
-        found: dict[Engine, dict[str, set[Tokens]]] = {engine: {} for engine in self._origins.by_model.values()}
-        for engine, by_persona in found.items():
+        """Tokens of prompts and of instructions for single messages, by engine and persona: an engine encodes them
+        again where it has no handle of them."""
+        questions: dict[Engine, dict[str, set[Tokens]]] = {engine: {} for engine in self._origins.by_model.values()}
+        for engine, by_persona in questions.items():
             for number, entry in enumerate(self._entries):
-                asked = entry.get("prompt_text")
-                forms = [question(asked, engine.chat).text] if asked else []
-                for told in entry.get("system_texts", ()):
-                    forms += [instructions(told, engine.chat, later=later).text for later in (True, False)]
-                    forms.append(question(told, engine.chat).text)
+                prompt = entry.get("prompt_text")
+                forms = [question(prompt, engine.chat).text] if prompt else []
+                for system in entry.get("system_texts", ()):
+                    forms += [instructions(system, engine.chat, later=later).text for later in (True, False)]
+                    forms.append(question(system, engine.chat).text)
                 turns = {tuple(engine.model.encode(form)) for form in forms}
                 by_persona.setdefault(self._persona(number), set()).update(turns)
-        return found
+        return questions
 
     def _author(self, number: int) -> str:
         return self._local(self._entries[number]["author"])
 
     def _authors(self, number: int) -> Iterator[str]:
-        """Whose the message of an entry is, and whose it says that it is, if no signature proves that."""
+        """Yield an entry's author, the tool's node, and the author that it claims without a signature."""
         yield self._author(number)
-        if via := self._entries[number].get("tool_node"):
-            yield self._local(via)
+        if tool_node := self._entries[number].get("tool_node"):
+            yield self._local(tool_node)
         if claimed := self._entries[number].get("unverified_author"):
             yield self._local(str(claimed["author"]))
 
@@ -360,7 +362,8 @@ class InfluenceTracker:
         return node.persona if node is not None else self._local(self._entries[number].get("persona") or author)
 
     def _local(self, name: str) -> str:
-        """A name as the graph's own chart has it; of what stands outside of it, one that nothing there can have."""
+        """Return a name as the graph's own chart has it; outside names get a `|` in front, which no node of the chart
+        has."""
         if name.startswith(self._prefix):
             return name.removeprefix(self._prefix)
         return name if name == START_SOURCE or name in self._declared.modules else f"|{name}"

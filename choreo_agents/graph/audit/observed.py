@@ -1,4 +1,4 @@
-"""The audit of what really happened, from the lineage of the messages in a graph's state."""
+"""Audits a finished run: which private contexts reached which agents, by the lineage of the messages in the state."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from choreo_agents.graph.visibility import Channel
 
 
 def audit_entries(engines: Iterable[Engine], declared: Declared, entries: Sequence[HandleEntry]) -> AuditReport:
-    """Which private contexts reached the nodes that said these messages, and through which channel.
+    """Report which private contexts reached the authors of these messages, and through which channel.
 
-    What was said by a model that none of the engines runs is outside of what they can tell.
+    Messages of models that none of the engines runs cannot be traced: the report lists them as `outside`.
     """
     chart = declared.chart
     contexts = {context.name: context for context in chart.contexts}
-    labels = InfluenceTracker(engines, declared, entries)
-    lost: Counter[str] = Counter()
-    found: dict[tuple[str, str, Channel], Finding] = {}
+    tracker = InfluenceTracker(engines, declared, entries)
+    unserved: Counter[str] = Counter()
+    findings: dict[tuple[str, str, Channel], Finding] = {}
     for entry in entries:
         reader = entry["author"]
         if reader not in declared.nodes or declared.nodes[reader].is_function:
             continue
         persona = declared.nodes[reader].persona
-        reached = labels.of(entry)
+        reached = tracker.trace(entry)
         if reached is None:
-            lost[model_of(entry["handle"])] += 1
+            unserved[model_of(entry["handle"])] += 1
         for name, channel in sorted(reached or ()):
             context, key = contexts.get(name), (name, persona, channel)
-            if context is None or reader in context.owners or key in found:
+            if context is None or reader in context.owners or key in findings:
                 continue
-            found[key] = Finding(
+            findings[key] = Finding(
                 context=name,
                 reader=persona,
                 channel=channel,
                 path=(Hop(source=name, reader=reader, by=f"superstep {entry['superstep']}"),),
-                violation=chart.broken(context, persona, channel),
+                violation=chart.violation_of(context, persona, channel),
             )
-    untold = [
+    untraced = [
         f"what reached {count} messages that model {model!r} has said, which no engine here runs"
-        for model, count in lost.items()
+        for model, count in unserved.items()
     ]
     return AuditReport(
-        contexts=tuple(contexts.values()), findings=tuple(found.values()), outside=(*chart.outside, *untold)
+        contexts=tuple(contexts.values()), findings=tuple(findings.values()), outside=(*chart.outside, *untraced)
     )

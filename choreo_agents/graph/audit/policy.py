@@ -1,4 +1,4 @@
-"""What a graph promises about its private contexts, and what happens if a path would break it."""
+"""A graph's promises about its private contexts, and what happens if a path would break one."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ OnViolation = Literal["raise", "reencode", "warn"]
 
 
 class Policy(Options):
-    """Who may be influenced by which private context, and through which channel.
+    """The personas that each private context may influence, and the channels through which it must reach nobody else.
 
-    Without one a graph promises what it declares `private`, and the audit reports the rest.
+    Without a policy a graph promises only what it declares `private`; the audit reports everything else.
     """
 
     confidential: dict[str, frozenset[str]] = Field(default_factory=dict)
-    """Private contexts (`alice.system`, a node whose messages are confidential, a confidential module: `travel/plan`),
-    and the personas that they may reach: nodes that are nobody else's go by their own name. Their owners always have
-    them."""
+    """For each private context (`alice.system`, a node with confidential messages, a confidential module:
+    `travel/plan`), the personas that it may reach. A node without a persona goes by its own name. Owners always have
+    their contexts."""
     channels: frozenset[Channel] = frozenset({"encoding"})
-    """Through which they may reach nobody else. An encoding carries the words that it is of: who forbids these, forbids
-    both."""
+    """The channels by which they may reach nobody else. Forbidding `words` forbids encodings, too, since these carry
+    the text."""
     on_violation: OnViolation = "raise"
     """`raise`: the graph does not compile, or the call fails. `reencode`: the edge that would break a promise hands on
-    words instead. `warn`: a `VisibilityWarning`, and nothing else."""
+    text instead of KV. `warn`: a `VisibilityWarning` is issued."""
 
     @field_validator("channels")
     @classmethod
-    def _with_what_carries_them(cls, channels: frozenset[Channel]) -> frozenset[Channel]:
+    def _include_encoding(cls, channels: frozenset[Channel]) -> frozenset[Channel]:
         return channels | {"encoding"} if "words" in channels else channels
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _require_possible(self) -> Self:
         if self.on_violation == "reencode" and "words" in self.channels:
             raise ValueError("words cannot be cut by re-encoding them: use on_violation='raise' for the words channel")
         return self
 
     def forbids(self, context: PrivateContext, persona: str, channel: Channel) -> bool:
-        """Whether a context must not reach a persona, to which it does not belong, through a channel."""
+        """Return whether a context must not reach a persona that does not own it, through this channel."""
         allowed = self.confidential.get(context.name)
         return allowed is not None and channel in self.channels and persona not in allowed
 
     def within(self, prefix: str, modules: Collection[str] = ()) -> Policy:
-        """The policy of a graph that stands in another: all names behind those of its nodes, but not its modules'."""
+        """Return the policy for a graph inside another: all names get the prefix, except those of modules."""
         named = {
-            (context if context in modules else prefix + context): frozenset(prefix + each for each in allowed)
+            (context if context in modules else prefix + context): frozenset(prefix + persona for persona in allowed)
             for context, allowed in self.confidential.items()
         }
         return self.model_copy(update={"confidential": named})
 
     def require_names(self, contexts: Iterable[str], personas: Iterable[str]) -> None:
         """Raise `VisibilityError` if the policy names no context or no persona of the graph."""
-        known, there = set(contexts), set(personas)
+        known_contexts, known_personas = set(contexts), set(personas)
         for context, allowed in self.confidential.items():
-            if context not in known:
-                names = ", ".join(sorted(known)) or "none"
+            if context not in known_contexts:
+                names = ", ".join(sorted(known_contexts)) or "none"
                 raise VisibilityError(f"the policy names no private context: {context!r}. The graph has: {names}")
-            for reader in sorted(allowed - there):
+            for reader in sorted(allowed - known_personas):
                 raise VisibilityError(
                     f"the policy lets {context!r} reach {reader!r}, which is no persona of the graph: "
-                    f"{', '.join(sorted(there))}"
+                    f"{', '.join(sorted(known_personas))}"
                 )

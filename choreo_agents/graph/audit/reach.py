@@ -1,4 +1,4 @@
-"""Where a private context can get to: the fixed point over a chart, loops included."""
+"""Computes how far private contexts spread: a fixed point over the edges of a chart, loops included."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from choreo_agents.graph.audit.chart import Chart, Edge
-from choreo_agents.graph.audit.closure import arrived
+from choreo_agents.graph.audit.closure import propagate
 from choreo_agents.graph.audit.report import Hop, PrivateContext
 from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel, Presence, VisibilityMode
 
@@ -15,7 +15,7 @@ PRESENCES: tuple[Presence, ...] = ("text", "encoding", "words")
 
 
 class State(NamedTuple):
-    """A node, and how it has a context."""
+    """A node, and the form in which it has a context."""
 
     node: str
     presence: Presence
@@ -23,20 +23,22 @@ class State(NamedTuple):
 
 @dataclass
 class Reach:
-    """Every state that one context gets to, with the hop that first led there: the audit as it is read.
+    """All states that one context reaches, each with the hop by which it was first reached: the readable form of the
+    audit.
 
-    Its paths are the shortest. `JointReach` says the same of all contexts at once, without the paths.
+    Its paths are the shortest. `JointReach` computes the same for all contexts at once, without paths.
     """
 
     context: PrivateContext
     came_by: dict[State, tuple[State | None, str, str]]
-    """By state, that before it, and the source and the label of the hop; no label: it begins there."""
+    """For each state, the state before it, and the source and label of the hop; an empty label: the context starts
+    there."""
 
     def has(self, node: str, channel: Channel) -> bool:
         return State(node, channel) in self.came_by
 
     def path(self, node: str, channel: Channel) -> tuple[Hop, ...]:
-        """The shortest way there: hops from the context on."""
+        """Return the shortest path to a node: hops from the context on."""
         hops: list[Hop] = []
         state: State | None = State(node, channel)
         while state is not None:
@@ -48,7 +50,7 @@ class Reach:
 
 
 def reach(chart: Chart, context: PrivateContext) -> Reach:
-    """Follow a context along every edge until nothing new is reached, nearest first."""
+    """Follow a context along every edge until nothing new is reached, breadth first."""
     came_by: dict[State, tuple[State | None, str, str]] = {}
     queue: list[State] = []
 
@@ -60,57 +62,58 @@ def reach(chart: Chart, context: PrivateContext) -> Reach:
     for state, source, label in _starts(chart, context):
         visit(state, None, source, label)
     for state in queue:
-        for after, source, label in _after(chart, state):
+        for after, source, label in _next_states(chart, state):
             visit(after, state, source, label)
     return Reach(context, came_by)
 
 
 class JointReach:
-    """Which of many contexts get where.
+    """Reachability of many contexts at once, without paths.
 
     Args:
         chart: The graph.
-        contexts: Known by their places from then on, as bits of a set.
+        contexts: The contexts; bit i of a mask is the i-th of them.
     """
 
     def __init__(self, chart: Chart, contexts: Sequence[PrivateContext]) -> None:
         self._places = {node.name: place for place, node in enumerate(chart.nodes)}
-        held = [0] * self._number(len(self._places), "text")
+        initial = [0] * self._number(len(self._places), "text")
         for number, context in enumerate(contexts):
             for (node, presence), _, _ in _starts(chart, context):
-                held[self._number(self._places[node], presence)] |= 1 << number
-        self._arrived = arrived(self._following(chart), held)
+                initial[self._number(self._places[node], presence)] |= 1 << number
+        self._masks = propagate(self._successors(chart), initial)
 
     def _number(self, place: int, presence: Presence) -> int:
-        """Of a state."""
+        """Return the number of a state."""
         return len(PRESENCES) * place + PRESENCES.index(presence)
 
-    def _following(self, chart: Chart) -> list[list[int]]:
-        """What comes after each state, as `_after` says; by kind of edge, of which there are few."""
+    def _successors(self, chart: Chart) -> list[list[int]]:
+        """Return the successors of each state, as `_next_states` has them; computed once per kind of edge, of which
+        there are few."""
         opened: dict[tuple[VisibilityMode | None, bool, bool], list[list[int]]] = {}
-        found: list[list[int]] = []
+        successors: list[list[int]] = []
         for node in chart.nodes:
             after: list[list[int]] = [[] for _ in PRESENCES]
             for edge in chart.outgoing.get(node.name, ()):
                 kind = edge.mode, edge.may_be_sent, edge.is_alone
                 if kind not in opened:
-                    opened[kind] = [[PRESENCES.index(to) for to, _ in edge.opens(has)] for has in PRESENCES]
+                    opened[kind] = [[PRESENCES.index(to) for to, _ in edge.opens(presence)] for presence in PRESENCES]
                 first = len(PRESENCES) * self._places[edge.reader]
-                for has, channels in enumerate(opened[kind]):
-                    after[has] += [first + channel for channel in channels]
-            for has, presence in enumerate(PRESENCES):
+                for index, channels in enumerate(opened[kind]):
+                    after[index] += [first + channel for channel in channels]
+            for index, presence in enumerate(PRESENCES):
                 scoped = _scoped(chart, State(node.name, presence))
-                after[has] += [self._number(self._places[to.node], to.presence) for to, _, _ in scoped]
-            found += after
-        return found
+                after[index] += [self._number(self._places[to.node], to.presence) for to, _, _ in scoped]
+            successors += after
+        return successors
 
     def at(self, node: str, channel: Channel) -> int:
-        """The contexts that get to a node through a channel, as bits."""
-        return self._arrived[self._number(self._places[node], channel)]
+        """Return the contexts that reach a node through a channel, as a bit mask."""
+        return self._masks[self._number(self._places[node], channel)]
 
 
-def _after(chart: Chart, state: State) -> Iterator[tuple[State, str, str]]:
-    """How a context gets on from a state: to which, from what source, and by what."""
+def _next_states(chart: Chart, state: State) -> Iterator[tuple[State, str, str]]:
+    """Yield the states that a context reaches from a state in one hop, with source and label."""
     node, presence = state
     for edge in chart.outgoing.get(node, ()):
         for channel, label in edge.opens(presence):
@@ -119,40 +122,40 @@ def _after(chart: Chart, state: State) -> Iterator[tuple[State, str, str]]:
 
 
 def _scoped(chart: Chart, state: State) -> Iterator[tuple[State, str, str]]:
-    """The same through rules that name what is said as a context."""
+    """Yield the same for rules that encode text in the node's messages as a named context."""
     node, presence = state
     for source, reader in chart.scopes.get(node, ()):
         if node != reader:
-            # The named message's words are encoded for the reader.
+            # The named message is encoded again for the reader.
             for channel in REENCODED.opens(presence):
                 yield State(reader, channel), node, _scope(source)
 
 
 def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, str, str]]:
-    """Where a context is from the first: the state, and the source and the label of the hop there, if it takes one."""
+    """Yield the states in which a context begins, with the source and the label of the first hop, if it takes one."""
     name = context.name
     if name == START_SOURCE:
-        # Nobody says input: who reads it attends to it, as it was encoded or in a fresh encoding.
+        # Input has no author: its readers attend to it, as it was encoded or in a fresh encoding.
         for node in chart.nodes:
             rule = node.rules.get(START_SOURCE)
             if node.is_function or (rule is not None and rule.mode.shows):
                 yield State(node.name, "encoding"), name, "state" if rule is None else rule.words()
         return
     if context.kind == "message":
-        # A private source may be a whole graph: all that is said in it is the text.
-        for said in chart.inside(name):
-            yield State(said.name, "text"), name, ""
+        # A private source may be a whole graph: then all its messages are the text.
+        for speaker in chart.inside(name):
+            yield State(speaker.name, "text"), name, ""
         return
     if context.kind == "thoughts":
         thinker = chart.node(name.removesuffix(".thoughts"))
-        # Others never attend to them: what was said is made of them.
+        # No other node attends to thoughts, but the answer was decoded from them.
         yield State(thinker.name, "words"), name, "own"
         if thinker.recalls:
             for owner in context.owners:
                 if thinker.speaks_to(chart.node(owner)):
                     yield State(owner, "encoding"), name, "own"
         return
-    # What one node of a persona was asked stands before its message in the views of all of them, on their own models.
+    # A prompt of one node stands before its answer in the views of all nodes of the persona, on their own models.
     is_asked = any(chart.node(owner).has_prompt for owner in context.owners)
     for owner in context.owners:
         node = chart.node(owner)
@@ -166,25 +169,25 @@ def _scope(source: str) -> str:
     return f"scope of {source}"
 
 
-def nearest(chart: Chart, found: Reach, persona: str, channel: Channel) -> str | None:
-    """The node of a persona that a context gets to first; None if to none of them."""
-    nodes = [node.name for node in chart.of_persona(persona) if found.has(node.name, channel)]
-    return min(nodes, key=lambda node: len(found.path(node, channel)), default=None)
+def nearest(chart: Chart, reached: Reach, persona: str, channel: Channel) -> str | None:
+    """Return the node of a persona that a context reaches by the shortest path; None if it reaches none."""
+    nodes = [node.name for node in chart.of_persona(persona) if reached.has(node.name, channel)]
+    return min(nodes, key=lambda node: len(reached.path(node, channel)), default=None)
 
 
-def cut(chart: Chart, whole: Reach, reader: str, channel: Channel) -> tuple[tuple[str, str], ...]:
-    """Edges that would keep a context from a persona: one if one is enough, the nearest to the reader first.
+def cut(chart: Chart, reached: Reach, reader: str, channel: Channel) -> tuple[tuple[str, str], ...]:
+    """Return edges that would keep a context from a persona: one if one is enough, nearest to the reader first.
 
-    Encodings are cut by switching edges to `reencoded`, words by leaving them undeclared.
+    Encodings are cut by switching edges to `reencoded`, text by leaving edges undeclared.
 
     Args:
         chart: The graph.
-        whole: Where the context gets to.
+        reached: The context's reach.
         reader: The persona.
-        channel: Through which it gets there.
+        channel: The channel to cut.
     """
-    node = nearest(chart, whole, reader, channel)
-    path = () if node is None else whole.path(node, channel)
+    node = nearest(chart, reached, reader, channel)
+    path = () if node is None else reached.path(node, channel)
     declared = {(edge.source, edge.reader): edge for edge in chart.edges() if edge.declared is not None}
     singles = [declared[hop.source, hop.reader] for hop in reversed(path) if (hop.source, hop.reader) in declared]
     kin = {node.name for node in chart.of_persona(reader)}
@@ -196,15 +199,15 @@ def cut(chart: Chart, whole: Reach, reader: str, channel: Channel) -> tuple[tupl
             assert edge.declared is not None
             source, to = edge.declared
             changed = changed.with_rule(source, to, chart.node(to).rules[source].without(channel))
-        return nearest(changed, reach(changed, whole.context), reader, channel) is None
+        return nearest(changed, reach(changed, reached.context), reader, channel) is None
 
     for edges in [*([edge] for edge in singles), into]:
         useful = [edge for edge in edges if channel == "words" or edge.shares_kv]
         if not useful or not cuts(useful):
             continue
         for edge in list(useful):
-            # Of several, those that it takes.
-            if len(useful) > 1 and cuts([other for other in useful if other is not edge]):
+            # Drop the edges that are not needed for the cut.
+            if len(useful) > 1 and cuts([candidate for candidate in useful if candidate is not edge]):
                 useful.remove(edge)
         return tuple(dict.fromkeys(edge.declared for edge in useful if edge.declared is not None))
     return ()

@@ -1,4 +1,4 @@
-"""What an audit says, as typed plain data."""
+"""The result of an audit as typed plain data."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from choreo_agents.graph.visibility import START_SOURCE, Channel
 from choreo_agents.tracing import table_html
 
 SENT = "sent"
-"""In a hop, before the mode in which a `Send` hands on what a rule shares."""
+"""Prefix in a hop: a `Send` hands on the message in this mode although the rule shares KV."""
 ACROSS = "across models"
-"""In a hop, behind the rule: its reader runs on another model than the source, whose words are encoded again for it."""
+"""Suffix in a hop: the reader runs on another model than the source, whose text is encoded again for it."""
 ROWS = 200
-"""Findings, and lines on what is blocked, that are shown: a large graph has as many as pairs of nodes."""
-_TOLD = 3
-"""Items that stand in the representation of a listing."""
+"""Most findings and blocked pairs that are displayed: a large graph has as many as it has pairs of nodes."""
+_SHOWN = 3
+"""Items in the representation of a listing."""
 ContextKind = Literal["system", "message", "module", "thoughts"]
 
 
@@ -36,57 +36,57 @@ class _Plain(BaseModel):
 
 
 class Hop(_Plain):
-    """One step of a path: who reads whom, and how."""
+    """A step of a path: the source, the reader, and the rule by which it reads."""
 
     source: str
     reader: str
     by: str
-    """The rule of the edge; `own` between nodes of one persona, `scope` where a fresh encoding names the context,
-    `... across models` where the reader runs on another model, so that words alone go on, `state` where a function
-    reads the words in the graph's state, `sent` where a `Send` may hand on words though the rule hands on encodings."""
+    """The edge's rule; `own` between nodes of one persona; `scope` where a fresh encoding names the context; `...
+    across models` where the reader runs on another model and gets text alone; `state` where a function reads the text
+    in the graph's state; `sent` where a `Send` may hand on text though the rule shares KV."""
 
 
 class PrivateContext(_Plain):
-    """A text that not everybody should be influenced by."""
+    """A text that should influence only some of the agents."""
 
     name: str
     kind: ContextKind
     owners: tuple[str, ...]
-    """The nodes that have it in their own views, or say it."""
+    """The nodes that have it in their own views, or wrote it."""
 
 
-_WAY = TypeAdapter(tuple[tuple[Hop, ...], tuple[tuple[str, str], ...]])
+_PARTS = TypeAdapter(tuple[tuple[Hop, ...], tuple[tuple[str, str], ...]])
 
 
 class Finding(_Plain):
-    """A private context can reach, or has reached, a reader."""
+    """A private context that can reach, or has reached, a reader."""
 
     context: str
     reader: str
-    """A persona: one node, or all nodes of one speaker."""
+    """A persona, or one node."""
     channel: Channel
     violation: str = ""
-    """Which promise it breaks; empty if none."""
-    _way: tuple[Any, Any] = PrivateAttr()
-    """Its path and its cut, or what works them out when somebody asks."""
+    """The promise it breaks; empty if none."""
+    _parts: tuple[Any, Any] = PrivateAttr()
+    """Its path and its cut, or the functions that compute them on first access."""
 
-    def __init__(self, *, path: Any = (), cut: Any = (), **said: Any) -> None:
-        super().__init__(**said)
-        self._way = (path, cut) if callable(path) else _WAY.validate_python((path, cut))
+    def __init__(self, *, path: Any = (), cut: Any = (), **fields: Any) -> None:
+        super().__init__(**fields)
+        self._parts = (path, cut) if callable(path) else _PARTS.validate_python((path, cut))
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def path(self) -> tuple[Hop, ...]:
-        """The shortest, from the context on."""
-        path: tuple[Hop, ...] = self._way[0]() if callable(self._way[0]) else self._way[0]
+        """The shortest path, starting at the context."""
+        path: tuple[Hop, ...] = self._parts[0]() if callable(self._parts[0]) else self._parts[0]
         return path
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def cut(self) -> tuple[tuple[str, str], ...]:
-        """Edges, as (source, reader): with all of them `reencoded` nothing is left in the encoding channel; for words
-        they would have to be undeclared. Empty if nothing of that kind helps."""
-        edges: tuple[tuple[str, str], ...] = self._way[1]() if callable(self._way[1]) else self._way[1]
+        """Edges (source, reader) that cut all paths: `reencoded` for the encoding channel, undeclared for text. Empty
+        if no edges would."""
+        edges: tuple[tuple[str, str], ...] = self._parts[1]() if callable(self._parts[1]) else self._parts[1]
         return edges
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,13 +99,14 @@ class Finding(_Plain):
         return hash((self.context, self.reader, self.channel, self.violation))
 
     def walk(self) -> str:
-        """The path in words: `alice.system -> alice =shared=> bob`."""
+        """Return the path as text: `alice.system -> alice =shared=> bob`."""
         steps = [f" -> {hop.reader}" if hop.by == "own" else f" ={hop.by}=> {hop.reader}" for hop in self.path]
         return "".join([self.path[0].source if self.path else self.context, *steps])
 
 
 class Blocked(_Plain):
-    """Two messages of one view, the later of which was encoded without the earlier: ordinary prompting would not."""
+    """Two messages of one view, the later of which was encoded without attending to the earlier, unlike in ordinary
+    prompting."""
 
     reader: str
     earlier: str
@@ -116,15 +117,15 @@ Each = TypeVar("Each")
 
 
 class Row(NamedTuple):
-    """Findings of one context through one channel, as a line of a table."""
+    """Findings of one context through one channel, as a row of a table."""
 
     context: str
     readers: str
     channel: Channel
     walks: str
-    """The paths, one a line, without those that others begin with."""
+    """The paths, one per line, without those that are the beginning of another."""
     cuts: str
-    """The edges that would cut them, by reader."""
+    """The edges that would cut the paths, by reader."""
     is_broken: bool
 
 
@@ -133,10 +134,10 @@ def _input(source: str) -> str:
 
 
 class Listing(Sequence[Each]):
-    """A sequence whose items are made whenever somebody goes through it: there may be as many as pairs of nodes.
+    """A sequence whose items are computed on each iteration: there may be as many as pairs of nodes.
 
     Args:
-        items: These, or what makes them, always the same.
+        items: The items, or a function that yields the same ones each time.
     """
 
     def __init__(self, items: tuple[Each, ...] | Callable[[], Iterator[Each]]) -> None:
@@ -176,56 +177,55 @@ class Listing(Sequence[Each]):
         return Findings if isinstance(self, Findings) else Listing, (tuple(self),)
 
     @classmethod
-    def of(cls, given: Any, check: Callable[[Any], Any]) -> Self:
-        """Itself, or what is given in another form."""
-        return given if isinstance(given, cls) else cls(tuple(check(given)))
+    def of(cls, value: Any, check: Callable[[Any], Any]) -> Self:
+        """Return the value itself if it is a listing, else a listing of its validated items."""
+        return value if isinstance(value, cls) else cls(tuple(check(value)))
 
     def __repr__(self) -> str:
-        told = [*map(repr, islice(self, _TOLD))]
-        return f"({', '.join(told)}{', ...' if len(self) > _TOLD else ''})"
+        items = [*map(repr, islice(self, _SHOWN))]
+        return f"({', '.join(items)}{', ...' if len(self) > _SHOWN else ''})"
 
 
 class Findings(Listing[Finding]):
-    """What an audit has found."""
+    """The findings of an audit."""
 
-    def broken(self) -> Iterator[Finding]:
-        """Those that break a promise."""
+    def violations(self) -> Iterator[Finding]:
+        """Yield the findings that break a promise."""
         return (finding for finding in self if finding.violation)
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
-        """The contexts that reach a reader through a channel."""
-        return {each.context for each in self if (each.reader, each.channel) == (reader, channel)}
+        """Return the contexts that reach a reader through a channel."""
+        return {finding.context for finding in self if (finding.reader, finding.channel) == (reader, channel)}
 
 
 class AuditReport(_Plain):
-    """Who can be influenced by whom, or, of a run, who was.
+    """The private contexts that can influence each agent, or, for a finished run, did.
 
-    There may be as many findings as pairs of nodes: they, their paths and what would cut these are worked out as they
-    are asked for.
+    There may be as many findings as pairs of nodes: findings, their paths and their cuts are computed on access.
     """
 
     contexts: tuple[PrivateContext, ...]
     findings: Annotated[Sequence[Finding], WrapValidator(Findings.of), PlainSerializer(tuple, tuple[Finding, ...])]
     blocked: Annotated[Sequence[Blocked], WrapValidator(Listing.of), PlainSerializer(tuple, tuple[Blocked, ...])] = ()
     outside: tuple[str, ...] = ()
-    """What the proof does not cover."""
+    """What the audit cannot prove anything about."""
     changed: tuple[Hop, ...] = ()
     """Edges that the policy has switched to `reencoded`."""
 
     @property
     def violations(self) -> tuple[Finding, ...]:
         """The findings that break a promise."""
-        return tuple(cast(Findings, self.findings).broken())
+        return tuple(cast(Findings, self.findings).violations())
 
     @property
     def listed(self) -> Sequence[Finding]:
-        """The findings, worst first, without words that get to who may attend to the encoding: these say nothing new,
-        unless they break a promise."""
-        return Listing(self._listed)
+        """The findings, violations first. Text that reaches a reader of the encoding is left out: it adds nothing,
+        unless it breaks a promise."""
+        return Listing(self._iter_listed)
 
-    def _listed(self) -> Iterator[Finding]:
+    def _iter_listed(self) -> Iterator[Finding]:
         yield from self.violations
-        yield from (each for each in self.findings if each.channel == "encoding" and not each.violation)
+        yield from (finding for finding in self.findings if finding.channel == "encoding" and not finding.violation)
         attended: dict[str, set[str]] = {}
         for finding in self.findings:
             if finding.channel == "words" and not finding.violation:
@@ -235,39 +235,39 @@ class AuditReport(_Plain):
                     yield finding
 
     def rows(self, most: int | None = None) -> Iterator[Row]:
-        """The findings that are listed, or the first of them, those of one context through one channel together."""
+        """Yield a table row for each context, channel and kind of finding, of the first `most` listed findings."""
         folded: dict[tuple[object, ...], list[Finding]] = {}
-        for each in islice(self.listed, most):
-            folded.setdefault((each.context, each.channel, bool(each.violation), bool(each.cut)), []).append(each)
+        for f in islice(self.listed, most):
+            folded.setdefault((f.context, f.channel, bool(f.violation), bool(f.cut)), []).append(f)
         for findings in folded.values():
             first = findings[0]
-            walks = dict.fromkeys(each.walk() for each in findings)
-            ways = [walk for walk in walks if not any(other.startswith(f"{walk} ") for other in walks)]
+            walks = dict.fromkeys(finding.walk() for finding in findings)
+            paths = [walk for walk in walks if not any(longer.startswith(f"{walk} ") for longer in walks)]
             edges: dict[str, dict[str, None]] = {}
-            for source, reader in (edge for each in findings for edge in each.cut):
+            for source, reader in (edge for finding in findings for edge in finding.cut):
                 edges.setdefault(reader, {})[source] = None
             cuts = [f"{', '.join(sources)} -> {reader}" for reader, sources in edges.items()]
-            readers = ", ".join(dict.fromkeys(each.reader for each in findings))
-            yield Row(first.context, readers, first.channel, "\n".join(ways), "\n".join(cuts), bool(first.violation))
+            readers = ", ".join(dict.fromkeys(finding.reader for finding in findings))
+            yield Row(first.context, readers, first.channel, "\n".join(paths), "\n".join(cuts), bool(first.violation))
 
     def blocked_rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield table rows of what is blocked: the reader, the messages, and what these have not seen."""
+        """Yield table rows (reader, messages, what these were encoded without)."""
         later: dict[tuple[str, str], list[str]] = {}
         for pair in self.blocked:
             later.setdefault((pair.reader, _input(pair.earlier)), []).append(_input(pair.later))
         earlier: dict[tuple[str, str], list[str]] = {}
         for (reader, unseen), messages in later.items():
             earlier.setdefault((reader, ", ".join(messages)), []).append(unseen)
-        for (reader, seen), unseen_there in earlier.items():
-            yield reader, seen, ", ".join(unseen_there)
+        for (reader, joined), names in earlier.items():
+            yield reader, joined, ", ".join(names)
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
-        """The contexts that reach a reader through a channel."""
+        """Return the contexts that reach a reader through a channel."""
         return cast(Findings, self.findings).reached(reader, channel)
 
     def _repr_html_(self) -> str:
         rows = ((*row[:4], row.cuts or None, "✗" if row.is_broken else None) for row in self.rows(ROWS))
         columns = ("private context", "can reach", "through", "path", "cut by", "breaks a promise")
-        found = table_html(f"who can be influenced by what: {len(self.violations)} promises are broken", columns, rows)
+        table = table_html(f"who can be influenced by what: {len(self.violations)} promises are broken", columns, rows)
         blocked = islice(self.blocked_rows(), ROWS)
-        return found + table_html("encoded without", ("in the view of", "messages", "have not seen"), blocked)
+        return table + table_html("encoded without", ("in the view of", "messages", "have not seen"), blocked)

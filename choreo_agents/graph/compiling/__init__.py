@@ -1,4 +1,4 @@
-"""What `ChoreoGraph.compile` makes of what was declared.
+"""The steps of `ChoreoGraph.compile`.
 
 Read `charting`, then `flow` and `binding`.
 """

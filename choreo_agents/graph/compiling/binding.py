@@ -1,4 +1,4 @@
-"""What a graph takes for an agent's node, and for a state; and what it tells each of its agents when it is compiled."""
+"""Checks the nodes and the state of a graph, and binds each agent to its engine and to the rules for its view."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of, fi
 from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.langgraph_internals import AroundNode, is_cached, merges_by
 from choreo_agents.graph.outputs import require_served
-from choreo_agents.graph.provenance import handed_on
+from choreo_agents.graph.provenance import forward_sends
 from choreo_agents.graph.state import merge_entries, merge_updates
 from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import VisibilityRule, hidden_sources
@@ -31,16 +31,17 @@ Contexts = tuple[Mapping[str, Sequence[str]], frozenset[str]]
 """Private contexts: system prompts by name, and the nodes whose messages are confidential."""
 
 
-# What it takes
+# Checks of nodes and state
 
 
-def unwrapped(node: Any) -> tuple[Any, RetryPolicy | None]:
-    """An agent out of `with_retry` and `with_config`, with the tags and metadata that these give; how it is retried.
+def unwrap(node: Any) -> tuple[Any, RetryPolicy | None]:
+    """Return an agent without its `with_retry` and `with_config` wrappers, and its retry policy. Tags and metadata are
+    kept.
 
-    Anything else stays as it is.
+    Anything else is returned as it is.
 
     Raises:
-        InvalidRequestError: An agent is wrapped otherwise, so that its declarations would bind nobody.
+        InvalidRequestError: An agent is wrapped in another way, which would hide its declarations.
     """
     policy: RetryPolicy | None = None
     wrapped, agent = node, node
@@ -63,21 +64,21 @@ def unwrapped(node: Any) -> tuple[Any, RetryPolicy | None]:
         return agent, policy
     agent = copy.copy(agent)
     for config in reversed(configs):
-        if others := sorted(config.keys() - {"tags", "metadata", "run_name", "recursion_limit"}):
-            raise InvalidRequestError(f"agent {agent.name!r} is wrapped with {others[0]!r}, which a run says")
+        if extra := sorted(config.keys() - {"tags", "metadata", "run_name", "recursion_limit"}):
+            raise InvalidRequestError(f"agent {agent.name!r} is wrapped with {extra[0]!r}, which a run says")
         agent.tags = [*agent.tags, *(config.get("tags") or ())]
         agent.metadata = {**agent.metadata, **(config.get("metadata") or {})}
     return agent, policy
 
 
 _WAITS = {"initial": "initial_interval", "max": "max_interval", "exp_base": "backoff_factor"}
-"""What a runnable's retries are told about waiting, as LangGraph calls it."""
+"""LangGraph's names for the waiting options of a runnable's retries."""
 
 
 def _policy_of(retry: Any) -> RetryPolicy:
     kinds, waits = retry.retry_exception_types, retry.exponential_jitter_params or {}
     return RetryPolicy(
-        **{ours: waits[theirs] for theirs, ours in _WAITS.items() if theirs in waits},
+        **{option: waits[key] for key, option in _WAITS.items() if key in waits},
         max_attempts=retry.max_attempt_number,
         jitter=retry.wait_exponential_jitter,
         retry_on=kinds if callable(kinds) else tuple(kinds),
@@ -85,7 +86,7 @@ def _policy_of(retry: Any) -> RetryPolicy:
 
 
 def destinations_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Where a function's annotation says that it sends control: `-> Command[Literal["pro", "con"]]`."""
+    """Return the nodes that a function's annotation sends control to: `-> Command[Literal["pro", "con"]]`."""
     try:
         returned = get_type_hints(function).get("return")
     except (NameError, TypeError):
@@ -97,28 +98,29 @@ def destinations_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return None
 
 
-def require_ways(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple[str, str, VisibilityRule]]) -> None:
-    """Raise `VisibilityError` if what agents say cannot come into a graph that is a node, or out of it, as declared.
+def require_schemas(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple[str, str, VisibilityRule]]) -> None:
+    """Raise `VisibilityError` if a subgraph's input or output schema has no `messages`, so that a declared rule cannot
+    hold.
 
     Args:
-        graph: In which they stand.
-        declared: How who sees whom in it.
+        graph: The graph around.
+        declared: Its declarations, as (source, reader, rule).
     """
     nodes = graph.nodes.items()
     graphs = {name: inner.builder for name, spec in nodes for inner in find_runnable(spec.runnable, CompiledStateGraph)}
     for source, reader, rule in declared:
-        for node, way in ((source, "output_schema"), (reader, "input_schema")):
+        for node, end in ((source, "output_schema"), (reader, "input_schema")):
             builder: Any = graphs[node] if rule.mode.shows and node in graphs else None
-            schema = getattr(builder, way) if builder is not None and any(agents_of(builder)) else None
+            schema = getattr(builder, end) if builder is not None and any(agents_of(builder)) else None
             if schema is not None and "messages" not in builder.schemas[schema]:
                 raise VisibilityError(
-                    f"the visibility {source!r} to {reader!r} cannot be {rule.words()!r}: {schema.__name__}, the {way} "
+                    f"the visibility {source!r} to {reader!r} cannot be {rule.words()!r}: {schema.__name__}, the {end} "
                     f"of {node!r}, has no 'messages': derive it from ChoreoState"
                 )
 
 
 def require_channels(graph: StateGraph[Any, Any, Any, Any]) -> None:
-    """Raise `InvalidRequestError` if agents of a graph could not write what they say into its state."""
+    """Raise `InvalidRequestError` if the state has no channels for the agents' messages and handles."""
     if not any(agents_among(graph.nodes)):
         return
     missing = [name for name in ("handles", "messages") if name not in graph.channels]
@@ -135,12 +137,15 @@ def require_channels(graph: StateGraph[Any, Any, Any, Any]) -> None:
         )
 
 
-# What it tells
+# Binding agents
 
 
 def contexts_of(nodes: Mapping[str, Any]) -> Contexts:
-    """The private contexts that a scope can name, since the graph's own agents have their text: system prompts, by the
-    name of the context, and the nodes whose messages are confidential."""
+    """Return the private contexts that a scope can name because the graph's own agents have their text.
+
+    Returns:
+        System prompts by the name of the context, and the nodes whose messages are confidential.
+    """
     systems: dict[str, dict[str, None]] = {}
     for name, agent in agents_among(nodes):
         if isinstance(agent.system, str):
@@ -150,36 +155,36 @@ def contexts_of(nodes: Mapping[str, Any]) -> Contexts:
 
 
 def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
-    """Raise `VisibilityError` if a function is declared to speak for somebody who does not speak in the graph."""
-    known = {agent.persona or name for name, agent in agents_among(nodes)}
+    """Raise `VisibilityError` if a function is declared to speak for a persona that no agent of the graph has."""
+    speakers = {agent.persona or name for name, agent in agents_among(nodes)}
     for name, persona in personas.items():
-        if persona not in known:
+        if persona not in speakers:
             raise VisibilityError(
                 f"the function {name!r} is to speak for {persona!r}, which is no persona of the graph's agents: "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(speakers))}"
             )
 
 
-def bound_agent(
+def bind_agent(
     graph: DeclaringGraph,
     name: str,
     spec: Any,
     engines: Engines,
     contexts: Contexts,
 ) -> Any:
-    """What LangGraph is told of an agent's node: it is bound to an engine, and to all that it is told about what it may
-    see, and what its views are checked for at call time.
+    """Return an agent's node for LangGraph, bound to an engine, its visibility rules and the checks of its views at
+    call time.
 
     Args:
-        graph: Its declarations, as they will hold.
+        graph: The graph, with its declarations as they will hold.
         name: The agent's node.
-        spec: That, as the graph has it.
-        engines: The graph's; an agent may have its own.
-        contexts: Of all its nodes, as `contexts_of` gives them.
+        spec: The node as the graph has it.
+        engines: The graph's engines; an agent may have its own.
+        contexts: The private contexts of all nodes, from `contexts_of`.
 
     Raises:
-        InvalidRequestError: It has no engine, or names none of the graph's; its model cannot be led to its output; it
-            writes a channel that the graph's state has not.
+        InvalidRequestError: The agent has no engine, or names none of the graph's; its model cannot be constrained to
+            its output format; or it writes a channel that the state does not have.
     """
     agent, chart = spec.runnable, graph.declared.chart
     engine = engines.of(agent)
@@ -189,9 +194,9 @@ def bound_agent(
         )
     require_served(name, agent, engine.model, graph.channels)
     sources = graph.table.reads(name, graph.nodes)
-    others = [context for context in chart.guarded if name not in context.owners]
+    hidden = [context for context in chart.guarded if name not in context.owners]
     forbidden = {
-        channel: frozenset(each.name for each in others if chart.forbids(each, agent.persona or name, channel))
+        channel: frozenset(context.name for context in hidden if chart.forbids(context, agent.persona or name, channel))
         for channel in CHANNELS
     }
     rules = ReaderRules(
@@ -210,7 +215,7 @@ def bound_agent(
 
 
 def require_by_tenant(graph: DeclaringGraph) -> None:
-    """Raise `InvalidRequestError` unless a graph serves each run for its tenant, wherever an agent speaks."""
+    """Raise `InvalidRequestError` unless all agents of a graph serve each run for its tenant, subgraphs included."""
     for agent in agents_of(graph):
         if not agent.reader_rules().by_tenant:
             raise InvalidRequestError(
@@ -224,14 +229,14 @@ def require_by_tenant(graph: DeclaringGraph) -> None:
 
 
 def bind_routes(branches: Mapping[str, dict[str, Any]]) -> None:
-    """Let the routes of a graph send on what stands in its state under the notes that it has there."""
+    """Let the routes of a graph send messages on with the metadata that they have in its state."""
 
     def bound(path: Any) -> AroundNode:
-        def run(given: Any, config: RunnableConfig) -> Any:
-            return handed_on(path.invoke(given, config), config, fresh=True)
+        def run(state: Any, config: RunnableConfig) -> Any:
+            return forward_sends(path.invoke(state, config), config, fresh=True)
 
-        async def arun(given: Any, config: RunnableConfig) -> Any:
-            return handed_on(await path.ainvoke(given, config), config, fresh=True)
+        async def arun(state: Any, config: RunnableConfig) -> Any:
+            return forward_sends(await path.ainvoke(state, config), config, fresh=True)
 
         return AroundNode(path, run, arun)
 
@@ -240,5 +245,5 @@ def bind_routes(branches: Mapping[str, dict[str, Any]]) -> None:
 
 
 def agents_among(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Agent]]:
-    """The agents among nodes, by name."""
+    """Yield the agents among nodes, by name."""
     return ((name, spec.runnable) for name, spec in nodes.items() if isinstance(spec.runnable, Agent))

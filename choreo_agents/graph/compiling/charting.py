@@ -1,4 +1,4 @@
-"""Reads a graph into a chart: its nodes, those of its subgraphs, and what no proof covers; and what they are told."""
+"""Reads a graph into a chart for the audit: its nodes, those of its subgraphs, and what the audit cannot prove."""
 
 from __future__ import annotations
 
@@ -30,41 +30,42 @@ from choreo_agents.models import ModelAdapter, instructions
 
 
 class DeclaringGraph(StateGraph[Any, Any, Any, Any]):
-    """A `ChoreoGraph`, as it is known to who reads, binds, draws and runs what it declares."""
+    """The declarations of a `ChoreoGraph`, for the modules that read, bind, draw and run them."""
 
     system: str | None
     policy: Policy
     positions: Positions
     table: VisibilityTable
     personas: dict[str, str]
-    """Of functions that are declared to be somebody's nodes."""
+    """The persona that a function speaks for, by node."""
     control_flow: set[tuple[str, str]]
-    """Pairs of which an edge says that it declares nothing of them; `EVERYONE`: whom a route leads to."""
+    """Pairs (source, reader) whose edge is declared to be control flow only; reader `EVERYONE`: all targets of a
+    route."""
     origin: DeclaringGraph
-    """Of which graph it was compiled. This and all that follows is true of a compiled graph's builder."""
+    """The graph from which it was compiled. This and the fields below hold for a compiled graph's builder."""
     served: Mapping[str, Any] = {}
-    """With which `engine` it was compiled, and whether `strict`."""
+    """The arguments `engine` and `strict` that it was compiled with."""
     audited: AuditReport | None = None
     engine: Engine | None = None
-    """The engine that signs what is said in it; None: it has no agents."""
+    """The engine that signs its messages; None: it has no agents."""
     engines: tuple[Engine, ...] = ()
-    """All that serve it, subgraphs included."""
+    """All engines that serve it, those of subgraphs included."""
     declared = Declared()
-    """All that the graph declares, as it runs."""
+    """All declarations, as the graph runs."""
     changed: tuple[tuple[Hop, VisibilityRule], ...] = ()
-    """The edges that the policy has changed, and their new rules."""
+    """The edges that the policy re-encodes, and their new rules."""
     resolver: Resolver | None = None
-    """Whose its runs are; None: all are one tenant's."""
+    """Returns the tenant of a run; None: all runs are one tenant's."""
     lineage: LineageChoice = None
 
 
 def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines: Engines | None = None) -> Chart:
-    """The chart of a graph, with all that its subgraphs hold.
+    """Return the chart of a graph with all that its subgraphs hold.
 
     Args:
         builder: The graph, compiled or not.
-        prefix: The nodes that it stands in: `team|`.
-        engines: Serve the agents that have none yet; None: nobody has said.
+        prefix: Path of the graph, with a `|` at its end: `team|`.
+        engines: Engines for the agents that have none yet; None: not known yet.
     """
     own = builder if isinstance(builder, DeclaringGraph) else None
     nodes: list[ChartNode] = []
@@ -78,24 +79,24 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
             persona = prefix + (name if own is None else own.personas.get(name, name))
             is_silent = own is not None and name in own.table.silent
             nodes.append(ChartNode(path, persona=persona, is_function=True, is_silent=is_silent))
-            says = "" if is_silent else "says in a person's name, "
-            outside.append(f"the function {path!r}: what it reads, calls, {says}and where it sends control")
+            clause = "" if is_silent else "says in a person's name, "
+            outside.append(f"the function {path!r}: what it reads, calls, {clause}and where it sends control")
             continue
-        table = _own_reads(name, agent if inner is None else None) if own is None else own.table
+        table = _own_table(name, agent if inner is None else None) if own is None else own.table
         reads = table.reads(name, builder.nodes)
-        rules = {s if s == START_SOURCE else prefix + s: _placed(rule, prefix) for s, rule in reads.items()}
+        rules = {s if s == START_SOURCE else prefix + s: _prefix_contexts(rule, prefix) for s, rule in reads.items()}
         undeclared = frozenset(prefix + source for source in table.undeclared(name, builder.nodes) or ())
         if inner is not None:
             chart = chart_of(inner.builder, f"{path}|", engines)
-            nodes += (_given(node, rules, undeclared) for node in chart.nodes)
+            nodes += (_narrow_node(node, rules, undeclared) for node in chart.nodes)
             outside += chart.outside
             policies += chart.policies
         elif agent is not None:
             node = _agent_node(agent, path, prefix + (agent.persona or name), engines)
             nodes.append(replace(node, rules=rules, undeclared=undeclared))
-            for what, told in (("prompt", agent.prompt), ("system prompt", agent.system)):
-                if callable(told):
-                    outside.append(f"the {what} of {path!r}, which a function makes from the state")
+            for label, prompt in (("prompt", agent.prompt), ("system prompt", agent.system)):
+                if callable(prompt):
+                    outside.append(f"the {label} of {path!r}, which a function makes from the state")
             if agent.history is not None and agent.history.summary is not None:
                 outside.append(f"the summary that a function makes of what {path!r} does not see any more")
             if agent.on_output is not None:
@@ -105,18 +106,18 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     if builder.branches or any(node.is_function or node.routes for node in nodes):
-        here = {prefix + name for name in builder.nodes}
-        nodes = [replace(n, may_be_sent=True) if n.name in here and not n.is_function else n for n in nodes]
+        paths = {prefix + name for name in builder.nodes}
+        nodes = [replace(n, may_be_sent=True) if n.name in paths and not n.is_function else n for n in nodes]
     modules = {module for node in nodes for module in node.modules}
     policies += [(prefix, own.policy.within(prefix, modules))] if own is not None and own.policy.confidential else []
     chart = Chart(tuple(nodes), tuple(outside), tuple(policies))
     for hop, rule in () if own is None else own.changed:
-        chart = chart.with_rule(prefix + hop.source, prefix + hop.reader, _placed(rule, prefix))
+        chart = chart.with_rule(prefix + hop.source, prefix + hop.reader, _prefix_contexts(rule, prefix))
     return chart
 
 
-def _own_reads(name: str, agent: Agent | None) -> VisibilityTable:
-    """In a stock `StateGraph` agents say themselves what they read."""
+def _own_table(name: str, agent: Agent | None) -> VisibilityTable:
+    """Return the visibility table of an agent in a stock `StateGraph`, which declares itself what it reads."""
     table = VisibilityTable()
     for source, rule in ({} if agent is None else agent.rules).items():
         table.declare(source, name, rule)
@@ -124,13 +125,18 @@ def _own_reads(name: str, agent: Agent | None) -> VisibilityTable:
 
 
 def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
-    """The graph that a node of a graph of ours, or of LangGraph's, is or has among its steps; None: it has none.
+    """Return the graph that a node is, or has among its steps; None: it has none.
+
+    Args:
+        path: The node's path.
+        runnable: The node.
+        is_ours: True in a `ChoreoGraph`, False in a stock `StateGraph`.
 
     Raises:
-        VisibilityError: What its agents say could not be told as it is declared.
+        VisibilityError: The declarations cannot hold for the agents in there.
     """
     graphs = [*find_runnable(runnable, CompiledStateGraph)]
-    speaking = [each for each in graphs if any(agents_of(each.builder))]
+    speaking = [graph for graph in graphs if any(agents_of(graph.builder))]
     if len(speaking) > 1:
         raise VisibilityError(
             f"the node {path!r} holds {len(speaking)} graphs of agents, and what is declared of it is given to one: "
@@ -145,7 +151,7 @@ def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
 
 
 def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
-    """All agents of a graph, those of its subgraphs included."""
+    """Yield all agents of a graph, those of its subgraphs included."""
     for spec in builder.nodes.values():
         yield from find_runnable(spec.runnable, Agent)
         for inner in find_runnable(spec.runnable, CompiledStateGraph):
@@ -153,33 +159,33 @@ def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
 
 
 def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) -> ChartNode:
-    told, served = agent.schema_prompt, agent.engine if engines is None else engines.of(agent)
+    prompt, served = agent.schema_prompt, agent.engine if engines is None else engines.of(agent)
     return ChartNode(
         path,
         persona,
         model="" if served is None else served.model.adapter.fingerprint,
         keeps_kv=served is None or served.method == "choreo",
         routes=agent.on_output is not None,
-        has_system=agent.system is not None or bool(agent.tools) or (told is not None and has_own_words(told)),
+        has_system=agent.system is not None or bool(agent.tools) or (prompt is not None and has_own_words(prompt)),
         has_prompt=agent.prompt is not None,
         confidential=agent.confidential,
         thinks=bool(agent.thinking) if served is None else thinks(agent, served.chat),
         calls=bool(agent.tools),
         recalls=served is not None and served.chat.thoughts is not None and served.chat.thoughts.kept,
-        schema=None if told is None else told.schema.name,
-        modules=() if told is None else confidential_modules(told),
+        schema=None if prompt is None else prompt.schema.name,
+        modules=() if prompt is None else confidential_modules(prompt),
     )
 
 
-def _given(node: ChartNode, rules: Mapping[str, VisibilityRule], undeclared: frozenset[str]) -> ChartNode:
-    """A node of a graph that is a node itself, with what this one's edges give to it: no more than it has of input.
+def _narrow_node(node: ChartNode, rules: Mapping[str, VisibilityRule], undeclared: frozenset[str]) -> ChartNode:
+    """Return a subgraph's node with the sources that edges around the subgraph give it: no more than it sees of input.
 
     Raises:
-        VisibilityError: It cannot have that.
+        VisibilityError: The node cannot have them.
     """
     if node.is_function:
         return node
-    found = dict(node.rules)
+    merged = dict(node.rules)
     for source, rule in rules.items():
         try:
             if rule.contexts and node.rules[START_SOURCE].mode.shows:
@@ -187,19 +193,19 @@ def _given(node: ChartNode, rules: Mapping[str, VisibilityRule], undeclared: fro
             narrowed = rule.narrowed(node.rules[START_SOURCE])
         except VisibilityError as error:
             raise VisibilityError(f"what {source!r} says cannot be given to {node.name!r}: {error}") from error
-        # What it does not see of input is no promise of others.
+        # A node that sees no input sees nothing of the source either, but nobody promised to keep the source out.
         if source == START_SOURCE or narrowed.mode.shows or not rule.mode.shows:
-            found[source] = narrowed
-    return replace(node, rules=found, undeclared=node.undeclared | (undeclared & found.keys()))
+            merged[source] = narrowed
+    return replace(node, rules=merged, undeclared=node.undeclared | (undeclared & merged.keys()))
 
 
-def _placed(rule: VisibilityRule, prefix: str) -> VisibilityRule:
-    """A rule whose contexts are named by their paths."""
+def _prefix_contexts(rule: VisibilityRule, prefix: str) -> VisibilityRule:
+    """Return a rule with the paths of its contexts."""
     return replace(rule, scope=tuple(prefix + name for name in rule.contexts)) if rule.contexts and prefix else rule
 
 
 def find_runnable(runnable: Any, kind: type[Any]) -> Iterator[Any]:
-    """What of a kind a node is, or has among the steps of a sequence."""
+    """Yield the runnables of a kind that a node is, or has inside sequences, bindings, fallbacks and parallel steps."""
     if isinstance(runnable, kind):
         yield runnable
     elif isinstance(runnable, AroundNode):
@@ -211,49 +217,49 @@ def find_runnable(runnable: Any, kind: type[Any]) -> Iterator[Any]:
     elif isinstance(runnable, RunnableBindingBase):
         yield from find_runnable(runnable.bound, kind)
     elif isinstance(runnable, RunnableWithFallbacks):
-        for each in (runnable.runnable, *runnable.fallbacks):
-            yield from find_runnable(each, kind)
+        for inner in (runnable.runnable, *runnable.fallbacks):
+            yield from find_runnable(inner, kind)
     elif isinstance(runnable, RunnableParallel):
-        for each in runnable.steps__.values():
-            yield from find_runnable(each, kind)
+        for inner in runnable.steps__.values():
+            yield from find_runnable(inner, kind)
 
 
-# What the personas of a graph are told, as an engine encodes it
+# Texts that the personas of a graph are given, as tokens
 
 
 def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: str = "") -> OwnTexts:
-    """By persona and by the name of the context: system prompts, prompts of schemas and the modules that these import.
+    """Return the tokens of system prompts, prompts of schemas and imported modules, by persona and name of the context.
 
     Args:
         builder: The graph, compiled.
-        engine: Whose tokens are asked for.
-        prefix: The nodes that it stands in: `team|`.
+        engine: The engine whose tokens are returned.
+        prefix: Path of the graph, with a `|` at its end: `team|`.
     """
-    made: dict[str, dict[str, frozenset[tuple[int, ...]]]] = {}
+    own_texts: dict[str, dict[str, frozenset[tuple[int, ...]]]] = {}
     for name, spec in builder.nodes.items():
         for inner in find_runnable(spec.runnable, CompiledStateGraph):
             for persona, texts in texts_of(inner.builder, engine, f"{prefix}{name}|").items():
-                made.setdefault(persona, {}).update(texts)
+                own_texts.setdefault(persona, {}).update(texts)
         for agent in find_runnable(spec.runnable, Agent):
             persona = prefix + (agent.persona or name)
-            own = made.setdefault(persona, {})
-            told = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
+            own = own_texts.setdefault(persona, {})
+            by_context = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
             fixed = agent.system if isinstance(agent.system, str) else None
             if fixed is not None or agent.tools:
-                # Behind a public root they come later; behind private contexts, too, where there is none.
+                # Behind a public root they are later turns; behind private contexts also where there is no root.
                 orders = {True, bool(agent.shared_system) or agent.imported is not None}
                 forms = [form for later in orders for form in own_turns(fixed, agent.tools, engine.chat, later=later)]
                 if fixed is not None:
                     forms.append(instructions(fixed, engine.chat, later=True))
                 encoded = {tuple(engine.model.encode(form.text)) for form in forms}
-                told = {**told, f"{persona}.system": {*told.get(f"{persona}.system", ()), *encoded}}
-            for context, texts in told.items():
+                by_context = {**by_context, f"{persona}.system": {*by_context.get(f"{persona}.system", ()), *encoded}}
+            for context, texts in by_context.items():
                 own[context] = own.get(context, frozenset()) | texts
-    return made
+    return own_texts
 
 
 class TextsByModel:
-    """What the personas of a graph are told, as engines encode it: worked out once for each model.
+    """The tokens of `texts_of` for each engine, computed once per model.
 
     Args:
         builder: The graph, compiled.
@@ -261,10 +267,10 @@ class TextsByModel:
 
     def __init__(self, builder: StateGraph[Any, Any, Any, Any]) -> None:
         self._builder = builder
-        self._made: WeakKeyDictionary[ModelAdapter, OwnTexts] = WeakKeyDictionary()
+        self._texts: WeakKeyDictionary[ModelAdapter, OwnTexts] = WeakKeyDictionary()
 
     def __call__(self, engine: Engine) -> OwnTexts:
         adapter = engine.model.adapter
-        if adapter not in self._made:
-            self._made[adapter] = texts_of(self._builder, engine)
-        return self._made[adapter]
+        if adapter not in self._texts:
+            self._texts[adapter] = texts_of(self._builder, engine)
+        return self._texts[adapter]

@@ -1,5 +1,4 @@
-"""Which nodes run after which: loops that cannot end are refused, and whom an agent may run after and does not see is
-told, once, when its graph is compiled."""
+"""Control flow of a graph: refuses loops that cannot end, and logs pairs of agents without a declared visibility."""
 
 from __future__ import annotations
 
@@ -12,27 +11,26 @@ from langgraph.graph import END
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.closure import ahead, bits, turned
+from choreo_agents.graph.audit.closure import bits, find_reachable, reverse_edges
 from choreo_agents.graph.audit.static import audit_chart
 from choreo_agents.graph.compiling.charting import DeclaringGraph
 from choreo_agents.graph.visibility import EVERYONE, VisibilityRule
 
-_NAMED = 10
-"""Pairs that a note tells by name."""
+_LISTED = 10
+"""Most pairs that a log message lists."""
 
 
-def note_unseen(builder: DeclaringGraph, chart: Chart) -> None:
-    """Log, once for graphs of one shape, which agents may run after others of which nothing is declared to them, and
-    what would change it."""
+def log_unseen_pairs(builder: DeclaringGraph, chart: Chart) -> None:
+    """Log, once per graph shape, which agents may run after others that they do not see, and how to change that."""
     pairs = unseen_pairs(builder, chart)
-    kept = _kept(chart, [*islice(pairs, 2 * _NAMED)])
+    shareable = _shareable(chart, [*islice(pairs, 2 * _LISTED)])
     lines = sorted(
         f"{reader!r} may run after {source!r} and does not see it: graph.set_visibility({source!r}, {reader!r})"
-        for source, reader in kept[:_NAMED]
+        for source, reader in shareable[:_LISTED]
     )
     if not lines:
         return
-    if more := len(kept[_NAMED:]) + sum(1 for _ in pairs):
+    if more := len(shareable[_LISTED:]) + sum(1 for _ in pairs):
         lines.append(f"and {more} more pairs")
     lines.append('Everyone sees everyone by ChoreoGraph(visibility="shared"); what is declared private is not noted')
     _log_once("\n".join(lines))
@@ -44,13 +42,13 @@ def _log_once(note: str) -> None:
 
 
 def unseen_pairs(builder: DeclaringGraph, chart: Chart) -> Iterator[tuple[str, str]]:
-    """Every (source, reader) of a graph's own nodes of which one may run after the other and sees nothing of it, where
-    nothing says so.
+    """Yield every (source, reader) of a graph's own nodes where the reader may run after the source, sees nothing of
+    it, and no declaration says so.
 
     Args:
-        builder: The graph. Where a route may lead anywhere it does; where a function sends control by a `Command` is
-            known by its annotation alone.
-        chart: The same as the audit sees it.
+        builder: The graph. A route without known targets may lead to any node; a function's `Command` leads where its
+            annotation says.
+        chart: The chart of the graph.
     """
     names = list(builder.nodes)
     speakers = {name: [node for node in chart.inside(name) if not node.is_function] for name in names}
@@ -58,12 +56,12 @@ def unseen_pairs(builder: DeclaringGraph, chart: Chart) -> Iterator[tuple[str, s
     for name, said_by in speakers.items():
         for node in said_by:
             kin.setdefault(node.persona, set()).add(name)
-    before = ahead(turned(_steps(names, [*_following(builder, names), *_sent(builder)])))
+    predecessors = find_reachable(reverse_edges(_index(names, [*_successors(builder, names), *_jumps(builder)])))
     for number, name in enumerate(names):
         reader = next((node for node in speakers[name] if node.name == name), None)
         if reader is None:
             continue
-        for source in map(names.__getitem__, bits(before[number])):
+        for source in map(names.__getitem__, bits(predecessors[number])):
             if (
                 source in reader.rules
                 or source in kin[reader.persona]
@@ -74,7 +72,7 @@ def unseen_pairs(builder: DeclaringGraph, chart: Chart) -> Iterator[tuple[str, s
                 yield source, name
 
 
-def _kept(chart: Chart, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+def _shareable(chart: Chart, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
     """Return the pairs of which each can be shared without breaking a promise."""
 
     def broken(*shared: tuple[str, str]) -> int:
@@ -90,24 +88,25 @@ def _kept(chart: Chart, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str,
 
 
 def require_bounded_loops(builder: DeclaringGraph, chart: Chart, stops: Container[str]) -> None:
-    """Raise `VisibilityError` if an agent stands in a loop without an exit: its own messages alone outgrow its context.
+    """Raise `VisibilityError` if an agent is in a loop without an exit: its own messages alone outgrow the model's
+    context.
 
-    Nodes that may end a run or send control anywhere, by a `Command` or a route whose targets are not known, count as
-    exits. So do all functions, also those whose edges stay in the loop: any of them may `interrupt` the run, and
-    what it waits for may never come.
+    Nodes that may end a run or send control anywhere, by a `Command` or a route without known targets, count as exits.
+    So do all functions, also those whose edges stay in the loop: any of them may `interrupt` the run, which may never
+    be resumed.
 
     Args:
         builder: The graph.
-        chart: The same as the audit sees it.
-        stops: Nodes before or after which a run is interrupted: it goes on only if somebody says so.
+        chart: The chart of the graph.
+        stops: Nodes before or after which a run is interrupted: it goes on only if it is resumed.
     """
     nodes = {node.name: node for node in chart.nodes}
-    following = [*_following(builder, [END])]
-    known = nodes.keys() & {name for name, after in following if after}
+    following = [*_successors(builder, [END])]
+    routed = nodes.keys() & {name for name, after in following if after}
     for name in builder.nodes:
-        if name not in known or nodes[name].is_function or nodes[name].routes or name in stops:
+        if name not in routed or nodes[name].is_function or nodes[name].routes or name in stops:
             following.append((name, [END]))
-    leads_to = ahead(_steps([*builder.nodes, END], following))
+    leads_to = find_reachable(_index([*builder.nodes, END], following))
     for number, name in enumerate(builder.nodes):
         endless = leads_to[number] >> number & 1 and not leads_to[number] >> len(builder.nodes) & 1
         if endless and name in nodes and not nodes[name].is_function:
@@ -117,37 +116,37 @@ def require_bounded_loops(builder: DeclaringGraph, chart: Chart, stops: Containe
             )
 
 
-def _following(builder: DeclaringGraph, anywhere: Collection[str]) -> Iterator[tuple[str, Collection[str]]]:
-    """What may run after which node; nodes may come more than once.
+def _successors(builder: DeclaringGraph, anywhere: Collection[str]) -> Iterator[tuple[str, Collection[str]]]:
+    """Yield nodes and the nodes that may run after them; a node may come more than once.
 
     Args:
         builder: The graph.
-        anywhere: What comes after a route of which nobody has said where it leads.
+        anywhere: The nodes that may come after a route without known targets.
     """
     edges = [*builder.edges, *((start, end) for starts, end in builder.waiting_edges for start in starts)]
     goes_on = {start for start, end in builder.edges if end != END}
-    # With an edge to END as well it goes on all the same.
+    # A node with another edge goes on in spite of its edge to END.
     yield from ((start, [end]) for start, end in edges if end != END or start not in goes_on)
     for name, branches in builder.branches.items():
-        yield from ((name, anywhere if each.ends is None else each.ends.values()) for each in branches.values())
+        yield from ((name, anywhere if branch.ends is None else branch.ends.values()) for branch in branches.values())
 
 
-def _sent(builder: DeclaringGraph) -> Iterator[tuple[str, Collection[str]]]:
-    """The same of what nodes send, and of what handles their errors."""
+def _jumps(builder: DeclaringGraph) -> Iterator[tuple[str, Collection[str]]]:
+    """Yield the same for the targets of `Command`s and for error handlers."""
     for name, spec in builder.nodes.items():
         yield name, [*(spec.ends or ()), *filter(None, [spec.error_handler_node])]
 
 
-def _steps(names: Sequence[str], following: Iterable[tuple[str, Iterable[str]]]) -> list[list[int]]:
-    """Of each name, by its place, the places of those that follow it; who is not named is left out.
+def _index(names: Sequence[str], following: Iterable[tuple[str, Iterable[str]]]) -> list[list[int]]:
+    """Return for each name, by its index, the indices of its successors; unknown names are left out.
 
     Args:
-        names: Each once.
-        following: Names, and some of what follows each.
+        names: All names, each once.
+        following: Names, and some of the successors of each.
     """
     numbers = {name: number for number, name in enumerate(names)}
-    found: list[dict[int, None]] = [{} for _ in names]
+    successors: list[dict[int, None]] = [{} for _ in names]
     for start, ends in following:
         if start in numbers:
-            found[numbers[start]].update((numbers[end], None) for end in ends if end in numbers)
-    return [list(each) for each in found]
+            successors[numbers[start]].update((numbers[end], None) for end in ends if end in numbers)
+    return [list(row) for row in successors]

@@ -1,1 +1,1 @@
-"""What makes runs last: lineage in LangGraph's stores, committed before a node returns, read where it is missing."""
+"""Durable runs: lineage in LangGraph's stores, committed before a node returns, read after a restart."""

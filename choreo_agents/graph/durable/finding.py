@@ -1,10 +1,9 @@
-"""Which store keeps the lineage of a run; and the file beside that of a SQLite checkpointer: `states.sqlite` has its
-lineage in `states.sqlite.lineage`.
+"""Choice of the LangGraph store that keeps the lineage of a run, in this order:
 
 the graph's own    `compile(lineage=store)`; `compile(lineage=False)`: none
-the run's          `compile(store=...)`, or what a platform brings
-beside             a file beside that of a SQLite checkpointer
-none               nothing keeps the run's states in a file, or its engine has no salt
+the run's          `compile(store=...)`, or the store of a platform
+SQLite             `states.sqlite.lineage` beside the file `states.sqlite` of a SQLite checkpointer
+none               no checkpointer keeps the run's states, or the engine has no salt
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from choreo_agents.graph.run_context import LineageChoice, RunContext
 
 SUFFIX = ".lineage"
 _BUSY_S = 30.0
-"""For so long another process may write before a commit fails."""
+"""Seconds that a commit waits for another process's write lock."""
 _DATABASES = "PRAGMA database_list"
 _files: WeakKeyDictionary[Any, Path | None] = WeakKeyDictionary()
-"""Of checkpointers."""
+"""Database files of checkpointers; None: in memory."""
 _opened: dict[tuple[Path, int], tuple[tuple[int, int] | None, BaseStore]] = {}
 _lock = threading.Lock()
 
 
 def require_choice(choice: Any, engine: Engine | None, *, by_tenant: bool) -> None:
-    """Raise `InvalidRequestError` unless lineage can be kept so."""
+    """Raise `InvalidRequestError` unless `compile(lineage=...)` is valid for this engine."""
     if choice is None or choice is False:
         return
     if not isinstance(choice, BaseStore):
@@ -51,63 +50,63 @@ def require_choice(choice: Any, engine: Engine | None, *, by_tenant: bool) -> No
 
 
 async def lineage_store_of(config: RunnableConfig) -> BaseStore | None:
-    """The store that keeps the lineage of the run that a node stands in; None: nothing does.
+    """Return the store that keeps the lineage of a node's run; None: none does.
 
     Raises:
-        StoreError: It cannot be opened.
+        StoreError: The store cannot be opened.
     """
-    return await _found(RunContext.of(config).lineage, store_of(config), saver_of(config))
+    return await _choose_store(RunContext.of(config).lineage, store_of(config), saver_of(config))
 
 
-async def lineage_store_for(graph: Any, called: RunnableConfig, choice: LineageChoice) -> BaseStore | None:
-    """The store that keeps the lineage of a compiled graph's runs, outside of any; raises the same.
+async def lineage_store_for(graph: Any, config: RunnableConfig, choice: LineageChoice) -> BaseStore | None:
+    """Return the store that keeps the lineage of a compiled graph's runs, outside of a run; raises the same.
 
     Args:
-        graph: Compiled.
-        called: The config that it is called with.
-        choice: The graph's own.
+        graph: The compiled graph.
+        config: Config that it is called with.
+        choice: Its `compile(lineage=...)`.
     """
-    around = RunContext.of(called)
-    return await _found(choice if around.thread is None else around.lineage, graph.store, saver_of(called, graph))
+    outer = RunContext.of(config)
+    return await _choose_store(choice if outer.thread is None else outer.lineage, graph.store, saver_of(config, graph))
 
 
-async def _found(choice: Any, usual: BaseStore | None, saver: Any) -> BaseStore | None:
+async def _choose_store(choice: Any, default: BaseStore | None, saver: Any) -> BaseStore | None:
     if choice is False or saver is None:
         return None
-    return choice if isinstance(choice, BaseStore) else usual or await store_beside(saver)
+    return choice if isinstance(choice, BaseStore) else default or await store_beside(saver)
 
 
-# The file beside
+# The file beside a SQLite checkpointer's
 
 
 async def store_beside(saver: Any) -> BaseStore | None:
-    """The store in the file beside a checkpointer's; None if that has no file, or is none of SQLite's.
+    """Return the store in the file beside a SQLite checkpointer's; None: it is in memory, or no SQLite checkpointer.
 
     Raises:
-        StoreError: The file cannot be made or read.
+        StoreError: The file cannot be created or read.
     """
-    if not any(each.__module__.startswith("langgraph.checkpoint.sqlite") for each in type(saver).__mro__):
+    if not any(base.__module__.startswith("langgraph.checkpoint.sqlite") for base in type(saver).__mro__):
         return None
     if saver not in _files:
-        _files[saver] = await _file_of(saver.conn)
-    states = _files[saver]
-    if states is None:
+        _files[saver] = await _database_path(saver.conn)
+    database = _files[saver]
+    if database is None:
         return None
-    return await asyncio.to_thread(opened, states.with_name(states.name + SUFFIX))
+    return await asyncio.to_thread(open_store, database.with_name(database.name + SUFFIX))
 
 
-def opened(path: Path) -> BaseStore:
-    """The store in a file, made if need be, which only its user may read: one for each file and process.
+def open_store(path: Path) -> BaseStore:
+    """Return the store in a file, which is created for its user alone; one object per file and process.
 
     Raises:
-        StoreError: It cannot be made or read.
+        StoreError: The file cannot be created or read.
     """
     key = (path, os.getpid())
     with _lock:
-        if key not in _opened or _file(path) != _opened[key][0]:  # somebody has removed it
+        if key not in _opened or _file_id(path) != _opened[key][0]:  # the file was removed or replaced
             try:
-                store = _store(path)
-                _opened[key] = _file(path), store
+                store = _create_store(path)
+                _opened[key] = _file_id(path), store
             except (OSError, sqlite3.Error) as error:
                 raise StoreError(
                     f"the lineage of runs cannot be kept in {str(path)!r} ({error!r}): make room or give the right to "
@@ -116,45 +115,45 @@ def opened(path: Path) -> BaseStore:
         return _opened[key][1]
 
 
-def _file(path: Path) -> tuple[int, int] | None:
-    """Which file that is; None: none."""
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None: there is none."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
-def _store(path: Path) -> BaseStore:
-    from langgraph.store.sqlite import SqliteStore  # noqa: PLC0415 - where there is a SQLite checkpointer, it is there
+def _create_store(path: Path) -> BaseStore:
+    from langgraph.store.sqlite import SqliteStore  # noqa: PLC0415 - installed with the SQLite checkpointer
 
     if not path.exists():
-        # What is set up in place is half made if its process is killed, and another's that does so at once fails.
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        os.close(handle)
+        # Set up aside and linked: a process that is killed leaves no half-made file, and two at once do not collide.
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        os.close(descriptor)
         try:
-            with closing(_connected(Path(aside))) as connection:
+            with closing(_connect(Path(draft))) as connection:
                 SqliteStore(connection).setup()
-            with suppress(OSError):  # it is there now; or links cannot be made in this folder
-                os.link(aside, path)
+            with suppress(OSError):  # another process was first; or the file system has no links
+                os.link(draft, path)
         finally:
-            Path(aside).unlink()
+            Path(draft).unlink()
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    store = SqliteStore(_connected(path))
+    store = SqliteStore(_connect(path))
     store.setup()
     return store
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
-    connection.execute("PRAGMA secure_delete=ON")  # what is forgotten is overwritten
+    connection.execute("PRAGMA secure_delete=ON")  # deleted threads are overwritten in the file
     return connection
 
 
-async def _file_of(connection: Any) -> Path | None:
-    """The file of a connection of `sqlite3`, or of its async face, which has a thread of its own."""
+async def _database_path(connection: Any) -> Path | None:
+    """Return the file of a connection of `sqlite3` or `aiosqlite`; None: in memory."""
     if isinstance(connection, sqlite3.Connection):
-        found = await asyncio.to_thread(lambda: connection.execute(_DATABASES).fetchall())
+        rows = await asyncio.to_thread(lambda: connection.execute(_DATABASES).fetchall())
     else:
-        found = await connection.execute_fetchall(_DATABASES)
-    return next((Path(file) for _, name, file in found if name == "main" and file), None)  # SQLite says where it is
+        rows = await connection.execute_fetchall(_DATABASES)
+    return next((Path(file) for _, name, file in rows if name == "main" and file), None)

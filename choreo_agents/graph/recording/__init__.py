@@ -1,2 +1,1 @@
-"""What a run of a graph tells whoever records it or plays it again: calls of agents, functions, and how it began and
-ended."""
+"""Recording of a graph's runs: their inputs, calls of agents, functions, and outcomes."""

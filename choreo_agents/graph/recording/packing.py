@@ -1,4 +1,4 @@
-"""Inputs of runs, as a file has them: packed by LangGraph's serializer, which reads back no types but a graph's own."""
+"""Serialization of run inputs in recordings, by LangGraph's serializer restricted to the types of a graph's schemas."""
 
 from __future__ import annotations
 
@@ -17,80 +17,80 @@ from choreo_agents.graph.signer import is_confidential
 
 
 class Packing:
-    """Of one graph: packs what its own schemas are made of, and unpacks nothing else.
+    """Serializer for one graph: it restores only types that the graph's schemas name.
 
     Args:
-        builder: The graph's; None: of no graph, so that types of its own come as the plain values they were packed as.
+        builder: Builder of the graph; None: no graph, so that its types are restored as plain values.
     """
 
     def __init__(self, builder: Any) -> None:
         self._serializer = strict_serializer(builder)
 
-    def packed(self, value: Any) -> str | None:
-        """A value as text; None if it could not be read back as it is, but for tuples, which come back as lists."""
+    def pack(self, value: Any) -> str | None:
+        """Return a value as text; None if it would not be restored equal in type (tuples may become lists)."""
         try:
-            kind, written = self._serializer.dumps_typed(value)
-            text = f"{kind}:{base64.b64encode(written).decode()}"
-            other = self.unpacked(text)
-        except Exception:  # whatever the types of others raise
+            kind, data = self._serializer.dumps_typed(value)
+            text = f"{kind}:{base64.b64encode(data).decode()}"
+            restored = self.unpack(text)
+        except Exception:  # user-defined types may raise anything
             return None
-        return text if [*map(_kind, _parts(value))] == [*map(_kind, _parts(other))] else None
+        return text if [*map(_kind, _parts(value))] == [*map(_kind, _parts(restored))] else None
 
-    def unpacked(self, text: str) -> Any:
-        """The value; raises `InvalidRequestError` if nobody has packed it so."""
+    def unpack(self, text: str) -> Any:
+        """Return the value of a text; raises `InvalidRequestError` if the text is no packed value."""
         kind, _, written = text.partition(":")
-        if kind not in ("msgpack", "null"):  # whatever else there is may run code
+        if kind not in ("msgpack", "null"):  # other kinds, such as pickle, may run code
             raise InvalidRequestError(f"what was packed as {kind!r} is not read")
         try:
             return self._serializer.loads_typed((kind, base64.b64decode(written, validate=True)))
-        except Exception as error:  # whatever the types of others raise
+        except Exception as error:  # user-defined types may raise anything
             raise InvalidRequestError(f"what a recording holds is damaged, and cannot be read: {error}") from error
 
 
 def is_private(value: Any) -> bool:
-    """Whether a value holds a message that is confidential, or thoughts; or tells that there was one."""
+    """Return whether a value holds a confidential message or thoughts, or the entry of a confidential message."""
     return any(
-        (is_confidential(each) or bool(thoughts_of(each)))
-        if isinstance(each, BaseMessage)
-        # The message of an entry may have been removed, and its words stand somewhere else.
-        else isinstance(each, Mapping) and "handle" in each and bool(each.get("confidential"))
-        for each in _parts(value)
+        (is_confidential(part) or bool(thoughts_of(part)))
+        if isinstance(part, BaseMessage)
+        # Even if the message was removed: its text may stand elsewhere in the value.
+        else isinstance(part, Mapping) and "handle" in part and bool(part.get("confidential"))
+        for part in _parts(value)
     )
 
 
-def in_words(packed: str) -> str:
-    """What was packed, for people to read."""
-    return "; ".join(_words(Packing(None).unpacked(packed)))
+def describe_packed(packed: str) -> str:
+    """Return a packed value as text for people."""
+    return "; ".join(_texts(Packing(None).unpack(packed)))
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """All that a value is made of, itself included."""
+    """Yield a value and all values in it, recursively."""
     yield value
     if isinstance(value, Mapping):
         value = value.values()
-    elif isinstance(value, Send):  # which has no dictionary of its own, nor has a command
+    elif isinstance(value, Send):  # it has no `__dict__`; neither has a `Command`, which is a dataclass
         value = [value.arg]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, each.name) for each in dataclasses.fields(value)]
+        value = [getattr(value, member.name) for member in dataclasses.fields(value)]
     elif hasattr(value, "__dict__") and not isinstance(value, type | str):
         value = vars(value).values()
-    for each in value if isinstance(value, Iterable) and not isinstance(value, str | bytes | Iterator) else ():
-        yield from _parts(each)
+    for part in value if isinstance(value, Iterable) and not isinstance(value, str | bytes | Iterator) else ():
+        yield from _parts(part)
 
 
 def _kind(value: Any) -> type:
     return list if isinstance(value, tuple) else str if isinstance(value, str) else type(value)
 
 
-def _words(value: Any) -> Iterator[str]:
+def _texts(value: Any) -> Iterator[str]:
     text = getattr(value, "text", None)
     if isinstance(text, str):
         yield str(text)
     elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield f"{name}: {', '.join(_words(each))}"
+        for name, item in value.items():
+            yield f"{name}: {', '.join(_texts(item))}"
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        for each in value:
-            yield from _words(each)
+        for item in value:
+            yield from _texts(item)
     else:
         yield value if isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""A run that is recorded: its beginning, its calls and functions, and its end."""
+"""Recorder of one run of a graph: its start, calls, functions, and end."""
 
 from __future__ import annotations
 
@@ -24,54 +24,56 @@ _STOPS = ("interrupt_before", "interrupt_after")
 
 
 class RecordedRun:
-    """Of one graph, which nothing records that is around it.
+    """Recording of one run of the outermost recorded graph.
 
     Args:
-        recorder: Of an engine that serves it.
-        graph: Compiled.
-        called: The config that it runs with.
-        options: Of its stream.
+        recorder: Recorder of an engine that serves it.
+        graph: The compiled graph.
+        called: Config of the run.
+        options: Options of its stream.
     """
 
     def __init__(self, recorder: Recorder, graph: Any, called: RunnableConfig, options: Mapping[str, Any]) -> None:
         self._recorder, self._graph, self._called, self._options = recorder, graph, called, options
         self._number = recorder.begin_run()
-        # What stands in a graph that nobody records is begun by that, and its thread is that graph's.
+        # A subgraph of an unrecorded graph has no thread of its own.
         self._is_inside = is_nested(called)
         self.saved: Any = None if self._is_inside else saved_state_of(graph, called)
-        """What to ask for the state of its thread; None: that is not kept."""
+        """Config to get the state of its thread with; None: it has no checkpointer."""
 
-    def heard(self, config: RunnableConfig | None) -> RunnableConfig:
-        """The config of the run, with who listens."""
+    def with_listener(self, config: RunnableConfig | None) -> RunnableConfig:
+        """Return the config of the run, with this recording as a listener."""
         context = RunContext.of(self._called)
-        heard = replace(context.listening, said=(*context.listening.said, self._said), ran=self._ran)
-        return replace(context, listening=heard).into(config)
+        listener = replace(
+            context.listener, on_call=(*context.listener.on_call, self._record_call), on_node=self._record_node
+        )
+        return replace(context, listener=listener).into(config)
 
-    def stream(self, parts: Any, given: Any, state: Callable[[], Any]) -> Generator[Any]:
-        """What the run gives, with a line before and one behind it.
+    def stream(self, parts: Any, graph_input: Any, state: Callable[[], Any]) -> Generator[Any]:
+        """Yield the parts of the run's stream, and record its start and end.
 
         Args:
-            parts: What it gives.
-            given: Its input, as it was let in.
-            state: Asks for the state of its thread.
+            parts: Stream of the run.
+            graph_input: Filtered input.
+            state: Gets the state of its thread.
         """
-        self._begin(given, None if self.saved is None else state())
+        self._begin(graph_input, None if self.saved is None else state())
         with self._ending() as end:
             yield from parts
             end(None if self.saved is None else state())
 
-    async def astream(self, parts: Any, given: Any, state: Callable[[], Awaitable[Any]]) -> AsyncGenerator[Any]:
-        """The same."""
-        self._begin(given, None if self.saved is None else await state())
+    async def astream(self, parts: Any, graph_input: Any, state: Callable[[], Awaitable[Any]]) -> AsyncGenerator[Any]:
+        """Yield as `stream` does, from an async stream."""
+        self._begin(graph_input, None if self.saved is None else await state())
         with self._ending() as end:
             async with aclosing(parts):
                 async for part in parts:
                     yield part
             end(None if self.saved is None else await state())
 
-    def _begin(self, given: Any, snapshot: Any) -> None:
+    def _begin(self, graph_input: Any, snapshot: Any) -> None:
         recorder, called, builder = self._recorder, self._called, self._graph.builder
-        hidden = is_private(given) and not recorder.confidential
+        hidden = is_private(graph_input) and not recorder.confidential
         stops = {name: nodes for name in _STOPS if (nodes := self._options.get(name))}
         recorder.write(
             RunStarted(
@@ -82,7 +84,7 @@ class RecordedRun:
                 inside=self._is_inside,
                 kept=self.saved is not None,
                 seed=options_of(called).seed,
-                given=None if hidden else Packing(builder).packed(given),
+                given=None if hidden else Packing(builder).pack(graph_input),
                 goes_on=snapshot is not None and bool(snapshot.values),
                 travels=bool((called.get("configurable") or {}).get("checkpoint_id")),
                 recursion_limit=called.get("recursion_limit"),
@@ -98,12 +100,12 @@ class RecordedRun:
 
     @contextmanager
     def _ending(self) -> Iterator[Callable[[Any], None]]:
-        ended = list[Any]()
-        outcome: Outcome = "left"  # if nobody waits for it any more: it was closed, or cancelled
+        snapshots = list[Any]()
+        outcome: Outcome = "left"  # stays on GeneratorExit and CancelledError, which are no `Exception`
         failure: str | None = None
         try:
-            yield ended.append
-            outcome = "interrupted" if any(snapshot is not None and snapshot.next for snapshot in ended) else "done"
+            yield snapshots.append
+            outcome = "interrupted" if any(snapshot is not None and snapshot.next for snapshot in snapshots) else "done"
         except Exception as error:
             outcome, failure = "failed", type(error).__name__
             raise
@@ -112,36 +114,36 @@ class RecordedRun:
             at_s = self._recorder.at_s()
             self._recorder.write(RunEnded(run=self._number, at_s=at_s, outcome=outcome, error=failure))
 
-    def _said(self, asked: CallRequest, said: CallResult) -> None:
-        recorder, records = self._recorder, asked.engine.record
-        is_set = said.answer is not None and said.answer.is_set
-        is_open = recorder.confidential or not (asked.confidential or (asked.thinks and not is_set))
+    def _record_call(self, request: CallRequest, result: CallResult) -> None:
+        recorder, records = self._recorder, request.engine.record
+        is_set = result.answer is not None and result.answer.is_set
+        is_open = recorder.confidential or not (request.confidential or (request.thinks and not is_set))
         recorder.call(
             records,
-            asked.handles,
-            said.handle,
-            said.thought,
-            said.tokens,
-            (asked.asked_s, said.first_s),
+            request.handles,
+            result.handle,
+            result.thought,
+            result.tokens,
+            (request.asked_s, result.first_s),
             run=self._number,
-            author=asked.author,
-            superstep=asked.superstep,
-            branch=asked.branch,
-            call=asked.call,
-            step=asked.step,
-            offsets=tuple(asked.offsets),
-            end=asked.end,
-            header=len(asked.told[0]),
-            asked=asked.request(records.digests(recorder.digests.key)),
-            tokens=said.tokens if is_open else None,
+            author=request.author,
+            superstep=request.superstep,
+            branch=request.branch,
+            call=request.call,
+            step=request.step,
+            offsets=tuple(request.offsets),
+            end=request.end,
+            header=len(request.turn[0]),
+            asked=request.request(records.digests(recorder.digests.key)),
+            tokens=result.tokens if is_open else None,
             is_set=is_set,
-            count=len(said.tokens),
-            words=said.words if recorder.confidential or not asked.confidential else None,
-            finish=said.finish,
+            count=len(result.tokens),
+            words=result.words if recorder.confidential or not request.confidential else None,
+            finish=result.finish,
         )
 
-    def _ran(self, config: RunnableConfig, began_s: float, error: BaseException | None) -> None:
-        """Write down that a function has run."""
+    def _record_node(self, config: RunnableConfig, began_s: float, error: BaseException | None) -> None:
+        """Record the execution of a function."""
         if isinstance(error, GraphBubbleUp) and not isinstance(error, GraphInterrupt):
             return
         self._recorder.write(
@@ -160,20 +162,20 @@ class RecordedRun:
 def recorded_run(
     graph: Any, called: RunnableConfig, engines: Sequence[Engine], options: Mapping[str, Any]
 ) -> RecordedRun | None:
-    """A run that is to be recorded; None: nobody records, or it is part of one that is.
+    """Return the recording of a run; None: no engine records, or the run is part of a recorded one.
 
     Args:
-        graph: Compiled.
-        called: The config that it runs with.
-        engines: Which serve it.
-        options: Of its stream.
+        graph: The compiled graph.
+        called: Config of the run.
+        engines: Engines that serve it.
+        options: Options of its stream.
 
     Raises:
-        InvalidRequestError: Several of them record.
+        InvalidRequestError: Several engines record.
     """
-    if RunContext.of(called).listening.ran is not None:
+    if RunContext.of(called).listener.on_node is not None:
         return None
-    recorders = [found for engine in engines if (found := engine.record.under_way) is not None]
+    recorders = [recorder for engine in engines if (recorder := engine.record.under_way) is not None]
     if len(recorders) > 1:
         raise InvalidRequestError("two engines of one graph are recording: record its runs with one of them")
     return RecordedRun(recorders[0], graph, called, options) if recorders else None

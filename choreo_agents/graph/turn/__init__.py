@@ -1,1 +1,1 @@
-"""One call of one node: it sees its view, speaks, and writes what comes of that. Read `turn`."""
+"""A call of an agent's node: build its view, decode, return the state update. Read `turn`."""

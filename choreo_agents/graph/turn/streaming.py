@@ -1,4 +1,4 @@
-"""Shows a decode to LangChain's callbacks, which feed LangGraph's streams and whatever traces runs."""
+"""Reports of a decode to LangChain's callbacks, which feed LangGraph's streams and tracers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from choreo_agents.chat import Described
 from choreo_agents.engine import Engine
 from choreo_agents.errors import LineageWarning
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.sync_bridge import to_its_end
+from choreo_agents.graph.sync_bridge import run_to_end
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
 _COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_outside_view", "tokens_of_other_models")
-"""Of a call's usage, in `stream_mode="custom"`."""
+"""Fields of a call's usage that `stream_mode="custom"` reports."""
 PROVIDER = "choreo"
-"""What traces know the engine as."""
+"""Provider name of the engine in traces."""
 
 
 class DecodeRun:
-    """One decode as a chat-model run: pieces under one message id, which add up to the whole message that ends it.
+    """A decode as a LangChain chat-model run: chunks under one message id that add up to its final message.
 
     Args:
-        run: Whose callbacks are told.
+        run: Callback manager of the run.
     """
 
     def __init__(self, run: AsyncCallbackManagerForLLMRun) -> None:
@@ -43,28 +43,28 @@ class DecodeRun:
         self._is_over = False
 
     async def show(self, chunks: Iterable[AIMessageChunk]) -> None:
-        """Show pieces of the message; its last one says how it ended."""
+        """Report chunks of the message; the last one has the finish reason."""
         for chunk in chunks:
             is_last = chunk.chunk_position == "last"
-            ended = {"finish_reason": chunk.response_metadata["finish_reason"]} if is_last else None
-            shown = ChatGenerationChunk(message=chunk, generation_info=ended)
-            await self._run.on_llm_new_token(str(chunk.text), chunk=shown)
+            info = {"finish_reason": chunk.response_metadata["finish_reason"]} if is_last else None
+            generation = ChatGenerationChunk(message=chunk, generation_info=info)
+            await self._run.on_llm_new_token(str(chunk.text), chunk=generation)
 
     async def end(self, message: AIMessage) -> None:
-        """Show the whole of it."""
-        noted = message.response_metadata
-        said = ChatGeneration(message=message, generation_info={"finish_reason": noted["finish_reason"]})
+        """Report the complete message."""
+        metadata = message.response_metadata
+        generation = ChatGeneration(message=message, generation_info={"finish_reason": metadata["finish_reason"]})
         self._is_over = True
-        told = LLMResult(generations=[[said]], llm_output={"model_name": noted["model_name"]})
-        _, cancelled = await to_its_end(self._run.on_llm_end(told))
+        result = LLMResult(generations=[[generation]], llm_output={"model_name": metadata["model_name"]})
+        _, cancelled = await run_to_end(self._run.on_llm_end(result))
         if cancelled is not None:
             raise cancelled
 
     async def fail(self, error: BaseException) -> None:
-        """Say that it has failed, or was cancelled, unless it has ended."""
+        """Report that the run failed or was cancelled, unless it has ended."""
         if not self._is_over:
             self._is_over = True
-            await to_its_end(self._run.on_llm_error(error))
+            await run_to_end(self._run.on_llm_error(error))
 
 
 @asynccontextmanager
@@ -76,30 +76,30 @@ async def decode_run(
     messages: Sequence[BaseMessage],
     tools: Described,
 ) -> AsyncGenerator[DecodeRun]:
-    """A run that is over when the block is left, however it is left.
+    """Open a chat-model run that is over when the block is left, however it is left.
 
     Args:
-        config: Of whose callbacks, tags and metadata it is.
-        name: Of the node that speaks.
-        model: Which says it, by this `sampling`.
-        messages: What it reads, and the `tools` that it is told of.
+        config: Config with the callbacks, tags and metadata of the run.
+        name: Name of the node.
+        model: Model that decodes, with this `sampling`.
+        messages: Messages of the view; `tools` are the descriptions of its tools.
     """
     sampling = sampling.with_defaults(model.sampling_defaults)
-    usual: dict[str, Any] = {"ls_provider": PROVIDER, "ls_model_name": model.name, "ls_model_type": "chat"}
-    usual |= {"ls_temperature": sampling.temperature, "ls_max_tokens": sampling.max_tokens}
-    asked = {"model": model.name, **sampling.model_dump(include={"temperature", "top_p", "max_tokens", "seed"})}
+    metadata: dict[str, Any] = {"ls_provider": PROVIDER, "ls_model_name": model.name, "ls_model_type": "chat"}
+    metadata |= {"ls_temperature": sampling.temperature, "ls_max_tokens": sampling.max_tokens}
+    parameters = {"model": model.name, **sampling.model_dump(include={"temperature", "top_p", "max_tokens", "seed"})}
     if sampling.stop:
-        usual["ls_stop"] = asked["stop"] = list(sampling.stop)
-    told = {"tools": [*tools]} if tools else {}
-    manager = get_async_callback_manager_for_config(merge_configs(config, {"metadata": usual}))
-    # OpenLLMetry takes the model from what the model was made with, whatever the run says.
-    announced = manager.on_chat_model_start(
-        {"name": PROVIDER, "kwargs": asked},
+        metadata["ls_stop"] = parameters["stop"] = list(sampling.stop)
+    tool_parameters = {"tools": [*tools]} if tools else {}
+    manager = get_async_callback_manager_for_config(merge_configs(config, {"metadata": metadata}))
+    # OpenLLMetry reads the model's name from the constructor kwargs, not from invocation_params.
+    start = manager.on_chat_model_start(
+        {"name": PROVIDER, "kwargs": parameters},
         [list(messages)],
         name=name,
-        invocation_params=asked | {"_type": PROVIDER} | told,
+        invocation_params=parameters | {"_type": PROVIDER} | tool_parameters,
     )
-    [run], cancelled = await to_its_end(announced)
+    [run], cancelled = await run_to_end(start)
     decode = DecodeRun(run)
     try:
         if cancelled is not None:
@@ -111,20 +111,20 @@ async def decode_run(
     assert decode._is_over, "its message is there"
 
 
-def report(
-    engine: Engine, node: str, handle: MessageHandle, words: str, *, started_s: float, first_token_s: float
+def report_decode(
+    engine: Engine, node: str, handle: MessageHandle, text: str, *, started_s: float, first_token_s: float
 ) -> None:
-    """Tell `stream_mode="custom"` what a decode cost.
+    """Report the usage of a decode to `stream_mode="custom"`.
 
-    Times count from the node's start: what it had to prefill before is part of them.
+    Times, in seconds, count from the node's start: its prefills are included.
     """
     usage = engine.usage(handle)
-    _tell(
+    _write_event(
         {
             "type": "choreo.decode",
             "agent": node,
             "handle": handle.id,
-            "words": words,
+            "words": text,
             **{count: getattr(usage, count) for count in _COUNTS},
             "ttft_s": first_token_s - started_s,
             "duration_s": time.perf_counter() - started_s,
@@ -132,23 +132,23 @@ def report(
     )
 
 
-def tell_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None:
-    """Tell `stream_mode="custom"`, and warn, of messages that had to be encoded again from their words.
+def report_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None:
+    """Report to `stream_mode="custom"`, and warn of, messages that were encoded again from their text.
 
     Args:
-        node: Whose reading it was.
-        lost: What stood for them, and why their encodings are of no use.
+        node: Node that reads them.
+        lost: Their entries, and why the recorded handles cannot be used.
     """
     if not lost:
         return
-    told = [
+    messages = [
         {"message_id": entry["message_id"], "author": entry["author"], "handle": entry["handle"]["id"], "why": why}
         for entry, why in lost
     ]
-    _tell({"type": "choreo.reencoded", "agent": node, "messages": told})
-    named = "; ".join(f"{each['message_id']!r} of {each['author']!r} ({each['why']})" for each in told)
+    _write_event({"type": "choreo.reencoded", "agent": node, "messages": messages})
+    named = "; ".join(f"{message['message_id']!r} of {message['author']!r} ({message['why']})" for message in messages)
     caller = sys._getframe(1)
-    # Not by `warn`: no two of these are the same, and that would keep the text of each for good.
+    # Not `warnings.warn`: its registry keeps every text for good, and no two of these are the same.
     warnings.warn_explicit(
         f"{node!r} reads messages that are encoded again from their words here, and are not what others saw: {named}",
         LineageWarning,
@@ -158,7 +158,7 @@ def tell_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None:
     )
 
 
-def _tell(event: dict[str, Any]) -> None:
+def _write_event(event: dict[str, Any]) -> None:
     try:
         writer = get_stream_writer()
     except (RuntimeError, KeyError):

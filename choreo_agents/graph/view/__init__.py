@@ -1,5 +1,6 @@
-"""What one call of one node sees: found, put in place, and encoded where no encoding of it can be shown.
+"""Builds the view of one agent call: selects the visible messages, places them, and encodes those that lack an
+encoding.
 
-Read `reading`, then `view`, `showing`, `placed_view`, `reencoding` and `bound_engine`; the rest as they
-name it.
+Read `view_builder`, then `view`, `view_encoder`, `placed_view`, `reencoding` and `bound_engine`; the rest as they name
+it.
 """

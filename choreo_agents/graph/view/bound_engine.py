@@ -1,4 +1,4 @@
-"""An engine as one reader may use it: what it was not granted, it can neither attend to nor read."""
+"""Restricts an engine to one reader: it can attend to, and read, only the handles that it was granted."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class BoundEngine:
         self.engine = engine
         self._reader = reader
         self.shared: list[MessageHandle] = []
-        """Prefills that others ask for too, or this agent's next call: one lease of each stays."""
+        """Prefills that other readers, or this agent's next call, ask for too: one lease of each stays."""
         self._attended: set[str] = set()
         self._read: dict[str, MessageHandle] = {}
 
     def grant(self, handle: MessageHandle, *, words_only: bool = False) -> MessageHandle:
-        """Let the reader attend to a message, or read its words only. Returns the handle."""
+        """Let the reader attend to a message, or read its text only, and return the handle."""
         self._read[handle.id] = handle
         if not words_only:
             self._attended.add(handle.id)
         return handle
 
     def granted(self) -> Collection[MessageHandle]:
-        """All that it may read."""
+        """Return all handles that the reader may read."""
         return self._read.values()
 
     @property
@@ -42,24 +42,24 @@ class BoundEngine:
         return self.engine.model.adapter.fingerprint
 
     def handle(self, entry: HandleEntry) -> MessageHandle:
-        """What a message is to the reader's model.
+        """Return the handle of a message for the reader's model.
 
         Raises:
-            ForeignHandleError: It has not encoded it: the handle is another model's.
+            ForeignHandleError: The reader's model has not encoded it: the handle is another model's.
         """
-        found = handle_for(entry, self.model)
-        if found is None:
-            other = MessageHandle.model_validate(entry["handle"])
+        handle = handle_for(entry, self.model)
+        if handle is None:
+            stored = MessageHandle.model_validate(entry["handle"])
             raise ForeignHandleError(
-                f"handle {other.id!r} was made by model {other.base_model!r}, {self._reader!r} runs on {self.model!r}"
+                f"handle {stored.id!r} was made by model {stored.base_model!r}, {self._reader!r} runs on {self.model!r}"
             )
-        return found
+        return handle
 
     def tokens(self, handle: MessageHandle) -> list[int]:
-        """A message's tokens, with its header and turn end.
+        """Return a message's tokens, with its header and turn end.
 
         Raises:
-            VisibilityError: Nothing lets the reader see them.
+            VisibilityError: The handle was not granted.
         """
         if handle.id not in self._read:
             raise VisibilityError(
@@ -68,7 +68,7 @@ class BoundEngine:
         return self.engine.tokens(handle)
 
     async def aprefill(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        """As `Engine.aprefill`; what it makes is granted, and encoded when it is first read.
+        """Prefill as `Engine.aprefill` does, lazily, and grant the new handles.
 
         Raises:
             VisibilityError: A parent was not granted.
@@ -80,8 +80,8 @@ class BoundEngine:
         lazy = [replace(call, lazy=True) for call in calls]
         return [self.grant(handle) for handle in await self.engine.aprefill(lazy)]
 
-    async def ask_for(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        """Encode what is the same for whoever asks."""
+    async def prefill_shared(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
+        """Prefill messages that are the same for all readers, and keep one lease of each after the call."""
         handles = await self.aprefill(calls)
         self.shared += handles
         return handles
@@ -89,7 +89,7 @@ class BoundEngine:
     def astream(
         self, header: Content, parents: Sequence[MessageHandle], **options: Any
     ) -> AsyncGenerator[StreamedToken | MessageHandle]:
-        """As `Engine.astream`.
+        """Decode as `Engine.astream` does.
 
         Raises:
             VisibilityError: A parent was not granted.

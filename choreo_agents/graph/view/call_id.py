@@ -1,5 +1,7 @@
-"""Where in a LangGraph run a node's call stands, and what a program may ask of that run. Clients write `configurable`
-values too, and must not."""
+"""Identifies one call of one node in a LangGraph run, and reads the run's options.
+
+Options come as one object, since clients of a service can write plain `configurable` values, and must not set these.
+"""
 
 from __future__ import annotations
 
@@ -35,35 +37,36 @@ Replay = Mapping[tuple[str, int, int, int], tuple[int, ...] | None]
 freely where it has None."""
 
 LogitsCallbacks = Callable[[str, int, int, int], Callable[[Any], None] | None]
-"""For (author, superstep, branch, call), what is shown the logits before each of its tokens (see `Decode`)."""
+"""Returns the callback for the call (author, superstep, branch, call); it gets the logits before each token (see
+`Decode`)."""
 
-_PLACE = "choreo"
+_KEY = "choreo"
 _PLAIN = ("seed", "replay", "logits_callback", "trace_confidential", "regenerate")
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
-"""The calls of each task so far, by an object that LangGraph makes anew whenever it runs a task."""
+"""Number of calls that each task has made, by an object that LangGraph makes anew whenever it runs a task."""
 _counts_lock = threading.Lock()
 
 
 @refuses_unknown()
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run, as `config["configurable"]["choreo"]`. JSON cannot carry it: no client of a service can.
+    """Options of one run, in `config["configurable"]["choreo"]`. Clients of a service cannot set them: JSON cannot
+    carry the object.
 
     `app.invoke(given, {"configurable": {"choreo": RunOptions(seed=4)}})`
     """
 
     seed: int | None = None
-    """From which the seeds of calls without one are derived; None: the engine's."""
+    """Seed from which those of calls without one are derived; None: the engine's."""
     replay: Replay | None = None
     """Tokens to force."""
     logits_callback: LogitsCallbacks | None = None
-    """Who is shown the logits of each call."""
+    """Callbacks that get the logits of each call."""
     trace_confidential: bool = False
-    """Whether callbacks are shown what agents read in all its words, those included that are confidential."""
+    """True to show callbacks the views of agents with all confidential text."""
     regenerate: bool = False
-    """Whether agents are asked again though their thread knows what they have answered to the same view in the same
-    place. The new answer takes the place of that. They draw as they drew before: another `seed` has them say something
-    else."""
+    """True to decode again although the thread has the answer to the same view in the same place. The new answer
+    replaces that one. Agents draw as they drew before: give another `seed` for other answers."""
 
     def __post_init__(self) -> None:
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
@@ -71,73 +74,74 @@ class RunOptions:
 
 
 def options_of(config: RunnableConfig) -> RunOptions:
-    """The options of the run that a node's config is of.
+    """Return the options of a node's run.
 
     Raises:
-        InvalidRequestError: They are given as plain values, which a client might have written.
+        InvalidRequestError: They are given as plain value, which a client might have written.
     """
     configurable = config.get("configurable") or {}
-    found = configurable.get(_PLACE, RunOptions())
+    options = configurable.get(_KEY, RunOptions())
     plain = [name for name in _PLAIN if name in configurable]
-    if plain or not isinstance(found, RunOptions):
-        given = {name: configurable[name] for name in plain} or {_PLACE: found}
+    if plain or not isinstance(options, RunOptions):
+        value = {name: configurable[name] for name in plain} or {_KEY: options}
         raise InvalidRequestError(
-            f"configurable has {given!r}: options of a run are taken from one object only, which clients cannot write: "
-            f'give {{"configurable": {{"{_PLACE}": choreo_agents.RunOptions(seed=..., replay=..., ...)}}}}'
+            f"configurable has {value!r}: options of a run are taken from one object only, which clients cannot write: "
+            f'give {{"configurable": {{"{_KEY}": choreo_agents.RunOptions(seed=..., replay=..., ...)}}}}'
         )
-    return found
+    return options
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallId(RunOptions):
-    """Names one call in one execution of one node, with its run's options; the same again if LangGraph reruns it."""
+    """Identity of one call in one execution of one node, with its run's options; the same again if LangGraph reruns the
+    node."""
 
     agent: str
     author: str
-    """The node, behind the subgraphs that it stands in: `team|judge`."""
+    """The node's path: `team|judge`."""
     thread: str | None
-    """In which the run's state is kept; None: in none."""
+    """The thread that keeps the run's state; None: no checkpointer keeps it."""
     task: str
-    """LangGraph's task, behind those of the graphs around it: no other run has the same."""
+    """LangGraph's task, behind those of the graphs around it: unique among all runs."""
     around: tuple[TaskPlace, ...]
     """The tasks of the graphs around it."""
     step: int | None
-    """LangGraph's number of the superstep, for an agent that a function calls: what it says may not be in the state."""
+    """LangGraph's number of the superstep, for an agent that a function calls: its message may not be in the state."""
     sees_all: bool
-    """Whether it was given what the graph's state has of what was said, so that our superstep tells when."""
+    """True if it was given all messages of the graph's state, so that our superstep number identifies the time."""
     path: str
-    """Which task of its superstep it is."""
+    """Its task among those of the superstep."""
     branch: int
     call: int
-    """Which call this is of those that the node makes."""
+    """Number of the call among those that the node makes."""
 
     @classmethod
-    def of(cls, config: RunnableConfig, agent: str, given: Any = None, *, node: str | None = None) -> CallId:
-        """Read it from a node's config; outside LangGraph all of it is default. Raises what `options_of` raises.
+    def of(cls, config: RunnableConfig, agent: str, state: Any = None, *, node: str | None = None) -> CallId:
+        """Read it from a node's config; outside LangGraph all fields have defaults. Raises as `options_of` does.
 
         Args:
-            config: The node's.
-            agent: Whose call it is.
-            given: The state that it was given.
-            node: Its name, if the agent is a node of a graph of ours itself, and not called by a function.
+            config: The node's config.
+            agent: The agent that makes the call.
+            state: The state that it was given.
+            node: The node's name, if the agent itself is a node of a `ChoreoGraph`; None if a function calls it.
         """
         task, is_node, options = task_path_of(config), node is not None, options_of(config)
         return cls(
-            **{each.name: getattr(options, each.name) for each in fields(RunOptions)},
+            **{field.name: getattr(options, field.name) for field in fields(RunOptions)},
             agent=agent,
             author=author_of(config, node) or agent,
             thread=None if saver_of(config) is None else thread_of(config),
             task=task,
             around=tasks_around(config),
             step=None if is_node or not task else superstep_of(config),
-            sees_all=is_node or not task or _is_graphs(given, config),
+            sees_all=is_node or not task or _has_graph_state(state, config),
             path=place_in_superstep(config),
             branch=branch_of(config),
             call=_next_call(task_token_of(config)),
         )
 
     def next_call(self, config: RunnableConfig) -> CallId:
-        """Of the next call that the node with this config makes."""
+        """Return the id of the next call that the node with this config makes."""
         return replace(self, call=_next_call(task_token_of(config)))
 
     @property
@@ -146,25 +150,25 @@ class CallId(RunOptions):
         return self.author.split("|")[-1]
 
     def at(self, superstep: int) -> str:
-        """Names the call within its thread: the same in every run of the same graph."""
+        """Return the name of the call within its thread: the same in every run of the same graph."""
         return " ".join([*self._tasks, f"{self.author} {superstep} {self.branch} {self.call}"])
 
     def call_seed(self, engine_seed: int, superstep: int) -> int:
-        """Seed of the call: the same in every run of the same graph with the same run seed."""
+        """Return the call's seed: the same in every run of the same graph with the same run seed."""
         run_seed = engine_seed if self.seed is None else self.seed
         around = " ".join(self._tasks)
         place = f"{run_seed} {around} {self.author} {self.agent} {superstep} {self.branch} {self.call}"
         return int.from_bytes(hashlib.sha256(place.encode()).digest()[:7], "big")
 
     def idempotency_key(self, superstep: int) -> str | None:
-        """Names the call, so that it finds its answer if it is made again; None outside LangGraph.
+        """Return a key under which the call finds its answer if it is made again; None outside LangGraph.
 
-        In a kept thread by its place, which is the same when LangGraph goes back to an earlier state or forks from one;
-        what a function asks over a state of its own, while the thread goes on.
-        Elsewhere by LangGraph's task: nothing but the ids of tasks tells two runs apart.
+        In a kept thread it is made of the call's place, which is the same when LangGraph goes back to an earlier state
+        or forks from one; an agent that a function calls on a state of its own adds LangGraph's superstep, since the
+        thread goes on. Without a thread it is made of LangGraph's task: only task ids differ between two runs.
 
         Args:
-            superstep: Ours, of what it says.
+            superstep: Our number of the superstep of the answer.
         """
         if not self.task:
             return None
@@ -173,9 +177,10 @@ class CallId(RunOptions):
         return repr((self.thread, *self._place(superstep, None if self.sees_all else self.step)))
 
     def message_id(self, superstep: int) -> str:
-        """Of what the call says: the same again if LangGraph reruns the node, never shared by two branches or calls.
+        """Return the id of the call's message: the same again if LangGraph reruns the node, different for any other
+        branch or call.
 
-        A state that a thread went back to has nothing yet of what followed: what is said from there on takes its ids.
+        A thread that went back to an earlier state reuses the ids: its state has none of the messages that followed.
         """
         if not self.task:
             return str(uuid.uuid4())
@@ -190,17 +195,17 @@ class CallId(RunOptions):
         return tuple(task.name for task in self.around)
 
 
-def _is_graphs(given: Any, config: RunnableConfig) -> bool:
-    """Whether an agent was given what its graph's state has of what was said: then it stands behind all of that."""
-    known = channel_values(config, ["handles", "messages"])
-    return "handles" in known and _said(known) == _said(given)
+def _has_graph_state(state: Any, config: RunnableConfig) -> bool:
+    """Return whether an agent was given all messages of its graph's state, and not a selection."""
+    values = channel_values(config, ["handles", "messages"])
+    return "handles" in values and _message_ids(values) == _message_ids(state)
 
 
-def _said(state: Any) -> list[set[Any]]:
+def _message_ids(state: Any) -> list[set[Any]]:
     read = state.get if isinstance(state, Mapping) else partial(getattr, state)
     entries, messages = (read(name, None) or [] for name in ("handles", "messages"))
-    named = {each.get("message_id") for each in entries if isinstance(each, Mapping)}
-    return [named, {getattr(each, "id", None) for each in messages}]
+    named = {entry.get("message_id") for entry in entries if isinstance(entry, Mapping)}
+    return [named, {getattr(message, "id", None) for message in messages}]
 
 
 def _next_call(task: Any) -> int:

@@ -1,4 +1,4 @@
-"""All that a graph tells one of its agents about what it may see."""
+"""The rules by which one agent reads: its sources, private contexts, guards and options, as its graph declares them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from choreo_agents.graph.words.prompts import Prompt
 from choreo_agents.graph.words.thoughts import Thinker
 
 Update = Callable[..., Any]
-"""Of what an agent has said (a list, if it says several messages at a time) and, if it likes, of the graph's state with
-that in it; of `runtime` and `config`, too, by name. Makes an update of the state, a `Command`, or None."""
+"""Makes an update of the state, a `Command` or None from an agent's message (a list, if it writes several at a time),
+and, if it takes them, the state with that message, `runtime` and `config`."""
 
 
 @dataclass(frozen=True)
 class ReaderRules:
-    """How one reader's views are made."""
+    """Rules for one reader's views."""
 
     sources: Mapping[str, VisibilityRule]
-    """By name, in the order in which it sees those of one superstep."""
+    """Rules by source, in the order in which messages of one superstep are shown."""
     undeclared: Collection[str] | None = None
-    """Those of them of which nothing is said by name, since it reads everyone (in a stock graph, `EVERYONE` stands for
-    them): what they say confidentially is not for it. None: it reads whom it names."""
+    """The sources that it reads only because it reads everyone (in a stock graph, `EVERYONE` stands for them), without
+    their confidential messages. None: it reads only the sources it names."""
     shared_system: str | None = None
-    """The system prompt that all views start with."""
+    """The system prompt that every view starts with."""
     positions: Positions = "sequential"
     systems: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """System prompts that fresh encodings may attend to, by the name of the private context."""
@@ -48,93 +48,95 @@ class ReaderRules:
     """The nodes whose messages are private contexts."""
     guard: Guard = field(default_factory=Guard)
     around: tuple[Guard, ...] = ()
-    """The guards of the graphs around it, one for each; empty: there is none, or none that says what it sees."""
+    """The guards of the graphs around its own, one each; empty: there is none, or none that declares what it sees."""
     unnamed: frozenset[str] = frozenset()
-    """Of the sources outside of its graph, those that say nothing confidential to it."""
+    """Sources outside of its graph whose confidential messages it does not see."""
     strict: bool = False
-    """Whether what other models have encoded is an error where encodings are shared."""
+    """True if messages that only other models have encoded are an error where encodings are shared."""
     by_tenant: bool = False
-    """Whether each run is served for the tenant that it is for, and not for whom the engine was loaded."""
+    """True if each run is served for its own tenant, instead of the one for which the engine was loaded."""
     node: str | None = None
-    """The reader's name as a node of a graph of ours: what it says is in its state. None: it is none."""
+    """The reader's name as a node of a `ChoreoGraph`, whose state has its messages; None: it is no such node."""
 
 
 def charted_in(called: RunnableConfig, declared: Declared, on_violation: OnViolation) -> ChartedRun:
-    """Return what is charted of a graph that is called with this config: by it, or by the graphs around it.
+    """Return the chart for a run of a graph called with this config: its own, or that of the graphs around it.
 
     Args:
-        called: As it runs.
-        declared: What it declares, subgraphs included, and its policy's `on_violation`.
+        called: The config of the run.
+        declared: The graph's declarations, those of subgraphs included.
+        on_violation: Its policy's `on_violation`.
     """
-    around, known = author_of(called) if is_nested(called) else "", RunContext.of(called).charted
-    local = known.local(around) if around and known else None
-    if known and local is not None and any(node.name != local for node in known.declared.chart.inside(local)):
-        return replace(known, on_violation={**known.on_violation, local: on_violation})  # it is charted there
+    around, charted = author_of(called) if is_nested(called) else "", RunContext.of(called).charted
+    local = charted.local(around) if around and charted else None
+    if charted and local is not None and any(node.name != local for node in charted.declared.chart.inside(local)):
+        return replace(charted, on_violation={**charted.on_violation, local: on_violation})  # the outer graph charts it
     return ChartedRun(around, declared, {"": on_violation})
 
 
 def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> ReaderRules:
-    """Return the rules of an agent where it stands: with what the edges of graphs around give to its own.
+    """Return an agent's rules with those that edges of the graphs around its own give it.
 
     Args:
-        rules: As its own graph tells it, and `config` that it runs with.
-        author: It, behind the nodes around its graph.
+        rules: The rules from its own graph.
+        config: The config that it runs with.
+        author: The agent's node, behind the nodes around its graph.
     """
-    known = RunContext.of(config).charted
-    local = None if known is None else known.local(author)
-    node = None if known is None or local is None else known.declared.nodes.get(local)
+    charted = RunContext.of(config).charted
+    local = None if charted is None else charted.local(author)
+    node = None if charted is None or local is None else charted.declared.nodes.get(local)
     home = "" if node is None else node.name.rpartition("|")[0]
-    if known is None or node is None or node.is_function or not home:
+    if charted is None or node is None or node.is_function or not home:
         return rules
-    prefix = OUTSIDE + (f"{known.home}|" if known.home else "")
-    outside = {source: _within(rule, home) for source, rule in node.rules.items() if not is_inside(source, home)}
+    prefix = OUTSIDE + (f"{charted.home}|" if charted.home else "")
+    outside = {source: _strip_home(rule, home) for source, rule in node.rules.items() if not is_inside(source, home)}
     input_rule = outside.pop(START_SOURCE)
     sources = {**{prefix + source: rule for source, rule in outside.items()}, **rules.sources, START_SOURCE: input_rule}
     hidden: dict[str, set[str]] = {}
     for source in hidden_sources(outside):
         hidden.setdefault(source.rpartition("|")[0], set()).add(source)
     guards = (
-        Guard(frozenset(hidden.get(at, ())), {}, on_violation, known.declared, home=known.home)
-        for at, on_violation in known.on_violation.items()
+        Guard(frozenset(hidden.get(at, ())), {}, on_violation, charted.declared, home=charted.home)
+        for at, on_violation in charted.on_violation.items()
     )
     unnamed = frozenset(prefix + source for source in node.undeclared if source in outside)
     return replace(rules, sources=sources, around=tuple(guards), unnamed=unnamed)
 
 
-def _within(rule: VisibilityRule, home: str) -> VisibilityRule:
-    """A rule of a chart as an agent's own graph names its private contexts."""
+def _strip_home(rule: VisibilityRule, home: str) -> VisibilityRule:
+    """Return a chart's rule with private contexts as an agent's own graph names them."""
     scope = tuple(name.removeprefix(f"{home}|") for name in rule.contexts)
     return replace(rule, scope=scope) if scope else rule
 
 
 @dataclass(frozen=True)
 class MergeSpec:
-    """Whose messages a synthesizer merges, and what becomes of their encodings first."""
+    """The sources that a synthesizer merges, and how."""
 
     sources: frozenset[str]
     caches: bool = True
-    """Whether their encodings are to be read: their words are told of."""
+    """True to merge their encodings; it is logged where only their text can be read."""
     summary: str | None = None
-    """What each of their speakers is asked to say it shorter; None: they are read as they are."""
+    """Prompt by which each source's speaker makes its message shorter; None: messages are read as they are."""
 
 
 class Speaker(Writer, Thinker, Protocol):
-    """What a turn needs of its agent."""
+    """The interface of an agent that one call needs."""
 
     persona: str | None
     system: Prompt | None
     imported: ImportedPrompt | None
-    """What it is told by a prompt of a schema, in place of a system prompt."""
+    """A prompt of a schema, in place of a system prompt."""
     prompt: Prompt | None
     adapter: str | None
-    """Encodes what is the reader's own."""
+    """Name of the adapter that encodes the reader's own messages."""
     merging: MergeSpec | None
-    """Whose messages are merged."""
+    """The branches to merge."""
     confidential: bool
-    """Whether what it says is a private context."""
+    """True if its messages are a private context."""
     on_output: Update | None
     history: HistoryLimit | None
-    """How much it sees of what it may."""
+    """Limit on the messages it sees."""
     tags: Sequence[str]
     metadata: Mapping[str, Any]
     n: int
@@ -144,37 +146,38 @@ class Speaker(Writer, Thinker, Protocol):
 
 @dataclass(frozen=True)
 class CallReader:
-    """Who reads in one call of one node, and how."""
+    """The reader of one call of one node."""
 
     place: CallId
     persona: str
-    """Whose node it is, behind the subgraphs."""
+    """The persona of its node, behind the subgraphs."""
     rules: ReaderRules
     agent: Speaker
     others: Sequence[Engine]
-    """Who else serves the graph: they know from what words were made that another model has said."""
+    """The other engines of the graph: they know what messages of other models were made of."""
 
     @property
     def system(self) -> str:
-        """The name of the private context that it is told, and asked."""
+        """Name of the private context of its system prompt and prompts."""
         return f"{self.persona}.system"
 
     def gets_words_of(self, entry: HandleEntry) -> bool:
-        """Tell whether a message may have attended, in a function, to what is kept from the reader."""
+        """Return whether it may read only the text of a function's answer, which may have attended to what is kept from
+        it."""
         if not entry.get("answered"):
             return False
-        # The function may have invoked a graph: then it is the answer of a node in there.
+        # The function may have invoked a graph: then a node of that graph is the author.
         names, reader = [*names_of(entry["author"])], self.place.author
         for guard in (self.rules.guard, *self.rules.around):
-            known, home = guard.declared, f"{guard.home_of(reader)}|"
+            declared, home = guard.declared, f"{guard.home_of(reader)}|"
             local = [name.removeprefix(home) for name in names]
             pairs = ((name, reader.removeprefix(home)) for name in local)
-            if guard.hidden or not known.chart.words_of.isdisjoint(pairs):
+            if guard.hidden or not declared.chart.words_of.isdisjoint(pairs):
                 return True
-        # What is asked in a route, or for a prompt, is in the name of an agent, and no pair is known of that.
-        is_function = any(name in known.nodes and known.nodes[name].is_function for name in local)
-        return bool(known.nodes) and "persona" not in entry and not is_function
+        # An answer that a route or prompt function asked for has an agent as its author: no pair is known for it.
+        is_function = any(name in declared.nodes and declared.nodes[name].is_function for name in local)
+        return bool(declared.nodes) and "persona" not in entry and not is_function
 
     def has_said(self, entry: HandleEntry) -> bool:
-        """Whether a message is its own."""
+        """Return whether a message is the reader's own."""
         return is_own(entry, self.place.author, self.persona)

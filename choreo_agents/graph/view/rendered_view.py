@@ -1,4 +1,4 @@
-"""What one call reads, as chat messages: for callbacks, and through them for traces."""
+"""Renders a call's view as chat messages, for callbacks and traces."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from choreo_agents.graph.view.imported_prompt import PromptPart
 from choreo_agents.graph.view.reader_rules import CallReader
 
 MASK = "[confidential]"
-"""What stands in a trace for words that are confidential."""
+"""Replacement for confidential text in traces."""
 _NO_TOOL: Mapping[str, Any] = {"type": "function", "function": {"name": MASK}}
 
 
 class RenderedView:
-    """The view of one call in words, in its order: instructions, messages, and what is asked.
+    """The view of one call as chat messages, in its order: instructions, messages and prompt.
 
-    Words are masked that are marked as confidential: messages of confidential agents, what these are told and asked,
-    confidential modules, and what the private contexts say that the graph's policy names; unless the run is to show
-    them (`RunOptions.trace_confidential`).
+    Confidential text is masked unless the run shows it (`RunOptions.trace_confidential`): messages, system prompts and
+    prompts of confidential agents, confidential modules, and the private contexts that the graph's policy names.
 
     Args:
-        reader: Who reads.
+        reader: The reader of the call.
     """
 
     def __init__(self, reader: CallReader) -> None:
@@ -35,30 +34,30 @@ class RenderedView:
         self._is_private = reader.agent.confidential or reader.system.rpartition("|")[2] in guarded
         self.messages: list[BaseMessage] = []
         self.tools: Described = ()
-        """What the reader is told that it may call, as chat models tell it: beside their messages."""
+        """The tools that the reader may call, as chat models describe them: beside the messages."""
 
     def begin(
         self, public: str | None, system: str | None, tools: Described = (), imported: Iterable[PromptPart] = ()
     ) -> None:
-        """Add what the reader is told first: the public root, and its own instructions or prompt of a schema."""
+        """Add the public root, and the reader's own instructions or prompt of a schema."""
         self.tools = (_NO_TOOL,) * len(tools) if self._is_private and not self._shows_all else tools
         if public:
             self._add(SystemMessage(public))
         if system is not None:
             self._add(SystemMessage(system), confidential=self._is_private)
-        for told in imported:
-            kind = {"user": HumanMessage, "assistant": AIMessage}.get(told.role or "system", SystemMessage)
-            self._add(kind(told.text), confidential=told.confidential or (told.is_own and self._is_private))
+        for part in imported:
+            kind = {"user": HumanMessage, "assistant": AIMessage}.get(part.role or "system", SystemMessage)
+            self._add(kind(part.text), confidential=part.confidential or (part.is_own and self._is_private))
 
-    def say(self, entry: HandleEntry, words: BaseMessage) -> None:
-        """Add a message, with what its speaker was asked before it if that is in view."""
+    def add_message(self, entry: HandleEntry, words: BaseMessage) -> None:
+        """Add a message, and before it the prompt of its author if that is in the view."""
         confidential = bool(entry["confidential"])
-        if (asked := entry.get("prompt_text")) is not None and self._reader.has_said(entry):
-            self._add(HumanMessage(asked), confidential=confidential or self._is_private)
+        if (prompt := entry.get("prompt_text")) is not None and self._reader.has_said(entry):
+            self._add(HumanMessage(prompt), confidential=confidential or self._is_private)
         self._add(words, confidential=confidential)
 
     def ask(self, prompt: str | None, *, confidential: bool = False) -> None:
-        """Add what the reader is asked, or told in place of what it does not keep."""
+        """Add the reader's prompt, or the summary in place of messages outside its history."""
         if prompt is not None:
             self._add(HumanMessage(prompt), confidential=confidential or self._is_private)
 
@@ -67,7 +66,7 @@ class RenderedView:
 
 
 def _masked(message: BaseMessage) -> BaseMessage:
-    """Who spoke, and nothing of what was said: made anew, since words may stand in any field of a message."""
+    """Return a message with author and type only. It is made anew, since text may stand in any field of a message."""
     named = {"id": message.id, "name": message.name}
     if isinstance(message, ToolMessage):
         return ToolMessage(MASK, tool_call_id=message.tool_call_id, **named)

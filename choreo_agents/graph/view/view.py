@@ -1,4 +1,4 @@
-"""Which entries one reader sees, in which order, and how many of them: plain data, and no engine."""
+"""Selects the messages that one reader sees, in which order, and how many: plain data, without an engine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, VisibilityRul
 from choreo_agents.graph.words.prompts import required_arguments
 
 Summary = Callable[..., str | Awaitable[str | None] | None]
-"""Of the messages that an agent no longer sees: text that it is told in their place; None: nothing."""
+"""Makes a text from the messages outside an agent's history, which the agent gets in their place; None: nothing."""
 _OWN = "|own"
-"""The source of what a reader's own persona said; no node can be named so."""
+"""The source of messages by the reader's own persona; no node can have this name."""
 
 
 class SeenEntry(NamedTuple):
-    """An entry of a view, and how its reader sees it."""
+    """A message of a view and the rule by which its reader sees it."""
 
     entry: HandleEntry
     rule: VisibilityRule
@@ -35,20 +35,22 @@ def visible(
     unnamed: Collection[str] = (),
     calls: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SeenEntry]:
-    """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
+    """Return a reader's view: by superstep; within one, input first, then its own messages, then sources in declared
+    order.
 
-    The messages of its own persona are always there, shared; those of private sources never are, nor those of sources
-    without a rule. The order of `entries` does not matter.
+    Messages of its own persona are always there, shared; those of private sources and of sources without a rule never
+    are. The order of `entries` does not matter.
 
     Args:
-        entries: All that was said.
-        reader: The node that reads, behind its subgraphs, and `persona` whose node it is; by default its own.
-        rules: Its sources.
-        unnamed: Sources outside of its graph whose confidential messages are not for it.
-        undeclared: If it reads everyone, whom it does not name: without their confidential messages. Then those of one
-            superstep stand by name, its own among them, as LangGraph applies what nodes of a superstep say.
-        calls: By a result's message that of its call: a history counts both as said when the call was, and keeps both
-            or neither.
+        entries: All messages.
+        reader: The node that reads, behind its subgraphs.
+        rules: Its rules by source.
+        persona: The persona of the node; by default its own name.
+        undeclared: If it reads everyone, the sources that it does not name: without their confidential messages.
+            Messages of one superstep, its own included, are then ordered by name, as LangGraph applies updates.
+        unnamed: Sources outside of its graph whose confidential messages it does not see.
+        calls: The call's message id by that of its result: history counts both at the superstep of the call, and keeps
+            both or neither.
 
     Raises:
         VisibilityError: A `send` hands on more than the reader may see.
@@ -58,52 +60,52 @@ def visible(
         rank = {**{source: i for i, source in enumerate(rules, start=1)}, **rank}
     by_source: dict[str | None, list[HandleEntry]] = {}
     for entry in entries:
-        says = entry.get("unverified_author")
-        if says is not None and (START_SOURCE not in rules or not rules[START_SOURCE].mode.shows):
-            continue  # it is input, whatever it says
-        if (via := _rule_of(entry.get("tool_node"), reader, rules)) is not None and not via.mode.shows:
-            continue  # nobody who must not read the node that wrote it reads it
+        claimed = entry.get("unverified_author")
+        if claimed is not None and (START_SOURCE not in rules or not rules[START_SOURCE].mode.shows):
+            continue  # an author without a proof is input
+        if (tool_rule := _rule_of(entry.get("tool_node"), reader, rules)) is not None and not tool_rule.mode.shows:
+            continue  # a tool's result is hidden from those who must not read the tool's node
         own = is_own(entry, reader, persona or reader)
-        source = _OWN if own else source_in(rules, says["author"] if says else entry["author"], reader)
+        source = _OWN if own else source_in(rules, claimed["author"] if claimed else entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
-    seen: list[tuple[int, SeenEntry]] = []
+    ranked: list[tuple[int, SeenEntry]] = []
     cut: set[str] = set()
-    for source, said in by_source.items():
+    for source, messages in by_source.items():
         rule = (
             VisibilityRule() if source == _OWN else None if source is None else rules.get(source, rules.get(EVERYONE))
         )
         named = undeclared is None or source == _OWN or (source in rules and source not in undeclared)
         named = named and source not in unnamed
         shows = rule is not None and rule.mode.shows
-        readable = [entry for entry in said if shows and (named or not entry["confidential"])]
+        readable = [entry for entry in messages if shows and (named or not entry["confidential"])]
         shown = {id(entry) for entry in _recent(readable, rule, calls)}
-        cut |= {_unit(entry, calls) for entry in readable if id(entry) not in shown}
-        for entry in said:
+        cut |= {_unit_of(entry, calls) for entry in readable if id(entry) not in shown}
+        for entry in messages:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
                 if entry.get("unverified_author") and narrowed.mode.shares_kv:
-                    narrowed = rules[START_SOURCE]  # no more than what its reader has of input
-                via = _rule_of(entry.get("tool_node"), reader, rules)
-                if via is not None and narrowed.mode.shares_kv:
-                    narrowed = replace(narrowed, mode=via.mode)
-                seen.append((rank.get(source, 0), SeenEntry(entry, narrowed)))
-    seen.sort(key=_place)
-    return [item for _, item in seen if _unit(item.entry, calls) not in cut]
+                    narrowed = rules[START_SOURCE]  # an author without a proof gets no more than input does
+                tool_rule = _rule_of(entry.get("tool_node"), reader, rules)
+                if tool_rule is not None and narrowed.mode.shares_kv:
+                    narrowed = replace(narrowed, mode=tool_rule.mode)
+                ranked.append((rank.get(source, 0), SeenEntry(entry, narrowed)))
+    ranked.sort(key=_sort_key)
+    return [item for _, item in ranked if _unit_of(item.entry, calls) not in cut]
 
 
 def _rule_of(node: str | None, reader: str, rules: Mapping[str, VisibilityRule]) -> VisibilityRule | None:
-    """What is declared of the node that has written a tool's result; None: nothing."""
+    """Return the rule for the node that wrote a tool's result; None: nothing is declared."""
     return None if node is None else rules.get(source_in(rules, node, reader) or "")
 
 
 def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
-    """Whether a reader's own persona said it, or, where no signature proves who did, says that it has."""
-    says = entry.get("unverified_author") or entry
-    return says["author"] == reader or says.get("persona") == persona
+    """Return whether the reader's own persona is a message's author, or, without a signature, its claimed author."""
+    author = entry.get("unverified_author") or entry
+    return author["author"] == reader or author.get("persona") == persona
 
 
 def _narrowed(entry: HandleEntry, rule: VisibilityRule | None, source: str | None, reader: str) -> VisibilityRule:
-    """The rule for an entry that a `send` may have selected: never more than the source's."""
+    """Return the rule for an entry that a `send` may have selected: never more than the source's rule."""
     selected = entry.get("select")
     mode = None if rule is None else rule.mode.narrowed(mode_of(selected)) if selected else rule.mode
     if rule is None or mode is None:
@@ -116,62 +118,62 @@ def _narrowed(entry: HandleEntry, rule: VisibilityRule | None, source: str | Non
     return replace(rule, mode=mode)
 
 
-def _recent(said: list[HandleEntry], rule: VisibilityRule | None, calls: Mapping[str, str]) -> list[HandleEntry]:
-    """The entries of the last supersteps in which a source spoke, as many as the rule's history keeps.
+def _recent(entries: list[HandleEntry], rule: VisibilityRule | None, calls: Mapping[str, str]) -> list[HandleEntry]:
+    """Return the entries of a source's last supersteps, as many as the rule's history keeps.
 
-    What a `send` has selected says how many there were since, for all that the branch was not sent.
+    An entry that a `send` selected has the number of later supersteps in `behind`, since the branch was not sent them.
     """
     if rule is None or rule.history == "all":
-        return said
+        return entries
     keep = 1 if rule.history == "last" else rule.history
-    at = said_at(said, calls)
+    at = said_at(entries, calls)
     latest = sorted(set(at.values()))[-keep:]
-    return [entry for entry in said if at[entry["message_id"]] in latest and entry.get("behind", 0) < keep]
+    return [entry for entry in entries if at[entry["message_id"]] in latest and entry.get("behind", 0) < keep]
 
 
 def said_at(entries: Sequence[HandleEntry], calls: Mapping[str, str]) -> dict[str, int]:
-    """Return the supersteps in which messages count as said: results when their call was, as far as it is there."""
+    """Return the superstep at which each message counts: a tool's result at that of its call, if that is there."""
     supersteps = {entry["message_id"]: entry["superstep"] for entry in entries}
     return {name: supersteps.get(calls.get(name, name), at) for name, at in supersteps.items()}
 
 
-def _unit(entry: HandleEntry, calls: Mapping[str, str]) -> str:
-    """Name what is seen as a whole or not at all: a call with its results, or any other message."""
+def _unit_of(entry: HandleEntry, calls: Mapping[str, str]) -> str:
+    """Return the id of what is seen as a whole or not at all: a call with its results, or any other message."""
     return calls.get(entry["message_id"], entry["message_id"])
 
 
 def call_of(entry: HandleEntry) -> tuple[str, list[int], int, int]:
-    """Which of the calls of its superstep an entry is of: branches stand as they were sent."""
+    """Return a sort key for the calls of one superstep: branches come in the order in which they were sent."""
     return entry["author"], entry.get("task_path", []), entry["branch"], entry.get("call", 0)
 
 
-def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, tuple[str, list[int], int, int], str]:
-    """What decides where an entry stands; the message id only between what nothing else tells apart."""
+def _sort_key(item: tuple[int, SeenEntry]) -> tuple[int, int, tuple[str, list[int], int, int], str]:
+    """Return the sort key of a message in a view; the message id only breaks ties."""
     rank, (entry, _) = item
     return entry["superstep"], rank, call_of(entry), entry["message_id"]
 
 
-# How much of that it keeps, its own messages among it
+# Limits on the length of a view
 
 
 @refuses_unknown()
 @dataclass(frozen=True)
 class HistoryLimit:
-    """What an agent sees of its view: the latest messages, its own among them, and instructions in any case.
+    """Limit on an agent's view to the latest messages, its own included; instructions are always kept.
 
     A call and its results are kept together, or not at all.
 
-    What was kept as it was encoded has attended to what came before it, and goes on to say so: a bound on the view is a
-    bound on what a call costs, not on what it can know.
+    Kept messages have attended to those before them, and may repeat them: a limit bounds what a call costs, not what it
+    can know.
     """
 
     last: int | None = None
-    """So many messages; of the latest call all results, though they be more. 0: none, its own among them; what it is
-    asked says all that it is to know."""
+    """Number of messages; all results of the latest call are kept, even if they are more. 0: none, its own included:
+    the prompt must say everything."""
     tokens: int | None = None
-    """As many messages as take so many positions."""
+    """Number of positions that the messages may take."""
     summary: Summary | None = None
-    """What is told in place of the others, made anew for each call; a private context of the agent's."""
+    """Function that makes a text in place of the other messages, for each call anew; a private context of the agent."""
 
     def __post_init__(self) -> None:
         for name, least in (("last", 0), ("tokens", 1)):
@@ -179,48 +181,48 @@ class HistoryLimit:
             if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < least):
                 raise InvalidRequestError(f"a history keeps {name} from {least} on, not {bound!r}")
         if self.last is None and self.tokens is None:
-            raise InvalidRequestError(
-                "a history says what it keeps: HistoryLimit(last=...) or HistoryLimit(tokens=...)"
-            )
+            raise InvalidRequestError("a history needs a limit: HistoryLimit(last=...) or HistoryLimit(tokens=...)")
 
     def split(
         self,
-        seen: Sequence[SeenEntry],
+        view: Sequence[SeenEntry],
         length: Callable[[SeenEntry], int],
         instructs: Callable[[SeenEntry], bool],
         calls: Mapping[str, str],
     ) -> tuple[list[SeenEntry], list[SeenEntry]]:
-        """What is kept of a view, and what is not, both in its order.
+        """Split a view into the messages that are kept and those that are not, both in its order.
 
         Args:
-            seen: The view.
-            length: Of a message, in positions.
-            instructs: Whether it gives instructions.
-            calls: By a result's message that of its call: both are kept, or neither.
+            view: The messages.
+            length: Returns the length of a message in positions.
+            instructs: Returns whether a message is an instruction.
+            calls: The call's message id by that of its result: both are kept, or neither.
         """
         together: dict[str, list[SeenEntry]] = {}
-        for each in reversed(seen):
-            if not instructs(each):
-                together.setdefault(calls.get(each.entry["message_id"], each.entry["message_id"]), []).append(each)
-        chosen = {id(each.entry) for each in seen if instructs(each)}
-        kept = length_kept = 0
+        for item in reversed(view):
+            if not instructs(item):
+                together.setdefault(calls.get(item.entry["message_id"], item.entry["message_id"]), []).append(item)
+        chosen = {id(item.entry) for item in view if instructs(item)}
+        count = length_sum = 0
         for unit in together.values():
-            # Who may see one message sees the latest, and if that is a result, its call and all that it came with.
-            most = self.last if kept or not self.last else max(self.last, len(unit))
-            kept += len(unit)
-            length_kept += 0 if self.tokens is None else sum(map(length, unit))
-            if (most is not None and kept > most) or (self.tokens is not None and length_kept > self.tokens):
+            # The latest unit is always kept: if it is a result, with its call and the call's other results.
+            most = self.last if count or not self.last else max(self.last, len(unit))
+            count += len(unit)
+            length_sum += 0 if self.tokens is None else sum(map(length, unit))
+            if (most is not None and count > most) or (self.tokens is not None and length_sum > self.tokens):
                 break
-            chosen |= {id(each.entry) for each in unit}
-        return [e for e in seen if id(e.entry) in chosen], [e for e in seen if id(e.entry) not in chosen]
+            chosen |= {id(item.entry) for item in unit}
+        return [e for e in view if id(e.entry) in chosen], [e for e in view if id(e.entry) not in chosen]
 
 
 def required_history(name: str, history: object) -> HistoryLimit | None:
-    """How an agent's view is bounded; raises `InvalidRequestError` if it is not said how."""
+    """Return a history argument as a `HistoryLimit`; raise `InvalidRequestError` if it is none."""
     if isinstance(history, int) and not isinstance(history, bool):
         history = HistoryLimit(last=history)
     if history is not None and not isinstance(history, HistoryLimit):
-        raise InvalidRequestError(f"the history of {name!r} must be a number of messages or a Keep, not {history!r}")
+        raise InvalidRequestError(
+            f"the history of {name!r} must be a number of messages or a HistoryLimit, not {history!r}"
+        )
     if history is not None and history.summary is not None:
         required_arguments(name, "summary", history.summary, ["messages", "state"])
     return history

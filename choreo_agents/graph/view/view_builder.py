@@ -1,4 +1,5 @@
-"""Makes one reader's view: what is new is encoded, what may be seen is placed, words are encoded again where told."""
+"""Builds one reader's view: encodes new messages, places visible ones, and encodes text again where the rules say
+so."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import ContextLengthError, ForeignHandleError, HandleError
 from choreo_agents.graph.answers import NO_REFERENCE, UNPROVEN, encoding_of
 from choreo_agents.graph.signer import digest_of, handle_of, is_confidential, opening_of, persona_of, writer_of
-from choreo_agents.graph.state import HandleEntry, handle_for, is_of_agent, length_for, put_in
+from choreo_agents.graph.state import HandleEntry, handle_for, is_of_agent, length_for, with_handle
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.merged_branches import MergedBranches
 from choreo_agents.graph.view.placed_view import PlacedView, TurnMerger
@@ -36,21 +37,21 @@ from choreo_agents.graph.words.entries import (
     is_input,
     live_handle,
 )
-from choreo_agents.graph.words.thoughts import recalls, without_thoughts
+from choreo_agents.graph.words.thoughts import keeps_thoughts, without_thoughts
 from choreo_agents.kv.handle import MessageHandle, base_model
 
 UNKNOWN = "nothing keeps what it was computed from"
 
 
 class ViewBuilder:
-    """What one call of one node sees. Lives as long as the call.
+    """Builder of the view of one call of one node. Lives as long as the call.
 
     Args:
-        engine: Encodes it.
-        reader: Who reads.
-        messages: The words in the graph's state.
-        entries: All that was said.
-        earliest: The superstep that the reader speaks in at least.
+        engine: The reader's engine.
+        reader: The reader of the call.
+        messages: The messages in the graph's state.
+        entries: Their entries.
+        earliest: The first superstep that the reader's message may have.
     """
 
     def __init__(
@@ -71,25 +72,27 @@ class ViewBuilder:
         self._calls = calls_of(messages)
         self._words = ReaderWords(self.bound, messages)
         self.entries = [self._as_read(entry) for entry in entries]
-        """All that was said; what this call has encoded first is among them once it has a view."""
+        """All entries; once there is a view, with those that this call has made."""
         self.inputs: list[HandleEntry] = []
-        """Entries that this call has made of messages which no node had encoded."""
+        """Entries that this call has made for messages that no node had encoded."""
         self.lost: dict[str, tuple[HandleEntry, str]] = {}
-        """What stood for messages that were encoded again, and why their encodings are of no use here: by message."""
+        """The former entry of each message that was encoded again, and why its encoding was of no use, by message
+        id."""
         self.attends_to_answers = False
-        """Whether it sees the encoding of what may have attended to anything."""
-        self._in_words: set[str] = set()
-        """Whose answers are read in their words since they may have attended to what is kept from the reader."""
+        """True if the view has the encoding of a chat model's answer, which may have attended to anything its function
+        reads."""
+        self._text_only: set[str] = set()
+        """Authors whose answers are read as text, since they may have attended to what is kept from the reader."""
         self.words_of: dict[str, str] = {}
-        """Whose words alone are read where encodings were to be, and why."""
+        """Authors of whom only text is read where KV should be, and the reason."""
         self._modules: Leases | None = None
         self._branches = MergedBranches(self.bound, reader)
         self._earliest = earliest
         self.superstep = self._next_superstep(entries)
         self.rendered = RenderedView(reader)
-        """What is read, as chat messages."""
+        """The view as chat messages."""
         self.summary: str | None = None
-        """What the reader is told in place of what it does not keep."""
+        """Text in place of the messages outside the reader's history."""
         self._turns = TurnMerger(self.bound)
         self.showing = ViewEncoder(self.bound, reader, self._words, self._turns, self._branches.stands_for)
 
@@ -100,107 +103,108 @@ class ViewBuilder:
         *,
         summary: Callable[[Summary, Sequence[BaseMessage]], Awaitable[str | None]],
     ) -> PlacedView:
-        """Encode what nobody has yet, and put together all that the reader may see.
+        """Encode the messages that have no encoding yet, and assemble all that the reader may see.
 
         Args:
-            system: The agent's own system prompt, and the `tools` that it may call.
-            summary: Has a function make what is told in place of messages that the reader does not keep.
+            system: The agent's own system prompt.
+            tools: The tools that it may call.
+            summary: Calls a function that makes the text in place of messages outside the history.
         """
         await self._turns.begin(self._rules.shared_system)
         view, imported = await self._start(), self._reader.agent.imported
-        self.rendered.begin(self._rules.shared_system, system, tools, () if imported is None else imported.told)
+        self.rendered.begin(self._rules.shared_system, system, tools, () if imported is None else imported.parts)
         later = bool(self._rules.shared_system) or imported is not None
         own = own_turns(system, tools, self._engine.chat, later=later)
         if imported is None:
-            await self._turns.tell(view, own, self._reader.system, self._reader.agent.adapter)
+            await self._turns.append_turns(view, own, self._reader.system, self._reader.agent.adapter)
         await self._prefill_turns()
         self.entries = list({entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}.values())
         self.superstep = self._next_superstep(self.entries)
         if imported is not None:
             self._modules = await imported.lease()
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
-            self.showing.lasting |= {each.id for each in modules}
+            self.showing.lasting |= {handle.id for handle in modules}
             await imported.place(view, modules, self._reader.system, self.bound, self._reader.agent.adapter)
-            await self._turns.tell(view, own, self._reader.system, self._reader.agent.adapter)
-        shown, left = self._kept(await self._visible())
+            await self._turns.append_turns(view, own, self._reader.system, self._reader.agent.adapter)
+        shown, dropped = self._split_history(await self._encode_visible())
         self.showing.begin(self.entries)
         self._note_words_of(shown)
-        told = bool(own) or bool(self._rules.shared_system) or imported is not None
-        if not told and not (shown and self._words.instructs(shown[0].entry)):
+        instructed = bool(own) or bool(self._rules.shared_system) or imported is not None
+        if not instructed and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
                 view.add(handle)
-        keep = self._reader.agent.history
-        if left and keep is not None and keep.summary is not None:
-            self.summary = await summary(keep.summary, self._unkept(left))
+        limit = self._reader.agent.history
+        if dropped and limit is not None and limit.summary is not None:
+            self.summary = await summary(limit.summary, self._dropped_messages(dropped))
             if self.summary is not None:
-                await self.showing.tell(view, self.summary)
-            self.rendered.ask(self.summary, confidential=any(entry["confidential"] for entry, _ in left))
-        self.showing.copies += await self._branches.stand_in(shown)
-        self._branches.appended(view)
+                await self.showing.append_prompt(view, self.summary)
+            self.rendered.ask(self.summary, confidential=any(entry["confidential"] for entry, _ in dropped))
+        self.showing.copies += await self._branches.prepare(shown)
+        self._branches.record(view)
         for group in _groups(shown, parallel=self.is_parallel):
-            await self._show(view, group)
-            said = list(chain(*group))
-            self._branches.appended(view, said, ends=any(is_input(e) or self._reader.has_said(e) for e, _ in said))
-            for entry, _ in said:
-                if (words := self._words.of(entry)) is not None:
-                    self.rendered.say(entry, self._as_seen(entry, words))
-        self.showing.copies += await self._branches.read_behind(view)
+            await self._append_group(view, group)
+            items = list(chain(*group))
+            self._branches.record(view, items, ends=any(is_input(e) or self._reader.has_said(e) for e, _ in items))
+            for entry, _ in items:
+                if (words := self._words.as_read(entry)) is not None:
+                    self.rendered.add_message(entry, self._as_seen(entry, words))
+        self.showing.copies += await self._branches.append_boundaries(view)
         return view
 
-    def _unkept(self, left: Sequence[SeenEntry]) -> list[BaseMessage]:
-        """The words of messages that the reader does not keep, no more of them than it would have had in its view."""
-        for entry, _ in left:
-            self.showing.admits(entry, words_only=True)
-        unkept = [(entry, self._words.seen(entry, rule.mode)) for entry, rule in left]
-        return [self._as_seen(entry, words) for entry, words in unkept if words is not None]
+    def _dropped_messages(self, dropped: Sequence[SeenEntry]) -> list[BaseMessage]:
+        """Return messages outside the reader's history, with no more text than its view would have had."""
+        for entry, _ in dropped:
+            self.showing.allows(entry, words_only=True)
+        messages = [(entry, self._words.in_mode(entry, rule.mode)) for entry, rule in dropped]
+        return [self._as_seen(entry, words) for entry, words in messages if words is not None]
 
     def _as_seen(self, entry: HandleEntry, words: BaseMessage) -> BaseMessage:
-        """A message with the thoughts before it only if its reader's view has them: its own, as far as it recalls."""
-        if (shorter := self._branches.shorter.get(self.bound.handle(entry).id)) is not None:
+        """Return a message without its thoughts, unless it is the reader's own and the chat template shows these."""
+        if (shorter := self._branches.summaries.get(self.bound.handle(entry).id)) is not None:
             return words.model_copy(update={"content": shorter})
-        own = self._reader.has_said(entry) and recalls(self._engine.chat, entry)
+        own = self._reader.has_said(entry) and keeps_thoughts(self._engine.chat, entry)
         return words if own else without_thoughts(words)
 
-    async def _visible(self) -> list[SeenEntry]:
-        """What the reader sees, each message with an encoding of its model."""
-        seen = self._seen()
-        contexts = {context_path(name, self._place) for _, rule in seen for name in rule.contexts}
+    async def _encode_visible(self) -> list[SeenEntry]:
+        """Return the visible messages, each with an encoding of the reader's model."""
+        items = self._visible_items()
+        contexts = {context_path(name, self._place) for _, rule in items for name in rule.contexts}
         named = [entry for path in contexts for entry in confidential_of(path, self.entries)]
-        made = {entry["message_id"]: entry for entry in await self._encoded_here(seen, named)}
-        if not made:
-            return seen
-        self.lost |= _unserved(made, self._engines)
-        self.inputs = [*(entry for entry in self.inputs if entry["message_id"] not in made), *made.values()]
-        self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
-        return self._seen()
+        encoded = {entry["message_id"]: entry for entry in await self._encode_foreign(items, named)}
+        if not encoded:
+            return items
+        self.lost |= _unserved(encoded, self._engines)
+        self.inputs = [*(entry for entry in self.inputs if entry["message_id"] not in encoded), *encoded.values()]
+        self.entries = [encoded.get(entry["message_id"], entry) for entry in self.entries]
+        return self._visible_items()
 
-    async def _encoded_here(self, seen: Sequence[SeenEntry], named: Sequence[HandleEntry]) -> list[HandleEntry]:
-        """The entries among these that had no encoding of the reader's model, with one: behind the public root, as
-        input is, once for all readers of that model. It costs nothing until somebody attends to it.
+    async def _encode_foreign(self, items: Sequence[SeenEntry], named: Sequence[HandleEntry]) -> list[HandleEntry]:
+        """Encode the messages that lack an encoding of the reader's model: behind the public root, once for all its
+        readers. Lazy: it costs nothing until a request attends to it.
 
         Args:
-            seen: The messages of the view.
-            named: Those in which words of the view are encoded, whose own words alone it sees.
+            items: The messages of the view.
+            named: Messages of the contexts in which text of the view is encoded; only their own text is needed.
 
         Raises:
-            ForeignHandleError: The words are not in the graph's state; or, with `strict`, an encoding was to be read.
+            ForeignHandleError: A message is not in the graph's state; or, with `strict`, its encoding was to be read.
         """
-        foreign = [each for each in seen if handle_for(each.entry, self.bound.model) is None]
+        foreign = [item for item in items if handle_for(item.entry, self.bound.model) is None]
         for entry, rule in foreign if self._rules.strict else ():
             if is_of_agent(entry) and rule.mode.shares_kv:
                 raise self._refused(entry, "declare it 'reencoded', or compile without strict=True")
-        wanted = [*(entry for entry, _ in foreign), *(e for e in named if handle_for(e, self.bound.model) is None)]
-        different = list({entry["message_id"]: entry for entry in wanted}.values())
+        missing = [*(entry for entry, _ in foreign), *(e for e in named if handle_for(e, self.bound.model) is None)]
+        different = list({entry["message_id"]: entry for entry in missing}.values())
         calls: list[Prefill] = []
         for entry in different:
             if (message := self._words.in_state(entry)) is None:
                 raise self._refused(entry, "its words are not in the graph's state: send the message itself, too")
             text, kind = message_turn(message, self._engine.chat, opening=opening_of(message))
             source = MessageHandle.model_validate(entry["handle"]) if is_of_agent(entry) else None
-            told: dict[str, Any] = {"author": entry["author"], "confidential": entry["confidential"], "source": source}
-            calls.append(Prefill(text, await self._turns.behind_root(kind), **told))
-        handles = await self.bound.ask_for(calls)
-        return [put_in(entry, handle) for entry, handle in zip(different, handles, strict=True)]
+            extra: dict[str, Any] = {"author": entry["author"], "confidential": entry["confidential"], "source": source}
+            calls.append(Prefill(text, await self._turns.behind_root(kind), **extra))
+        handles = await self.bound.prefill_shared(calls)
+        return [with_handle(entry, handle) for entry, handle in zip(different, handles, strict=True)]
 
     def _refused(self, entry: HandleEntry, advice: str) -> ForeignHandleError:
         handle = MessageHandle.model_validate(entry["handle"])
@@ -211,63 +215,64 @@ class ViewBuilder:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether siblings stand at one offset."""
+        """True if sibling messages start at one position."""
         return self._rules.positions == "parallel" and self._engine.method == "choreo"
 
     def outgrown(self, error: ContextLengthError) -> ContextLengthError:
-        """The same error, with the source whose messages take most of the view, and what would make them fewer."""
+        """Return the error with the source whose messages take most of the view, and advice to make them fewer."""
         tokens: Counter[str] = Counter()
         author = self._place.author
         reader = author.rsplit("|", maxsplit=1)[-1]
-        for entry, _ in self._seen():
+        for entry, _ in self._visible_items():
             own = self._reader.has_said(entry)
             source = reader if own else source_of_author(entry["author"], author) or entry["author"]
             tokens[source] += length_for(entry, self.bound.model)
         if not tokens:
             return error
         [(source, count)] = tokens.most_common(1)
-        what = "its own" if source == reader else f"{source!r}'s"
+        owner = "its own" if source == reader else f"{source!r}'s"
         advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
         if source == reader:
             advice = "bound what it keeps by Agent(history=...), or shorten the loop that it is in"
         elif source == START_SOURCE:
-            what, advice = "input", "send less"
-        return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
+            owner, advice = "input", "send less"
+        return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {owner}: {advice}")
 
-    def _kept(self, shown: list[SeenEntry]) -> tuple[list[SeenEntry], list[SeenEntry]]:
-        """What the reader keeps in its view, and what it does not."""
-        keep = self._reader.agent.history
-        if keep is None:
+    def _split_history(self, shown: list[SeenEntry]) -> tuple[list[SeenEntry], list[SeenEntry]]:
+        """Split the view into messages inside and outside the reader's history."""
+        limit = self._reader.agent.history
+        if limit is None:
             return shown, []
-        return keep.split(shown, self.showing.length, lambda each: self._words.instructs(each.entry), self._calls)
+        return limit.split(shown, self.showing.length, lambda item: self._words.instructs(item.entry), self._calls)
 
-    def _seen(self) -> list[SeenEntry]:
+    def _visible_items(self) -> list[SeenEntry]:
         rules, reader, calls = self._rules, self._reader, self._calls
         options: Any = {"persona": reader.persona, "undeclared": rules.undeclared, "unnamed": rules.unnamed}
-        seen = visible(self.entries, self._place.author, rules.sources, calls=calls, **options)
-        names = {each.entry["message_id"] for each in seen}
-        # Somebody's confidential message that it does not see, in whichever graph that was said.
-        is_kept = any(each["confidential"] and each["message_id"] not in names for each in self.entries)
-        found = []
-        for each in seen:
-            answered = bool(each.entry.get("answered")) and each.rule.mode.shares_kv
-            in_words = answered and (is_kept or is_input(each.entry) or reader.gets_words_of(each.entry))
-            if in_words and not is_input(each.entry):
-                self._in_words.add(each.entry["author"])
-            found.append(each._replace(rule=replace(each.rule, mode=REENCODED)) if in_words else each)
-        return found
+        items = visible(self.entries, self._place.author, rules.sources, calls=calls, **options)
+        names = {item.entry["message_id"] for item in items}
+        # True if any graph's state has a confidential message that the reader does not see.
+        is_kept = any(entry["confidential"] and entry["message_id"] not in names for entry in self.entries)
+        result = []
+        for item in items:
+            answered = bool(item.entry.get("answered")) and item.rule.mode.shares_kv
+            in_words = answered and (is_kept or is_input(item.entry) or reader.gets_words_of(item.entry))
+            if in_words and not is_input(item.entry):
+                self._text_only.add(item.entry["author"])
+            result.append(item._replace(rule=replace(item.rule, mode=REENCODED)) if in_words else item)
+        return result
 
     def _note_words_of(self, shown: Sequence[SeenEntry]) -> None:
-        """Note whose encodings are not read though they were to be: kept from the reader, or of all that it merges."""
+        """Record where text is read instead of KV: answers kept from the reader, and branches without an encoding to
+        merge."""
         for entry, rule in shown:
-            # It stays so when the answer is removed: what is said now has attended to it.
+            # It stays set when the answer is removed later: the new message has attended to it.
             self.attends_to_answers |= rule.mode.shares_kv and bool(entry.get("answered"))
-            if entry["author"] in self._in_words:
+            if entry["author"] in self._text_only:
                 self.words_of[entry["author"]] = (
                     "it may have attended to all that its function can read, and some of that is kept from the reader: "
                     "declare less private, or have an Agent say it"
                 )
-        for entry in () if self.words_of else self._branches.in_words(shown):
+        for entry in () if self.words_of else self._branches.read_as_text(shown):
             message = self._words.in_state(entry)
             if message is not None and not (is_input(entry) and (self._rules.node or message.type != "ai")):
                 claimed = entry.get("unverified_author")
@@ -277,9 +282,9 @@ class ViewBuilder:
                 self.words_of[said_by] = why if isinstance(why, str) else NO_REFERENCE
 
     def _as_read(self, entry: HandleEntry) -> HandleEntry:
-        """An entry as the reader has it: in a graph of LangGraph's own what a function says that it does not declare is
-        input, whoever else does."""
-        declared = not _is_everybodys(source_of_author(entry["author"], self._place.author), self._rules)
+        """Return an entry as the reader sees it: in a stock graph, messages of a function that the reader does not
+        declare are input."""
+        declared = not _counts_as_input(source_of_author(entry["author"], self._place.author), self._rules)
         is_open = declared or "persona" in entry or "tool_node" in entry or entry["confidential"]
         return entry if is_open else HandleEntry(**{**entry, "author": START_SOURCE})
 
@@ -287,7 +292,7 @@ class ViewBuilder:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
 
     def release(self) -> None:
-        """Give back what was encoded for this call alone, and all but one lease of the rest."""
+        """Release what was encoded for this call alone, and all but one lease of what is shared."""
         with suppress(HandleError):  # a scope may have ended meanwhile
             for handle in self.bound.shared:
                 self._engine.release(handle, keep_last=True)
@@ -297,130 +302,131 @@ class ViewBuilder:
             self._modules.release()
 
     async def _start(self) -> PlacedView:
-        """What stands before all that the agent is told."""
+        """Return the view before the agent's own instructions."""
         if self._reader.agent.imported is None:
             return self._turns.root.copy()
-        # A schema starts as a conversation does: without words in it, a root would only say so twice.
+        # A schema brings the template's start of a conversation: an empty root would repeat it.
         view, public = PlacedView(), self._rules.shared_system
         for handle in () if public is None else await self._turns.whole_root(public):
             view.add(handle)
         return view
 
     async def _prefill_turns(self) -> None:
-        """Make entries for messages that no node has encoded as they now are."""
+        """Make entries for messages that no node has encoded in their current form."""
         chat = self._engine.chat
-        known = {entry["message_id"]: entry for entry in self.entries}
-        # Others have read some as input which are not that to this reader: it knows who said them.
-        inputs = [m for m in self._messages if is_encoded(m, known) and is_input(known[str(m.id)])]
+        by_id = {entry["message_id"]: entry for entry in self.entries}
+        # Some messages are input to other readers, but this one knows their authors: encode them under these.
+        inputs = [m for m in self._messages if is_encoded(m, by_id) and is_input(by_id[str(m.id)])]
         news = {str(m.id) for m in inputs if _writer(m, self._rules, self._place.author) != START_SOURCE}
-        before = {name: entry for name, entry in known.items() if name not in news}
+        before = {name: entry for name, entry in by_id.items() if name not in news}
         lost = forgotten_among(self._engine, before)
         new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
-        found: list[tuple[BaseMessage, str, bool, MessageHandle | str | None]] = []
+        records: list[tuple[BaseMessage, str, bool, MessageHandle | str | None]] = []
         callers, called = callers_of(self._messages), tools_called(self._messages)
         for m in new:
-            known_as, caller = before.get(str(m.id)), callers.get(str(m.id))
-            author = writer_of(caller) if caller else _author(m, known_as)
+            old_entry, caller = before.get(str(m.id)), callers.get(str(m.id))
+            author = writer_of(caller) if caller else _author(m, old_entry)
             author = author or _writer(m, self._rules, self._place.author)
-            mark = known_as["confidential"] if known_as else is_confidential(caller or m)
+            mark = old_entry["confidential"] if old_entry else is_confidential(caller or m)
             answer = None if author == START_SOURCE else encoding_of(m, self._engines)
-            found.append((m, author, mark, answer))
+            records.append((m, author, mark, answer))
             if not isinstance(answer, MessageHandle):
                 text, kind = message_turn(m, chat, called=called, opening=opening_of(m))
                 source = live_handle(self._engine, handle_of(m))
-                given: dict[str, Any] = {
+                options: dict[str, Any] = {
                     "author": author,
                     "role": "tool" if isinstance(m, ToolMessage) else None,
                     "confidential": mark,
                     "source": source,
                 }
                 calls.append(
-                    Prefill(text, await self._turns.behind_root(kind), recomputed=is_encoded(m, before), **given)
+                    Prefill(text, await self._turns.behind_root(kind), recomputed=is_encoded(m, before), **options)
                 )
-        encoded = iter(await self.bound.ask_for(calls))
-        said = [
+        encoded = iter(await self.bound.prefill_shared(calls))
+        messages = [
             (m, author, mark, answer if isinstance(answer, MessageHandle) else next(encoded))
-            for m, author, mark, answer in found
+            for m, author, mark, answer in records
         ]
-        made = entries_of(said, before, self.superstep, callers, [task.branch for task in self._place.around])
-        for entry, (*_, answer) in zip(made, found, strict=True):
+        entries = entries_of(messages, before, self.superstep, callers, [task.branch for task in self._place.around])
+        for entry, (*_, answer) in zip(entries, records, strict=True):
             if entry["message_id"] in news:
-                entry["superstep"] = known[entry["message_id"]]["superstep"]
+                entry["superstep"] = by_id[entry["message_id"]]["superstep"]
             if isinstance(answer, MessageHandle):
                 entry["answered"] = True
             elif isinstance(answer, str):
                 self.lost[entry["message_id"]] = entry, answer
-        self.inputs += made
+        self.inputs += entries
 
-    async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
-        """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
+    async def _append_group(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
+        """Append a group of sibling messages: each starts at the view's end, or, if merged, where its branch left the
+        view."""
         if len(group) > 1:
-            # Each of them has what it needs around it: nothing depends on their order.
+            # Each sibling brings its own separators, so that nothing depends on their order.
             await self._turns.close(view)
         before = view.copy()
-        for said in group:
-            so_far, first = before.copy(), self.bound.handle(said[0].entry)
+        for items in group:
+            so_far, first = before.copy(), self.bound.handle(items[0].entry)
             if self.is_parallel and first.id in self._branches.stands_for:
-                # A branch that has read input in an encoding of its own stands behind that input all the same.
-                attended = {each.id for each in self._engine.inspect.ancestors(first)}
+                # A branch that read a re-encoded copy of the input still stands behind the input.
+                attended = {parent.id for parent in self._engine.inspect.ancestors(first)}
                 inputs = {self.bound.handle(entry).id for entry in self.entries if is_input(entry)}
-                made = self._engine.inspect.descent([first], ())
-                attended |= {source for each in attended for source in made[each].sources if source in inputs}
-                so_far.end = before.behind(attended)
+                descents = self._engine.inspect.descent([first], ())
+                attended |= {source for parent in attended for source in descents[parent].sources if source in inputs}
+                so_far.end = before.end_of(attended)
             shown = len(so_far.handles)
-            for entry, rule in said:
+            for entry, rule in items:
                 await self.showing.append(so_far, entry, rule)
             if len(group) > 1:
                 await self._turns.close(so_far)
             view.extend(so_far, shown)
 
 
-def _unserved(made: Mapping[str, HandleEntry], engines: Sequence[Engine]) -> dict[str, tuple[HandleEntry, str]]:
-    """Those of these entries that stand for what models have said which nobody serves, by message."""
+def _unserved(encoded: Mapping[str, HandleEntry], engines: Sequence[Engine]) -> dict[str, tuple[HandleEntry, str]]:
+    """Return the entries whose model none of the engines serves, with the reason, by message id."""
     served = {engine.model.adapter.fingerprint for engine in engines}
     why = "another model has said it, which is not served here"
-    said = {name: entry for name, entry in made.items() if is_of_agent(entry)}
-    return {name: (each, why) for name, each in said.items() if base_model(each["handle"]["model"]) not in served}
+    sampled = {name: entry for name, entry in encoded.items() if is_of_agent(entry)}
+    return {name: (entry, why) for name, entry in sampled.items() if base_model(entry["handle"]["model"]) not in served}
 
 
-def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[SeenEntry]]]:
-    """Siblings that stand at one offset, each a chain of messages that follow each other."""
+def _groups(view: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[SeenEntry]]]:
+    """Yield groups of siblings that start at one position; each sibling is a list of consecutive messages."""
     if not parallel:
-        for one in seen:
-            yield [[one]]
+        for item in view:
+            yield [[item]]
         return
-    for (_, written), said in groupby(seen, key=lambda one: (one.entry["superstep"], is_input(one.entry))):
+    for (_, written), group in groupby(view, key=lambda item: (item.entry["superstep"], is_input(item.entry))):
         if written:
-            # What a person wrote is one conversation.
-            yield [list(said)]
+            # Input is one conversation: its messages follow each other.
+            yield [list(group)]
         else:
-            yield [list(one) for _, one in groupby(said, key=lambda one: call_of(one.entry))]
+            yield [list(branch) for _, branch in groupby(group, key=lambda item: call_of(item.entry))]
 
 
-def _author(message: BaseMessage, known: HandleEntry | None) -> str | None:
-    """Who said a message that has an entry: whoever did, unless a plain node has said it again in other words."""
-    if known is None:
+def _author(message: BaseMessage, entry: HandleEntry | None) -> str | None:
+    """Return the author of a message that has an entry: the entry's, unless a function has rewritten the message."""
+    if entry is None:
         return None
-    said = known.get("digest") in (None, digest_of(message))
-    again = START_SOURCE if said else writer_of(message)
-    return known["author"] if again == START_SOURCE else again
+    is_same = entry.get("digest") in (None, digest_of(message))
+    writer = START_SOURCE if is_same else writer_of(message)
+    return entry["author"] if writer == START_SOURCE else writer
 
 
 def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
-    """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
+    """Return the author of a message without an entry. An unknown agent's open message is input."""
     author, chart = writer_of(message), rules.guard.declared.chart
     source = source_of_author(author, reader)
     if source is None and rules.around:
         return author
-    if persona_of(message) is None and _is_everybodys(source, rules):
+    if persona_of(message) is None and _counts_as_input(source, rules):
         return START_SOURCE
     foreign = bool(chart.nodes) and not chart.inside(source or "")
     return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
 
 
-def _is_everybodys(source: str | None, rules: ReaderRules) -> bool:
-    """Tell whether what a function says is input: in a graph of LangGraph's own it is, unless it is declared."""
+def _counts_as_input(source: str | None, rules: ReaderRules) -> bool:
+    """Return whether messages of a function are input: in a stock graph they are, unless the function is declared."""
     is_known = rules.node or (source is None and rules.around)
     return not is_known and not {source, EVERYONE} & rules.sources.keys()

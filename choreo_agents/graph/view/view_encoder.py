@@ -1,4 +1,4 @@
-"""Appends messages to a view, as its reader sees each: as they were encoded, or their words encoded again."""
+"""Appends messages to a view as its reader sees them: in their own encoding, or with their text encoded again."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, co
 from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import REENCODED, VisibilityRule
 from choreo_agents.graph.words.entries import is_forgotten, is_input
-from choreo_agents.graph.words.thoughts import recalled
+from choreo_agents.graph.words.thoughts import own_message
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import PromptText, instructions, question
 
 
 class ViewEncoder:
-    """What one call of one reader is shown.
+    """Encodes and appends the messages of one call's view.
 
     Args:
-        bound: Its engine.
-        reader: Who reads.
-        words: What was said.
-        turns: What stands around messages.
-        stands_for: What is shown for merged messages, by their handles' ids.
+        bound: The reader's engine.
+        reader: The reader of the call.
+        words: The text of the messages.
+        turns: Adds the separators around messages.
+        stands_for: Handles shown for merged messages, by the ids of the messages' own handles.
     """
 
     def __init__(
@@ -50,175 +50,178 @@ class ViewEncoder:
         self._turns = turns
         self._stands_for = stands_for
         self._entries: Sequence[HandleEntry] = ()
-        self._watches: list[RuntimeGuard] = []
+        self._guards: list[RuntimeGuard] = []
         self.copies: list[MessageHandle] = []
-        """Words that were encoded again for this call alone."""
+        """Handles that were made for this call alone."""
         self.lasting: set[str] = set()
-        """What graph state keeps of what was appended, and modules that others are told, too, by id."""
+        """Ids of the appended handles that outlive the call: those in the graph's state, and imported modules."""
         self._prompt: MessageHandle | None = None
 
     def begin(self, entries: Sequence[HandleEntry]) -> None:
-        """Take what was said, each message of the view with an encoding of the reader's model."""
+        """Set the entries, each message of the view with an encoding of the reader's model."""
         reader, self._entries = self._reader, entries
         guards = [g for g in (reader.rules.guard, *reader.rules.around) if g.hidden or any(g.forbidden.values())]
-        self._watches = [
+        self._guards = [
             RuntimeGuard(guard, self._engine, reader.place.author, reader.others, entries) for guard in guards
         ]
 
     async def ask(self, view: PlacedView, prompt: str | None) -> MessageHandle | None:
-        """Append what the agent is asked, if anything, as a user's; then it is the agent's turn."""
+        """Append the agent's prompt, if it has one, as a user's turn, and close the turn."""
         if prompt is not None:
-            self._prompt = await self.tell(view, prompt)
+            self._prompt = await self.append_prompt(view, prompt)
         await self._turns.close(view)
         return self._prompt
 
-    async def _asked(self, view: PlacedView, prompt: str, *, again: bool = False) -> MessageHandle:
-        said = question(prompt, self._engine.chat)
-        await self._turns.lead_to(view, said.kind)
+    async def _encode_prompt(self, view: PlacedView, prompt: str, *, again: bool = False) -> MessageHandle:
+        turn = question(prompt, self._engine.chat)
+        await self._turns.prepare_for(view, turn.kind)
         author = self._reader.system
         [handle] = await self._bound.aprefill(
-            [self._own(said.text, view, author=author, role="user", recomputed=again)]
+            [self._own(turn.text, view, author=author, role="user", recomputed=again)]
         )
         return handle
 
-    async def tell(self, view: PlacedView, text: str) -> MessageHandle:
-        """Append what the agent is asked, or told in place of what it does not keep, as a user's."""
-        made = await self._asked(view, text)
-        self.copies.append(made)
-        view.add(made)
-        return made
+    async def append_prompt(self, view: PlacedView, text: str) -> MessageHandle:
+        """Append the agent's prompt, or the summary of messages outside its history, as a user's turn."""
+        handle = await self._encode_prompt(view, text)
+        self.copies.append(handle)
+        view.add(handle)
+        return handle
 
-    def _own(self, words: Content, view: PlacedView, **said: Any) -> Prefill:
-        """What is encoded for this reader alone, behind its view."""
-        return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.agent.adapter, **said)
+    def _own(self, words: Content, view: PlacedView, **options: Any) -> Prefill:
+        """Return the prefill of a text for this reader alone, behind its view."""
+        return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.agent.adapter, **options)
 
     def keep_prompt(self) -> None:
-        """The agent has spoken: what it was asked stays with what it said."""
+        """Keep the prompt after the call: the agent's message in the state refers to it."""
         self.copies = [copy for copy in self.copies if copy != self._prompt]
 
-    def length(self, seen: SeenEntry) -> int:
-        """How many tokens a message takes in the view, with what stands before it."""
-        entry, rule = seen
+    def length(self, item: SeenEntry) -> int:
+        """Return the number of tokens that a message takes in the view, with the prompt before it."""
+        entry, rule = item
         if rule.mode.encodes_again or not self._reader.has_said(entry):
             kind = self._words.kind(entry) if rule.mode.shares_kv else "part"
             return self._words.length(entry, rule.mode) + self._turns.length(kind)
-        prompt, shown = entry.get("prompt"), recalled(self._engine, entry, self._words.of(entry))
+        prompt, shown = entry.get("prompt"), own_message(self._engine, entry, self._words.as_read(entry))
         length = shown.length if isinstance(shown, MessageHandle) else len(self._engine.model.encode(shown))
         return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
 
-    def admits(self, entry: HandleEntry, *, words_only: bool) -> bool:
-        """Tell whether the reader may attend to a message as it is encoded; raise `VisibilityError` if a policy keeps
-        from it also what that says."""
-        watches = () if self._reader.has_said(entry) else self._watches
-        admitted = [watch.allows(entry, words_only=words_only) for watch in watches]
-        return all(admitted)
+    def allows(self, entry: HandleEntry, *, words_only: bool) -> bool:
+        """Return whether the reader may attend to a message's own encoding.
+
+        Raises:
+            VisibilityError: A policy keeps also its text from the reader.
+        """
+        guards = () if self._reader.has_said(entry) else self._guards
+        verdicts = [guard.allows(entry, words_only=words_only) for guard in guards]
+        return all(verdicts)
 
     async def append(self, view: PlacedView, entry: HandleEntry, rule: VisibilityRule) -> None:
         """Append a message by the rule for its source."""
         handle = self._bound.handle(entry)
         own, reencode = self._reader.has_said(entry), rule.mode.encodes_again
-        if not self.admits(entry, words_only=reencode) or reencode:
-            shown = await self._reencoded(view, entry, handle, rule)
+        if not self.allows(entry, words_only=reencode) or reencode:
+            shown = await self._reencode(view, entry, handle, rule)
         else:
             prompt = entry.get("prompt")
             if own and prompt is not None:
-                await self._asked_before(view, prompt, entry.get("prompt_text"))
-            found = recalled(self._engine, entry, self._words.of(entry)) if own else handle
-            if isinstance(found, MessageHandle):
-                shown = await self._as_encoded(view, entry, found)
+                await self._append_prompt(view, prompt, entry.get("prompt_text"))
+            content = own_message(self._engine, entry, self._words.as_read(entry)) if own else handle
+            if isinstance(content, MessageHandle):
+                shown = await self._as_encoded(view, entry, content)
             else:
-                shown = await self._thought_again(view, entry, found)
+                shown = await self._reencode_thoughts(view, entry, content)
             if shown.id == handle.id:
                 self.lasting.add(shown.id)
         view.add(shown, stands_for=handle)
 
     async def _as_encoded(self, view: PlacedView, entry: HandleEntry, handle: MessageHandle) -> MessageHandle:
-        """A message's own encoding, or what stands for it."""
-        if self._is_first(view) and (text := self._words.first(entry, handle)) is not None:
+        """Return the message's own encoding, or the one that stands for it."""
+        if self._is_first(view) and (text := self._words.as_first(entry, handle)) is not None:
             kind = instructions("", self._engine.chat, later=False).kind
-            await self._turns.lead_to(view, kind)
+            await self._turns.prepare_for(view, kind)
             call = Prefill(text, [*view.handles], author=entry["author"], source=handle)
-            [made] = await self._bound.ask_for([call])
-            return made
-        await self._turns.lead_to(view, self._words.kind(entry))
+            [encoded] = await self._bound.prefill_shared([call])
+            return encoded
+        await self._turns.prepare_for(view, self._words.kind(entry))
         return self._bound.grant(self._stands_for.get(handle.id, handle))
 
-    def _lasts(self, view: PlacedView) -> bool:
-        """Whether all in a view stays when the call is over."""
-        kept = self.lasting.union(each.id for each in self._bound.shared)
-        return all(parent.id in kept for parent in view.handles)
+    def _is_lasting(self, view: PlacedView) -> bool:
+        """Return whether all handles of a view outlive the call."""
+        lasting = self.lasting.union(handle.id for handle in self._bound.shared)
+        return all(parent.id in lasting for parent in view.handles)
 
-    async def _thought_again(self, view: PlacedView, entry: HandleEntry, said: PromptText) -> MessageHandle:
-        """A message of one's own with its thoughts, as they stand in its words."""
-        await self._turns.lead_to(view, self._words.kind(entry))
+    async def _reencode_thoughts(self, view: PlacedView, entry: HandleEntry, text: PromptText) -> MessageHandle:
+        """Return one of the reader's own messages encoded again with its thoughts, from its text."""
+        await self._turns.prepare_for(view, self._words.kind(entry))
         source, author = MessageHandle.model_validate(entry["handle"]), thinker(entry["author"])
-        call = self._own(said, view, author=author, role="assistant", confidential=True, source=source)
-        [made] = await self._bound.aprefill([call])
-        self.copies.append(made)
-        return made
+        call = self._own(text, view, author=author, role="assistant", confidential=True, source=source)
+        [encoded] = await self._bound.aprefill([call])
+        self.copies.append(encoded)
+        return encoded
 
     def _is_first(self, view: PlacedView) -> bool:
-        """Whether nobody has said anything so far."""
+        """Return whether the view is still empty but for the root."""
         is_plain = self._reader.agent.imported is None and not self._rules.shared_system
         return is_plain and len(view.handles) == len(self._turns.root.handles)
 
-    async def _asked_before(self, view: PlacedView, prompt: Mapping[str, Any], asked: str | None) -> None:
-        """Append what stood before a message of one's own; its words, if no more than they is left of it."""
+    async def _append_prompt(self, view: PlacedView, prompt: Mapping[str, Any], text: str | None) -> None:
+        """Append the prompt of one of the reader's own messages; encode it again if its KV is gone."""
         handle = MessageHandle.model_validate(prompt)
         if not is_forgotten(self._engine, handle):
-            await self._turns.lead_to(view, question("", self._engine.chat).kind)
+            await self._turns.prepare_for(view, question("", self._engine.chat).kind)
             view.add(self._bound.grant(handle))
             self.lasting.add(handle.id)
-        elif asked is not None:
-            lasts = self._lasts(view)
-            made = await self._asked(view, asked, again=True)
-            if made.id != handle.id:
-                # Else it is what it was, and stays with what was said. Behind what lasts the next call finds it again.
-                (self._bound.shared if lasts else self.copies).append(made)
-            view.add(made)
+        elif text is not None:
+            lasts = self._is_lasting(view)
+            encoded = await self._encode_prompt(view, text, again=True)
+            if encoded.id != handle.id:
+                # The same handle stays with the message anyway. Behind a lasting view the next call finds a new one.
+                (self._bound.shared if lasts else self.copies).append(encoded)
+            view.add(encoded)
 
-    async def _reencoded(
+    async def _reencode(
         self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: VisibilityRule
     ) -> MessageHandle:
-        """A fresh encoding of a message's words, as the rule has them and in its scope."""
+        """Return a fresh encoding of a message's text, transformed by the rule's mode and in its scope."""
         own, is_readers = self._reader.has_said(entry), rule.scope == "reader"
         author, confidential = entry["author"], entry["confidential"]
         scope = view if is_readers else self._turns.root.copy()
         for name in rule.contexts:
-            await self._named_context(name, scope)
+            await self._append_context(name, scope)
         later = not (self._is_first(view) and self._is_first(scope))
-        words, kind = self._words.again(entry, handle, rule.mode, later=later, own=own)
-        await self._turns.lead_to(scope, kind)
+        words, kind = self._words.tokens_of(entry, handle, rule.mode, later=later, own=own)
+        await self._turns.prepare_for(scope, kind)
         if not is_readers:
-            await self._turns.lead_to(view, kind)
+            await self._turns.prepare_for(view, kind)
             copy = Prefill(words, scope.handles, author=author, confidential=confidential, source=handle)
-            [made] = await self._bound.ask_for([copy])
-            return made
+            [encoded] = await self._bound.prefill_shared([copy])
+            return encoded
         copy = self._own(words, view, author=author, confidential=confidential, source=handle)
-        [made] = await self._bound.aprefill([copy])
-        # Where input stands right behind the agent's own system prompt, its next call finds it there again. And what is
-        # encoded again where it stands already is what the graph's state keeps.
-        kept = made.id == handle.id or (is_input(entry) and self._lasts(view))
-        (self._bound.shared if kept else self.copies).append(made)
-        return made
+        [encoded] = await self._bound.aprefill([copy])
+        # Input right behind the agent's own system prompt is found again by its next call. And a copy that equals the
+        # message's own encoding is what the graph's state keeps.
+        lasts = encoded.id == handle.id or (is_input(entry) and self._is_lasting(view))
+        (self._bound.shared if lasts else self.copies).append(encoded)
+        return encoded
 
-    async def _named_context(self, name: str, view: PlacedView) -> None:
-        """Append the messages of a private context to what words are encoded behind.
+    async def _append_context(self, name: str, view: PlacedView) -> None:
+        """Append the texts of a private context, behind which a message is encoded again.
 
         Args:
-            name: As its graph calls it.
-            view: The root and the contexts named before.
+            name: The context's name in its graph.
+            view: The root and the contexts appended before.
         """
         path, rules, turns = context_path(name, self._reader.place), self._rules, self._turns
         for text in rules.systems.get(name, ()):
             is_first = rules.shared_system is None and len(view.handles) == len(turns.root.handles)
-            await turns.tell(view, [instructions(text, turns.chat, later=not is_first)], path, None)
+            await turns.append_turns(view, [instructions(text, turns.chat, later=not is_first)], path, None)
         if name not in rules.systems and name not in rules.confidential:
             raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
         for entry in confidential_of(path, self._entries):
             handle = self._bound.handle(entry)
-            tokens, kind = self._words.again(entry, handle, REENCODED, own=self._reader.has_said(entry))
-            await turns.lead_to(view, kind)
+            tokens, kind = self._words.tokens_of(entry, handle, REENCODED, own=self._reader.has_said(entry))
+            await turns.prepare_for(view, kind)
             call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
-            [made] = await self._bound.ask_for([call])
-            view.add(made)
+            [encoded] = await self._bound.prefill_shared([call])
+            view.add(encoded)

@@ -1,1 +1,1 @@
-"""What is said in a graph, as text to encode: what agents are told, and thoughts; and its entries in state."""
+"""Text of a graph's messages: prompts and thoughts of agents, and the entries of messages in graph state."""

@@ -1,4 +1,4 @@
-"""Entries of graph state: made of what was encoded, compared with what stands there; and whose tools' results are."""
+"""Entries of the `handles` channel: made of encoded messages, compared with the state, assigned to callers of tools."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
-from choreo_agents.chat import calls_made, thoughts_of
+from choreo_agents.chat import thoughts_of, tool_calls_of
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
 from choreo_agents.graph.signer import are_siblings, digest_of, is_edited, persona_of, unproven_of, writer_of
-from choreo_agents.graph.state import HandleEntry, handle_for, put_in, reworded
+from choreo_agents.graph.state import HandleEntry, handle_for, with_edited_text, with_handle
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 
@@ -24,14 +24,14 @@ def entry_of(
     message: BaseMessage,
     *,
     branch: int,
-    around: Sequence[int],
+    task_path: Sequence[int],
     confidential: bool,
     call: int = 0,
-    **noted: Any,
+    **fields: Any,
 ) -> HandleEntry:
-    """The entry of a message in graph state; `noted`: what else it has, as far as that says anything."""
-    # What was asked nothing says so.
-    more = {name: value for name, value in noted.items() if name == "prompt" or value not in (None, False, [])}
+    """Return the entry of a message in graph state; other `fields` are left out if empty."""
+    # `prompt` stays: None records that the call had none.
+    extra = {name: value for name, value in fields.items() if name == "prompt" or value not in (None, False, [])}
     entry = HandleEntry(
         handle=handle.plain(),
         author=author,
@@ -42,33 +42,33 @@ def entry_of(
         message_id=str(message.id),
         digest=digest_of(message),
     )
-    return cast(HandleEntry, {**entry, **more, **({"task_path": [*around]} if any(around) else {})})
+    return cast(HandleEntry, {**entry, **extra, **({"task_path": [*task_path]} if any(task_path) else {})})
 
 
 def entries_of(
-    said: Sequence[tuple[BaseMessage, str, bool, MessageHandle]],
+    encoded: Sequence[tuple[BaseMessage, str, bool, MessageHandle]],
     before: Mapping[str, HandleEntry],
     superstep: int,
     callers: Mapping[str, BaseMessage],
-    around: Sequence[int] = (),
+    task_path: Sequence[int] = (),
 ) -> list[HandleEntry]:
-    """Entries of messages that were encoded just now, each with who said it, whether confidentially, and its handle.
+    """Return the entries of newly encoded messages.
 
     Args:
-        said: These.
-        before: Entries that they had, by message.
-        superstep: In which they count as said.
-        callers: Of tools' results, the messages that called for them.
-        around: The branches that they stand in.
+        encoded: Messages, each with its author, whether it is confidential, and its handle.
+        before: Their earlier entries, by message id.
+        superstep: Superstep of the first of them.
+        callers: For tool results: the messages that called the tool, by the results' ids.
+        task_path: Numbers of the `Send` branches around the node, outermost first.
     """
-    made: list[HandleEntry] = []
-    for index, (message, author, mark, handle) in enumerate(said):
-        # Ids are drawn at random: without what is around it, each run would have what branches were told otherwise.
-        entry = entry_of(handle, author, superstep, message, branch=index, around=around, confidential=mark)
-        persona, known = persona_of(message), before.get(str(message.id))
+    entries: list[HandleEntry] = []
+    for index, (message, author, private, handle) in enumerate(encoded):
+        # Ids are random: without the task path, the order of branches would differ from run to run.
+        entry = entry_of(handle, author, superstep, message, branch=index, task_path=task_path, confidential=private)
+        persona, earlier = persona_of(message), before.get(str(message.id))
         claimed = unproven_of(message)
         if persona is not None and claimed is None:
-            # It has an entry of its own where it was said: this one is for where there is none.
+            # Its author's entry, where it reaches this state, takes precedence.
             entry["borrowed"] = True
         if persona is not None and author != START_SOURCE:
             entry |= {"persona": persona, **({"thoughts": None} if thoughts_of(message) else {})}
@@ -79,19 +79,19 @@ def entries_of(
             entry["edited"] = True
         if claimed is not None:
             entry["unverified_author"] = dict(claimed)
-        if known is not None and known["author"] == author:
-            is_new = known.get("digest") == entry["digest"] or author == START_SOURCE
-            same = known.get("digest") == entry["digest"]
-            entry = put_in(known, handle) if same else reworded(known, handle, entry["digest"])
+        if earlier is not None and earlier["author"] == author:
+            is_unedited = earlier.get("digest") == entry["digest"] or author == START_SOURCE
+            same = earlier.get("digest") == entry["digest"]
+            entry = with_handle(earlier, handle) if same else with_edited_text(earlier, handle, entry["digest"])
             entry.pop("answered", None)
-            if not is_new:
+            if not is_unedited:
                 entry["edited"] = True
                 if "thoughts" in entry:
                     entry["thoughts"] = None
-        elif made and author != made[-1]["author"] and not are_siblings(said[index - 1][0], message):
-            superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
-        made.append(entry)
-    return made
+        elif entries and author != entries[-1]["author"] and not are_siblings(encoded[index - 1][0], message):
+            superstep = entry["superstep"] = superstep + 1  # keeps the order of different authors' messages
+        entries.append(entry)
+    return entries
 
 
 def is_input(entry: HandleEntry) -> bool:
@@ -99,13 +99,13 @@ def is_input(entry: HandleEntry) -> bool:
 
 
 def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:
-    """Whether an entry stands for the message as it now reads."""
+    """Return whether the message has an entry with its present text."""
     entry = entries.get(str(message.id))
     return entry is not None and entry.get("digest") in (None, digest_of(message))
 
 
 def live_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
-    """A handle, if it is still good, or another model's."""
+    """Return a handle if the engine still has it, or it is another model's; else None."""
     if handle is None:
         return None
     try:
@@ -118,38 +118,38 @@ def live_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle |
 
 
 def forgotten_among(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
-    """The messages, by entries by id, of whose encodings an engine knows nothing any more that its model has made."""
+    """Return the ids of messages that the engine's model encoded, and that the engine no longer knows."""
     model = engine.model.adapter.fingerprint
-    made = {name: handle for name, entry in entries.items() if (handle := handle_for(entry, model)) is not None}
-    there = zip(made.items(), engine.kv.tiers(list(made.values())), strict=True)
-    return {name for (name, handle), tier in there if tier is None and is_forgotten(engine, handle)}
+    handles = {name: handle for name, entry in entries.items() if (handle := handle_for(entry, model)) is not None}
+    located = zip(handles.items(), engine.kv.tiers(list(handles.values())), strict=True)
+    return {name for (name, handle), tier in located if tier is None and is_forgotten(engine, handle)}
 
 
 def is_forgotten(engine: Engine, handle: MessageHandle) -> bool:
-    """Whether a handle is nothing to an engine: it outlived the one that made it, or is another model's."""
+    """Return whether an engine does not know a handle: its engine was closed, or it is another model's."""
     try:
         engine.usage(handle)
     except (UnknownHandleError, ForeignHandleError):
         return True
     except HandleError:
-        return False  # released on purpose: who reads it is told so
+        return False  # released on purpose: reading it raises
     return False
 
 
 def without_removed(entries: Sequence[HandleEntry], messages: Sequence[BaseMessage], state: Any) -> list[HandleEntry]:
-    """Return the entries whose message was not removed since; all, if a `Send` has left the channel out.
+    """Return the entries whose message was not removed; all, if a `Send` left the `messages` channel out.
 
-    A stock graph shows its input to a route from START under other ids than the channel gives it. What branches have
-    encoded of it stands for it, where the order of messages allows that.
+    LangGraph shows input to a route from START under other ids than the channel assigns. Entries that branches made of
+    it are matched by digest, where the order of messages allows that.
     """
     if isinstance(state, Mapping) and "messages" not in state:
         return list(entries)
     by_id = {entry["message_id"]: entry for entry in entries}
     present = {message.id for message in messages}
     unnamed: dict[str, deque[HandleEntry]] = {}
-    for each in entries:
-        if each["author"] == START_SOURCE and each["message_id"] not in present:
-            unnamed.setdefault(each.get("digest", ""), deque()).append(each)
+    for candidate in entries:
+        if candidate["author"] == START_SOURCE and candidate["message_id"] not in present:
+            unnamed.setdefault(candidate.get("digest", ""), deque()).append(candidate)
     stand_ins: dict[str, str] = {}
     latest = -1
     for message in messages:
@@ -166,34 +166,34 @@ def without_removed(entries: Sequence[HandleEntry], messages: Sequence[BaseMessa
     return [e if e["message_id"] == name else HandleEntry(**{**e, "message_id": name}) for e, name in named]
 
 
-# Whose a tool's result is: that of who has called it
+# Authors of tool results: a result belongs to the caller of the tool
 
 
 def calls_of(messages: Sequence[BaseMessage]) -> dict[str, str]:
-    """Return the ids of messages that made calls, by those of the results, whoever wrote either.
+    """Return the ids of messages that called tools, by the ids of the results, whoever wrote either.
 
     Args:
-        messages: In the order in which they were said: ids of calls may come again.
+        messages: Messages in order: call ids may repeat, and the latest caller counts.
     """
-    made: dict[str, str] = {}
-    found: dict[str, str] = {}
+    callers: dict[str, str] = {}
+    by_result: dict[str, str] = {}
     for message in messages:
-        made |= {call.id: str(message.id) for call in calls_made(message) if call.id}
-        if isinstance(message, ToolMessage) and message.tool_call_id in made:
-            found[str(message.id)] = made[message.tool_call_id]
-    return found
+        callers |= {call.id: str(message.id) for call in tool_calls_of(message) if call.id}
+        if isinstance(message, ToolMessage) and message.tool_call_id in callers:
+            by_result[str(message.id)] = callers[message.tool_call_id]
+    return by_result
 
 
 def callers_of(messages: Sequence[BaseMessage]) -> dict[str, BaseMessage]:
-    """Return the messages that called tools, by the ids of the results that nodes of the graph have written.
+    """Return the messages that called tools, by the ids of the results, where nodes of the graph wrote both.
 
-    A result that comes as input is input's, whatever call it names; so is what answers a call that came as input.
+    A result that comes as input belongs to input, whatever call it names; so does the result of a call in input.
 
     Args:
-        messages: Of the state, as far as it is proven who said them.
+        messages: Messages of the state whose author is verified.
     """
-    said = [message for message in messages if writer_of(message) != START_SOURCE]
-    # Whoever names a call later has it from who made it.
-    calls = {call.id: message for message in reversed(said) for call in reversed(calls_made(message))}
-    results = [each for each in said if isinstance(each, ToolMessage) and each.tool_call_id in calls]
-    return {str(each.id): calls[each.tool_call_id] for each in results}
+    written = [message for message in messages if writer_of(message) != START_SOURCE]
+    # Reversed, so that the first message with a call id counts: later ones copied it.
+    calls = {call.id: message for message in reversed(written) for call in reversed(tool_calls_of(message))}
+    results = [message for message in written if isinstance(message, ToolMessage) and message.tool_call_id in calls]
+    return {str(result.id): calls[result.tool_call_id] for result in results}

@@ -1,4 +1,4 @@
-"""What an agent is told and asked: always the same, or made of the graph's state when it speaks."""
+"""System prompts and prompts of agents: constants, or functions of the graph's state."""
 
 from __future__ import annotations
 
@@ -13,101 +13,101 @@ from langgraph.runtime import get_runtime
 from choreo_agents.errors import InvalidRequestError
 
 Words = str | BaseMessage | Sequence[str | BaseMessage]
-"""Text, a message, or several, which stand one behind the other."""
+"""Text, a message, or a sequence of these."""
 Prompt = Words | Callable[..., Words | Awaitable[Words | None] | None]
-"""What an agent is told or asked: always the same, or a function, plain or async, of the graph's state, and of
-`runtime` and `config`, if it names them, as LangGraph's nodes do. None: nothing."""
+"""A prompt: constant, or a sync or async function of the graph's state and, if it names them, of `runtime` and `config`
+as for LangGraph's nodes. None: no prompt."""
 
 _SPOKEN_BY: Mapping[str, type[BaseMessage]] = {"system": SystemMessage, "prompt": HumanMessage}
 _GIVEN = ("runtime", "config")
 
 
-def required_words(name: str, what: str, words: Any) -> Any:
-    """What an agent is told (`system`) or asked (`prompt`): text, None, or a function that is called when it speaks.
+def require_prompt(name: str, field: str, prompt: Any) -> Any:
+    """Return an agent's `system` or `prompt` after validation: text, None, or the function that makes it.
 
     Raises:
-        InvalidRequestError: It is neither, or the function asks for what nobody can give it.
+        InvalidRequestError: It is neither, or the function has parameters that cannot be filled.
     """
-    if not callable(words):
-        return text_of(name, what, words)
-    if inspect.isclass(words):
-        raise InvalidRequestError(f"the {what} of {name!r} must be text or a function that makes it, not {words!r}")
-    required_arguments(name, what, words, ["state"])
-    return words
+    if not callable(prompt):
+        return text_of(name, field, prompt)
+    if inspect.isclass(prompt):
+        raise InvalidRequestError(f"the {field} of {name!r} must be text or a function that makes it, not {prompt!r}")
+    required_arguments(name, field, prompt, ["state"])
+    return prompt
 
 
-def required_arguments(name: str, what: str, function: Callable[..., Any], positional: Sequence[str]) -> None:
-    """Raise `InvalidRequestError` if a function of an agent's cannot be called with these, `runtime` and `config`."""
+def required_arguments(name: str, field: str, function: Callable[..., Any], positional: Sequence[str]) -> None:
+    """Raise `InvalidRequestError` unless an agent's function can be called with these, `runtime` and `config`."""
     if _arguments(function, len(positional)) is None:
         raise InvalidRequestError(
-            f"the {what} of {name!r} is a function that cannot be called: it may take ({', '.join(positional)}), and "
+            f"the {field} of {name!r} is a function that cannot be called: it may take ({', '.join(positional)}), and "
             f"runtime or config by name, not {inspect.signature(function)}"
         )
 
 
-async def called(function: Callable[..., Any], given: Sequence[Any], config: RunnableConfig) -> Any:
-    """What a function of an agent's makes of what is given to it, of which it may take less from the end."""
-    count, named = _arguments(function, len(given)) or (len(given), ())
+async def called(function: Callable[..., Any], arguments: Sequence[Any], config: RunnableConfig) -> Any:
+    """Call an agent's function, and return its result. It may take fewer positional arguments than there are."""
+    count, named = _arguments(function, len(arguments)) or (len(arguments), ())
     extra: dict[str, Any] = {}
     if "runtime" in named:
         extra["runtime"] = get_runtime()
     if "config" in named:
         extra["config"] = config
-    found = function(*given[:count], **extra)
-    return await found if inspect.isawaitable(found) else found
+    result = function(*arguments[:count], **extra)
+    return await result if inspect.isawaitable(result) else result
 
 
-async def words_of(name: str, what: str, words: Any, state: Any, config: RunnableConfig) -> str | None:
-    """What an agent is told or asked in one call.
+async def prompt_text(name: str, field: str, prompt: Any, state: Any, config: RunnableConfig) -> str | None:
+    """Return the text of an agent's `system` or `prompt` in one call.
 
     Raises:
-        InvalidRequestError: What its function makes is no words.
+        InvalidRequestError: Its function returns no text.
     """
-    return text_of(name, what, await called(words, [state], config)) if callable(words) else words
+    return text_of(name, field, await called(prompt, [state], config)) if callable(prompt) else prompt
 
 
-def text_of(name: str, what: str, words: Any) -> str | None:
-    """Words as one text, paragraphs apart; raises `InvalidRequestError` if they are none, or another's."""
-    parts = words if isinstance(words, list | tuple) else [words] if words is not None else []
+def text_of(name: str, field: str, prompt: Any) -> str | None:
+    """Return a prompt as one text, joined by blank lines; raises `InvalidRequestError` for other types or roles."""
+    parts = prompt if isinstance(prompt, list | tuple) else [prompt] if prompt is not None else []
     texts: list[str] = []
     for part in parts:
         if isinstance(part, BaseMessage):
-            _require_spoken(name, what, part)
+            _require_role(name, field, part)
             texts.append(str(part.text))
         elif isinstance(part, str):
             texts.append(part)
         else:
             raise InvalidRequestError(
-                f"the {what} of {name!r} must be text, a message or a list of these, not {type(part).__name__}"
+                f"the {field} of {name!r} must be text, a message or a list of these, not {type(part).__name__}"
             )
     return "\n\n".join(texts) if texts else None
 
 
-def _require_spoken(name: str, what: str, message: BaseMessage) -> None:
-    kind = _SPOKEN_BY[what]
+def _require_role(name: str, field: str, message: BaseMessage) -> None:
+    kind = _SPOKEN_BY[field]
     if not isinstance(message, kind):
         raise InvalidRequestError(
-            f"the {what} of {name!r} holds a {type(message).__name__}, and is a {kind.__name__}'s to say: what others "
+            f"the {field} of {name!r} holds a {type(message).__name__}, and is a {kind.__name__}'s to say: what others "
             "said stands in the graph's state, and who sees it is declared"
         )
     blocks = message.content if isinstance(message.content, list) else []
-    if other := [str(block.get("type")) for block in blocks if isinstance(block, dict) and block.get("type") != "text"]:
-        raise InvalidRequestError(f"the {what} of {name!r} holds {other[0]!r}: only text can be encoded")
+    if kinds := [str(block.get("type")) for block in blocks if isinstance(block, dict) and block.get("type") != "text"]:
+        raise InvalidRequestError(f"the {field} of {name!r} holds {kinds[0]!r}: only text can be encoded")
 
 
 def _arguments(function: Callable[..., Any], most: int) -> tuple[int, tuple[str, ...]] | None:
-    """How many positional arguments a function takes, and which others by name; None: it cannot be called so."""
+    """Return the number of positional arguments and the names of others that a function takes; None: not callable."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return most, ()  # built in: it says nothing about itself
+        return most, ()  # built-ins may have no signature
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = tuple(each.name for each in parameters if each.name in _GIVEN and each.kind in by_name)
-    others = [each for each in parameters if each.name not in named]
-    if any(each.kind == each.VAR_POSITIONAL for each in others):
+    named = tuple(param.name for param in parameters if param.name in _GIVEN and param.kind in by_name)
+    unnamed = [param for param in parameters if param.name not in named]
+    if any(param.kind == param.VAR_POSITIONAL for param in unnamed):
         return most, named
-    places = [each for each in others if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    needed = [each for each in others if each.default is each.empty and each.kind != each.VAR_KEYWORD]
-    if not places or len(needed) > most or any(each not in places for each in needed):
+    positional = [param for param in unnamed if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
+    required = [param for param in unnamed if param.default is param.empty and param.kind != param.VAR_KEYWORD]
+    if not positional or len(required) > most or any(param not in positional for param in required):
         return None
-    return len(needed) or 1, named
+    return len(required) or 1, named

@@ -1,4 +1,4 @@
-"""What an agent thinks before it speaks: its own, and no part of what others get."""
+"""Thoughts of agents before their answers. Other agents never see them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, PromptText
 
 Thinks = bool | int | None
-"""Whether an agent thinks before it speaks, or for how many tokens at most; None: as its model's template has it."""
+"""Whether an agent thinks before it answers, or its maximum number of thought tokens; None: template's default."""
 
 
 class Thinker(Protocol):
-    """What is asked of an agent that may think."""
+    """Agent that may think, as this module needs it."""
 
     name: str
     assistant_prefix: str | None
@@ -32,17 +32,17 @@ class Thinker(Protocol):
 
 
 def required_thinking(name: str, thinking: Any) -> Thinks:
-    """The same; raises `InvalidRequestError` if it says nothing about thinking."""
+    """Return a valid `thinking` option; raises `InvalidRequestError` for any other value."""
     if thinking is not None and (not isinstance(thinking, int) or thinking < 0):
         raise InvalidRequestError(f"thinking of {name!r} must be True, False or a number of tokens, not {thinking!r}")
     return False if thinking == 0 else thinking
 
 
 def thinks(agent: Thinker, chat: ChatFormat) -> bool:
-    """Whether an agent thinks before it speaks.
+    """Return whether an agent thinks before it answers.
 
     Raises:
-        InvalidRequestError: It is to, and the model's template knows of no thoughts.
+        InvalidRequestError: Thinking is requested, and the model's chat template has no thoughts.
     """
     if chat.thoughts is None and agent.thinking:
         raise InvalidRequestError(
@@ -53,40 +53,39 @@ def thinks(agent: Thinker, chat: ChatFormat) -> bool:
     return chat.thoughts.usual
 
 
-def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, room: int) -> Thinking | None:
-    """How an agent thinks in a call; None: not at all.
+def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, free_positions: int) -> Thinking | None:
+    """Return how an agent thinks in a call; None: it does not.
 
     Args:
-        agent: Who speaks.
-        state: The graph's.
-        chat: Of its model.
-        room: Positions of the context that thoughts can take: the usual number of tokens is lowered to it, that which
-            the agent asks for is not.
+        agent: The agent.
+        state: State of the graph.
+        chat: Chat format of its model.
+        free_positions: Positions left for thoughts. They bound the default number of thought tokens, not the agent's.
     """
     if not thinks(agent, chat):
         return None
-    asked = agent.thinking if isinstance(agent.thinking, int) and not isinstance(agent.thinking, bool) else None
-    budget = asked if asked is not None else max(1, min(Thinking.budget, room))
+    limit = agent.thinking if isinstance(agent.thinking, int) and not isinstance(agent.thinking, bool) else None
+    budget = limit if limit is not None else max(1, min(Thinking.budget, free_positions))
     if agent.assistant_prefix is None:
         return thinking_before(chat, agent.speaker(state), budget, calls=bool(agent.tools))
     lead = PromptText.special(agent.assistant_prefix)
-    usual = Thinking.of(chat, None, budget)
-    return replace(usual, answer=chat.assistant.opening(None) + lead, after=usual.after + lead)
+    default = Thinking.of(chat, None, budget)
+    return replace(default, answer=chat.assistant.opening(None) + lead, after=default.after + lead)
 
 
 def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> PromptText:
-    """What a decode of an agent starts with."""
+    """Return the header that a decode of an agent starts with."""
     if agent.assistant_prefix is None or thinks(agent, chat):
         return answer_header(chat, agent.speaker(state), thinks=thinks(agent, chat), calls=bool(agent.tools))
     opening, bare = chat.assistant.opening(None), chat.header(None)
-    # The space before the first word stays before a header of its own.
+    # A template that puts a space before the first word has it before an own header, too.
     return (opening if bare == opening.rstrip(" ") else bare) + PromptText.special(agent.assistant_prefix)
 
 
 def with_thinking(message: BaseMessage, chat: ChatFormat) -> PromptText | None:
-    """An agent's own message with the thoughts that stand in it, as its model's template shows them to it.
+    """Return an agent's own earlier message with its thoughts, as its model's template renders both.
 
-    None if there are none, or the template does not show them again.
+    None if it has no thoughts, or the template drops them.
     """
     thoughts = thoughts_of(message)
     if not thoughts or chat.thoughts is None or not chat.thoughts.kept:
@@ -106,44 +105,43 @@ def with_thinking(message: BaseMessage, chat: ChatFormat) -> PromptText | None:
     )
 
 
-def recalls(chat: ChatFormat, entry: HandleEntry) -> bool:
-    """Whether a model's template shows an agent its own earlier message with what it thought before it."""
+def keeps_thoughts(chat: ChatFormat, entry: HandleEntry) -> bool:
+    """Return whether a model's template renders the thoughts of an agent's own earlier message."""
     return chat.thoughts is not None and chat.thoughts.kept and "thoughts" in entry
 
 
-def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> MessageHandle | PromptText:
-    """An agent's own earlier message as its model's template shows it: with what it thought before it, or without.
+def own_message(engine: Engine, entry: HandleEntry, message: BaseMessage | None) -> MessageHandle | PromptText:
+    """Return an agent's own earlier message as its model's template renders it, with or without thoughts.
 
     Args:
-        engine: The agent's.
-        entry: Of the message.
-        words: Of it: where what was decoded is no more, or was edited, the thoughts that stand in them are to be
-            encoded.
+        engine: Engine of the agent.
+        entry: Entry of the message.
+        message: The message. Its thoughts are encoded again where the decoded ones are lost, or were edited.
     """
-    noted, model = entry.get("thoughts"), engine.model.adapter.fingerprint
-    thought = None if noted is None else MessageHandle.model_validate(noted)
-    # Another model's stand in its encodings, and do not go along.
-    if recalls(engine.chat, entry) and (thought is None or thought.base_model == model):
-        found = live_handle(engine, thought)
-        said = None if words is None or found is not None else with_thinking(words, engine.chat)
-        if (shown := found or said) is not None:
-            return shown
+    plain, model = entry.get("thoughts"), engine.model.adapter.fingerprint
+    thought = None if plain is None else MessageHandle.model_validate(plain)
+    # Thoughts of another model are tokens of that model only: they are left out.
+    if keeps_thoughts(engine.chat, entry) and (thought is None or thought.base_model == model):
+        live = live_handle(engine, thought)
+        text = None if message is None or live is not None else with_thinking(message, engine.chat)
+        if (content := live or text) is not None:
+            return content
     return handle_for(entry, model) or MessageHandle.model_validate(entry["handle"])
 
 
 def opening_noted(agent: Thinker, state: Any) -> dict[str, str]:
-    """How an agent's turn starts, for whoever encodes its words again."""
+    """Return the opening of an agent's turn, for encoding its text again."""
     if agent.assistant_prefix is not None:
         return {"header": agent.assistant_prefix}
-    # Who may call tools starts without a name: others are told it where its words are a part of a turn.
+    # An agent with tools starts without its name, which other readers get where its text is part of a user turn.
     return {"speaker": agent.speaker(state)} | ({"header": ""} if agent.tools else {})
 
 
 def without_thoughts(message: BaseMessage) -> BaseMessage:
-    """A message as others get it: without what was thought before it."""
+    """Return a message as other agents see it: without its thoughts."""
     blocks = message.content if isinstance(message.content, list) else []
-    left = [each for each in blocks if not (isinstance(each, dict) and each.get("type") in THOUGHT_BLOCKS)]
-    if len(left) == len(blocks):
+    visible = [block for block in blocks if not (isinstance(block, dict) and block.get("type") in THOUGHT_BLOCKS)]
+    if len(visible) == len(blocks):
         return message
-    is_text = all(isinstance(each, str) or each.get("type") == "text" for each in left)
-    return message.model_copy(update={"content": str(message.text) if is_text else left})
+    is_text = all(isinstance(block, str) or block.get("type") == "text" for block in visible)
+    return message.model_copy(update={"content": str(message.text) if is_text else visible})

@@ -1,4 +1,4 @@
-"""KV below the pool, in sealed files within a budget that the longest unused leaves."""
+"""Signed KV files, kept within a budget by removing the least recently used."""
 
 from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.store.store import KVStore

@@ -1,7 +1,4 @@
-"""Who leaves when there is more than a budget: the longest unused first, and never what is pinned.
-
-The one policy of all that keeps KV: the pool, the host and files.
-"""
+"""Eviction policy of the pool, the host tier and files: least recently used first, never what is pinned."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def leaving(longest_unused_first: Iterable[tuple[Key, int]], over: int) -> Iterator[Key]:
-    """What leaves until so many bytes less are kept, or nothing is left that may.
+    """Yield keys to evict until `over` is freed, or none is left.
 
     Args:
-        longest_unused_first: What may leave, and its bytes; what is pinned is not among it.
-        over: Bytes that are kept beyond the budget.
+        longest_unused_first: Keys that may be evicted, with their sizes; without pinned ones.
+        over: Amount beyond the budget, in the unit of the sizes.
     """
     for key, nbytes in longest_unused_first:
         if over <= 0:

@@ -1,6 +1,6 @@
-"""Files of keys and values that nobody else can read: written whole or not at all, and read without waiting.
+"""Private files of KV: readable by this user only, written atomically, and read without blocking.
 
-They lie in a folder that outlives engines, or in one that is gone with its engine.
+They lie in a directory that outlives engines (`LastingPlace`), or in one that is removed with its engine.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from choreo_agents.kv.store.format import UnusableFileError, Written, parsed
 
 try:
     from fcntl import LOCK_EX, LOCK_NB, flock
-except ImportError:  # where there is none, what killed engines leave stays
+except ImportError:  # without flock, files of killed engines stay
     flock = None  # type: ignore[assignment]
 
 SUFFIX, _PARTIAL = ".safetensors", ".partial"
-# A FIFO is opened without waiting for who writes it, and a link not at all.
+# Opening a FIFO must not wait for its writer, and links are refused.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _REPLACED = 8
-"""Times that a file may be replaced while it is opened: as many as write it at once."""
+"""Attempts to open a file that other processes replace meanwhile."""
 _ABANDONED_S = 3600.0
-"""Age of a half-written file that nobody is writing any more."""
+"""Age, in seconds, from which a half-written file counts as abandoned."""
 BROKEN = ".broken"
-"""What a file is called that could not be used, and is kept for whoever wants to know why."""
+"""Suffix of a file that could not be used, and is kept for inspection."""
 _JUST_MADE_S = 60.0
-"""Age of a folder whose engine may not hold it yet."""
+"""Age, in seconds, of a directory whose engine may not have locked it yet."""
 _ENGINES = re.compile(r"[0-9a-f]{32}")
-"""What an engine's folder is called: nothing else of what may stand beside it is removed, or counted."""
+"""Name of an engine's directory: anything else beside it is neither removed nor counted."""
 
 
 def private_folder(folder: Path) -> Path:
-    """A folder of this user's that nobody else can look into; made if need be.
+    """Make a directory, if need be, that only this user can access.
 
     Raises:
         InvalidRequestError: It is a link, or another user's.
@@ -59,10 +59,10 @@ def private_folder(folder: Path) -> Path:
 
 
 def below(folder: Path, *names: str) -> Path:
-    """A private folder inside one that the user has named, each level of which is private.
+    """Make private directories, one in the other, below one that the user has named.
 
     Raises:
-        InvalidRequestError: Another user could put a folder in its place.
+        InvalidRequestError: Another user could replace them.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.stat()
@@ -78,7 +78,7 @@ def below(folder: Path, *names: str) -> Path:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a file is there, and is neither a link nor anything that is no file."""
+    """Return whether a path is a regular file, and no link."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -86,7 +86,7 @@ def is_regular(path: Path) -> bool:
 
 
 def write_private(path: Path, written: Written) -> None:
-    """Write a file that only this user can read: whole, or not at all. Whatever stood in its place is replaced.
+    """Write a file that only this user can read, atomically; replaces any file of that name.
 
     Raises:
         OSError: It cannot be written.
@@ -104,26 +104,26 @@ def write_private(path: Path, written: Written) -> None:
 
 
 def read_private(path: Path, least: int, most: int) -> Written:
-    """What a file holds. Waits for nobody.
+    """Read a file without blocking.
 
     Args:
-        path: Which.
-        least: Bytes that it must have, and `most` that it may have: no other is read.
+        path: The file.
+        least: Fewest bytes that are accepted; `most`: the most.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no such file.
         UnusableFileError: It is a link, no regular file, another user's, of another size, or damaged.
     """
-    descriptor, found = _opened(path)
+    descriptor, status = _open(path)
     try:
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise UnusableFileError("is no regular file")
-        if not _ours(found) or found.st_nlink != 1:
+        if not _ours(status) or status.st_nlink != 1:
             raise UnusableFileError("is another user's, or has another name, too")
-        if not least <= found.st_size <= most:
-            raise UnusableFileError(f"has {found.st_size} bytes, not {least} to {most}")
+        if not least <= status.st_size <= most:
+            raise UnusableFileError(f"has {status.st_size} bytes, not {least} to {most}")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(found.st_size)
+            data = file.read(status.st_size)
     except OSError as error:
         raise UnusableFileError(f"cannot be read: {error.strerror}") from error
     finally:
@@ -132,11 +132,11 @@ def read_private(path: Path, least: int, most: int) -> Written:
 
 
 def sizes(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """Last use, bytes and path of what is in a folder, if there is one; other processes may remove some meanwhile."""
-    found: list[os.DirEntry[str]] = []
+    """Yield last use, bytes and path of the files in a directory; other processes may remove some meanwhile."""
+    listed: list[os.DirEntry[str]] = []
     with suppress(OSError), os.scandir(folder) as entries:
-        found = list(entries)
-    for entry in found:
+        listed = list(entries)
+    for entry in listed:
         with suppress(OSError):
             about = entry.stat(follow_symlinks=False)
             if not stat.S_ISDIR(about.st_mode):
@@ -144,7 +144,7 @@ def sizes(folder: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what processes have left half-written: they were killed long ago."""
+    """Remove half-written files of processes that were killed long ago."""
     for changed, _, path in list(sizes(folder)):
         if path.suffix == _PARTIAL and time.time() - changed > _ABANDONED_S:
             with suppress(OSError):
@@ -152,13 +152,13 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def used_now(path: Path) -> None:
-    """It was read: let it be the last that leaves for others."""
+    """Mark a file as most recently used."""
     with suppress(OSError):
         os.utime(path, follow_symlinks=False)
 
 
-def _opened(path: Path) -> tuple[int, os.stat_result]:
-    """A descriptor of a file, and what it says of that; raises what `read_private` raises."""
+def _open(path: Path) -> tuple[int, os.stat_result]:
+    """Open a file; return its descriptor and status. Raises as `read_private`."""
     for _ in range(_REPLACED):
         try:
             descriptor = os.open(path, _READING)
@@ -168,13 +168,13 @@ def _opened(path: Path) -> tuple[int, os.stat_result]:
             why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
             raise UnusableFileError(why) from error
         try:
-            found = os.fstat(descriptor)
+            status = os.fstat(descriptor)
         except OSError as error:
             os.close(descriptor)
             raise UnusableFileError(f"cannot be read: {error.strerror}") from error
-        if found.st_nlink:
-            return descriptor, found
-        os.close(descriptor)  # removed, or replaced by who wrote the same, since it was opened
+        if status.st_nlink:
+            return descriptor, status
+        os.close(descriptor)  # removed or replaced since it was opened
     raise UnusableFileError("is replaced again and again")
 
 
@@ -183,21 +183,21 @@ def _ours(about: os.stat_result) -> bool:
 
 
 class LastingPlace:
-    """A folder that outlives engines; processes share it, none of which trusts it.
+    """A directory that outlives engines. Processes share it, and none trusts its contents.
 
     Args:
-        folder: The user's. In it are folders that only this user can look into.
-        names: Of these, the last of which is the place.
+        folder: The directory that the user named; those below are private to this user.
+        names: Path below `folder`.
     """
 
     def __init__(self, folder: Path, *names: str) -> None:
         self.folder = folder.joinpath(*names)
-        """Of the store alone, or of those that share what is in it."""
+        """Directory of the files; stores may share it."""
         self._top, self._names = folder, names
         remove_abandoned(self.folder)
 
     def make(self) -> None:
-        """Have the folder there.
+        """Make the directory.
 
         Raises:
             InvalidRequestError: It, or one above it, is another user's. OSError: It cannot be made.
@@ -205,39 +205,39 @@ class LastingPlace:
         below(self._top, *self._names)
 
     def files(self) -> Iterator[tuple[float, int, Path]]:
-        """Last use, bytes and path of every file that the budget counts, others' included."""
-        return (each for each in sizes(self.folder) if each[2].suffix in (SUFFIX, BROKEN))
+        """Return last use, bytes and path of every file that the budget counts, including those of other processes."""
+        return (file for file in sizes(self.folder) if file[2].suffix in (SUFFIX, BROKEN))
 
     def put_away(self, path: Path) -> None:
-        """What stands there cannot be used: let it not be found again."""
+        """Rename an unusable file so that it is not found again."""
         with suppress(OSError):
             path.replace(path.with_suffix(BROKEN))
 
     def close(self) -> None:
-        """The store is used no more."""
+        """Do nothing: the files stay."""
 
 
 class EnginePlace:
-    """A folder of one engine's, beside those of others that run the same model; what killed ones left is removed.
+    """A directory of one engine, removed with it. Directories that killed engines left are removed, too.
 
-    Its functions do what those of a `LastingPlace` do.
+    Has the methods of `LastingPlace`.
 
     Args:
-        folder: The user's; made if need be.
+        folder: The directory that the user named; made if need be.
         model: Fingerprint of the model: engines that run it share one budget.
     """
 
     def __init__(self, folder: Path, model: str) -> None:
         self._of_model = below(folder, model)
         self.folder = private_folder(self._of_model / uuid4().hex)
-        self._held = _held(self.folder)
+        self._lock = _lock_folder(self.folder)
         self._sweep()
 
-    def make(self) -> None: ...  # once removed, it stays so: its engine has ended
+    def make(self) -> None: ...  # nothing to do: after `close` the directory must not come back
 
     def files(self) -> Iterator[tuple[float, int, Path]]:
         for folder in self._folders():
-            yield from (each for each in sizes(folder) if each[2].suffix == SUFFIX)
+            yield from (file for file in sizes(folder) if file[2].suffix == SUFFIX)
 
     def put_away(self, path: Path) -> None:
         with suppress(OSError):
@@ -245,29 +245,29 @@ class EnginePlace:
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _folders(self) -> list[Path]:
-        """Of all engines that run the model."""
+        """Return the directories of all engines that run the model."""
         with suppress(OSError):
             return [folder for folder in self._of_model.iterdir() if _ENGINES.fullmatch(folder.name)]
         return []
 
     def _sweep(self) -> None:
-        """Remove what engines have left whose process was killed."""
+        """Remove the directories of engines whose process was killed."""
         for folder in self._folders() if flock is not None else ():
             with suppress(OSError):
                 if folder != self.folder and time.time() - folder.lstat().st_mtime > _JUST_MADE_S:
-                    held = _held(folder)
-                    if held is not None:
+                    lock = _lock_folder(folder)
+                    if lock is not None:
                         shutil.rmtree(folder, ignore_errors=True)
-                        os.close(held)
+                        os.close(lock)
 
 
-def _held(folder: Path) -> int | None:
-    """A descriptor that keeps others from sweeping a folder until it is closed; None if another keeps this one."""
+def _lock_folder(folder: Path) -> int | None:
+    """Lock a directory against sweeping until the returned descriptor is closed; None if it is locked already."""
     if flock is None:
         return None
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -280,4 +280,4 @@ def _held(folder: Path) -> int | None:
 
 
 Place = LastingPlace | EnginePlace
-"""Where a store has its files."""
+"""Place of a store's files."""

@@ -1,4 +1,4 @@
-"""KV as it is written: keys and values, what they are of, and a seal over both that nobody can make without the key."""
+"""File format of KV: keys and values, metadata, and a seal (keyed checksum) over both."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from choreo_agents.kv.store.key import FileKey
 from choreo_agents.kv.tiers import HostKV, shapes_of
 
 _HEADER_BYTES, _TOKEN_BYTES = 1 << 22, 16
-"""Of what a file says of itself, at most: by itself, its parents' names included, and for each token."""
+"""Upper bound on a file's metadata: bytes in all, including the ids of parents, and per token."""
 Written = tuple[dict[str, str], dict[str, Tensor]]
-"""What a file says of itself, and its tensors."""
+"""Metadata and tensors of a file."""
 
 
 class UnusableFileError(Exception):
-    """Why a file is passed over."""
+    """A file cannot be used; the message says why."""
 
 
 def sealed(key: FileKey, kv: HostKV, seal: bytes) -> Written:
-    """A message's KV as it is written.
+    """Return metadata and tensors of a message's KV, as they are written.
 
     Args:
-        key: What it is of.
+        key: Key of the message.
         kv: Keys and values.
-        seal: The key of the seal.
+        seal: Secret key of the seal.
     """
     tensors = kv.tensors()
     about = key.written() | {"native_offset": str(key.native_offset)}
@@ -40,21 +40,21 @@ def sealed(key: FileKey, kv: HostKV, seal: bytes) -> Written:
 
 
 def opened(written: Written, key: FileKey, geometry: KVGeometry, seal: bytes) -> tuple[HostKV, int]:
-    """A message's KV, and the position that it was encoded at, of what `sealed` wrote.
+    """Return a message's KV, and the position at which it was encoded, from what `sealed` returned.
 
     Args:
-        written: What a file says of itself, and its tensors.
-        key: What is asked for.
-        geometry: The model's KV shape.
-        seal: The key of the seal.
+        written: Metadata and tensors of a file.
+        key: Key of the expected message.
+        geometry: Shape of the model's KV.
+        seal: Secret key of the seal.
 
     Raises:
-        UnusableFileError: It holds anything else, or was sealed with another key.
+        UnusableFileError: It holds another message, was changed, or was sealed with another key.
     """
     about, tensors = dict(written[0]), written[1]
     given, at = about.pop("seal", ""), about.get("native_offset", "")
     shapes = shapes_of(geometry, key.length)
-    if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != shapes:
+    if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != shapes:
         raise UnusableFileError("holds other keys and values")
     if not at.isdecimal() or about | key.written() != about:
         raise UnusableFileError("is of another message")
@@ -64,17 +64,17 @@ def opened(written: Written, key: FileKey, geometry: KVGeometry, seal: bytes) ->
 
 
 def kv_bytes(key: FileKey, geometry: KVGeometry) -> int:
-    """Of a message's keys and values."""
+    """Return the bytes of a message's keys and values."""
     return geometry.bytes_per_token * key.length
 
 
 def most_bytes(key: FileKey, geometry: KVGeometry) -> int:
-    """Of a file of theirs, with what it says of itself; no larger one is read."""
+    """Return the most bytes of a message's file, with metadata; larger files are not read."""
     return kv_bytes(key, geometry) + _HEADER_BYTES + _TOKEN_BYTES * key.length
 
 
 def seal_of(key: bytes, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """A keyed checksum over what a file says of itself and all bytes of its tensors."""
+    """Return a keyed checksum (BLAKE2b) over a file's metadata and all bytes of its tensors."""
     code = hashlib.blake2b(json.dumps(dict(about), sort_keys=True).encode(), key=key, digest_size=16)
     for name in sorted(tensors):
         code.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
@@ -82,16 +82,16 @@ def seal_of(key: bytes, about: Mapping[str, str], tensors: Mapping[str, Tensor])
 
 
 def in_bytes(written: Written) -> bytes:
-    """The bytes of a file."""
+    """Serialize metadata and tensors to the bytes of a file."""
     data: bytes = save(written[1], written[0])
     return data
 
 
 def parsed(data: bytes) -> Written:
-    """What the bytes of a file hold.
+    """Parse the bytes of a file.
 
     Raises:
-        UnusableFileError: Nothing that can be read.
+        UnusableFileError: They are truncated or damaged.
     """
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

@@ -1,4 +1,4 @@
-"""What names the KV of a message in a file."""
+"""Keys of KV files: what identifies the KV of a message."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from choreo_agents.kv.handle import MessageHandle
 
 @dataclass(frozen=True)
 class KVKey:
-    """All that a message's KV depends on: names it in any process that runs the same model for the same tenant."""
+    """Everything that a message's KV depends on, the same in any process that runs the model for the tenant."""
 
     id: str
-    """The message's: an HMAC over model, tokens, parents and their relative places."""
+    """Id of the message: an HMAC over model, tokens, parents and their relative offsets."""
     model: str
-    """Fingerprint of the model, with that of its adapter."""
+    """Fingerprint of the model, with that of an adapter."""
     tokens: tuple[int, ...]
     parents: tuple[tuple[str, int], ...]
-    """Ids and places relative to the message's first token."""
+    """Ids of its parents, and their offsets relative to its first token."""
     native_offset: int
-    """The position that its first token is encoded at; a file of any is good, since views move it."""
+    """Position at which its first token is encoded; a file with another one is as good, since views move keys."""
 
     @property
     def handle(self) -> MessageHandle:
-        """Of the message, wherever it is held."""
+        """Handle of the message."""
         return MessageHandle(id=self.id, model=self.model, length=len(self.tokens))
 
     @property
     def length(self) -> int:
-        """Its tokens."""
+        """Number of its tokens."""
         return len(self.tokens)
 
     def written(self) -> dict[str, str]:
-        """What a file says of it, but for the position."""
+        """Return the metadata of its file, without the position."""
         parents = [[parent, offset] for parent, offset in self.parents]
         tokens = json.dumps(list(self.tokens), separators=(",", ":"))
         return {"message": self.id, "model": self.model, "tokens": tokens, "parents": json.dumps(parents)}
@@ -41,7 +41,7 @@ class KVKey:
 
 @dataclass(frozen=True)
 class TierKey:
-    """Names the KV of a message that its engine knows: the id says what else it depends on."""
+    """Key of a message within one engine, where the id stands for everything that it depends on."""
 
     id: str
     length: int
@@ -52,4 +52,4 @@ class TierKey:
 
 
 FileKey = KVKey | TierKey
-"""What a file is written under, and asked for by: the message's id names it."""
+"""Key of a KV file; the message's id is the file's name."""

@@ -1,4 +1,4 @@
-"""KV in files: one for each message, named by what it holds, sealed, and believed by nobody without the key."""
+"""Store of KV files: one sealed file per message, named by the message's id."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from choreo_agents.kv.store.key import FileKey
 from choreo_agents.kv.tiers import HostKV
 
 _WRITERS = 8
-"""Processes that may write at once without looking at each other's files, as long as there is room for all of them."""
+"""Processes among which the free budget is divided, so that each can write some files without a new listing."""
 
 
 class KVStore:
-    """One file for each message, written whole or not at all.
+    """Files of KV, one per message, written atomically. Thread-safe.
 
-    A file is good only if it says of itself all that was asked for, has the shapes and the type of the model's KV, and
-    carries a keyed checksum over all of that; any other is put away and counts as missing, and nobody waits for it.
-    Files that other processes write into the same place are good, too, if they have the same key. Slow, but for
-    `knows`. May be used from any thread.
+    A file is accepted only if its metadata matches the key, its tensors have the shapes and type of the model's KV, and
+    its seal, a keyed checksum over both, is right. Any other file is set aside and counts as missing. Files of other
+    processes in the same place are accepted if they were sealed with the same key. All methods but `knows` use the
+    disk.
 
     Args:
-        place: Where the files are.
-        geometry: The model's KV shape.
-        seal: The key: without it nobody can write a file that is taken for good.
-        budget_bytes: Of all files of the place; the longest unused ones are removed.
-        skipped: Told of every file that could not be used: where it was, and why.
-        removed: Told of every message whose file had to make room for others.
+        place: Place of the files.
+        geometry: Shape of the model's KV.
+        seal: Secret key, without which nobody can write a file that is accepted.
+        budget_bytes: Of all files in the place; the least recently used ones are removed.
+        skipped: Called with the path of every file that could not be used, and why.
+        removed: Called with the id of every message whose file is removed for space.
     """
 
     def __init__(
@@ -50,35 +50,35 @@ class KVStore:
         self._geometry = geometry
         self._seal = seal
         self._skipped, self._removed = skipped, removed
-        self._there: set[str] = set()
-        """Messages that have a file, as far as is known without looking."""
+        self._known: set[str] = set()
+        """Ids of messages that have a file, as of the last look."""
         self._listing = Lock()
-        """Held while the folder is listed: one listing at a time."""
+        """Held while the directory is listed: one listing at a time."""
         self._noting = Lock()
-        """Held while `_there` changes, with the look at the one file that the change follows from."""
+        """Held while `_known` changes, together with the look at the file from which the change follows."""
         self._noted: dict[str, bool] | None = None
-        """While the folder is listed: what other threads have noted of single files."""
+        """While the directory is listed: what other threads note about single files."""
         self._spare_bytes = -1
-        """That may be written before looking how much there is."""
+        """Bytes that may be written before the directory is listed again."""
         self.look()
 
     def knows(self, message_id: str) -> bool:
-        """Whether there was a file when the store last looked. Does not look."""
-        return message_id in self._there
+        """Return whether there was a file when the store last looked, without looking."""
+        return message_id in self._known
 
     def has(self, message_id: str) -> bool:
-        """Whether there is a file, good or not; `knows` knows it from then on."""
+        """Look whether there is a file, usable or not, and remember it for `knows`."""
         with self._noting:
-            return self._note(message_id, there=is_regular(self._path(message_id)))
+            return self._note(message_id, exists=is_regular(self._path(message_id)))
 
     def look(self) -> int:
-        """See which files there are, other processes' included; the bytes of all."""
+        """List all files, including those of other processes, and return their bytes in all."""
         return sum(size for _, size, _ in self._list())
 
     def save(self, key: FileKey, kv: HostKV) -> bool:
-        """Write a message's KV, unless there is a file of it; whether there is one now.
+        """Write a message's KV unless it has a file; return whether it has one now.
 
-        One that is larger than the whole budget is not written.
+        KV that is larger than the whole budget is not written.
 
         Raises:
             OSError: It cannot be written.
@@ -91,24 +91,24 @@ class KVStore:
         path = self._path(key.id)
         write_private(path, sealed(key, kv, self._seal))
         self.has(key.id)
-        self._make_room(path)
+        self._enforce_budget(path)
         return self.has(key.id)
 
     def load(self, key: FileKey) -> tuple[HostKV, int] | None:
-        """A message's KV, and the position that it was encoded at; None if there is no good file."""
+        """Read a message's KV, and the position at which it was encoded; None if there is no usable file."""
         path = self._path(key.id)
         try:
             least, most = kv_bytes(key, self._geometry), most_bytes(key, self._geometry)
-            found = opened(read_private(path, least, most), key, self._geometry, self._seal)
+            loaded = opened(read_private(path, least, most), key, self._geometry, self._seal)
         except FileNotFoundError:
-            if self.knows(key.id) and not self.has(key.id):  # who removes files tells of it
+            if self.knows(key.id) and not self.has(key.id):  # unless this store removed it itself
                 self._skipped(path, "is missing")
             return None
         except UnusableFileError as error:
             self.set_aside(key.id, str(error))
             return None
         used_now(path)
-        return found
+        return loaded
 
     def drop(self, message_id: str) -> None:
         """Remove a file, if it is there.
@@ -118,43 +118,43 @@ class KVStore:
         """
         with self._noting:
             self._path(message_id).unlink(missing_ok=True)
-            self._note(message_id, there=False)
+            self._note(message_id, exists=False)
 
     def set_aside(self, message_id: str, why: str) -> None:
-        """Let a file that cannot be used not be found again."""
+        """Move an unusable file away so that it is not found again."""
         path = self._path(message_id)
         with self._noting:
             self._place.put_away(path)
-            self._note(message_id, there=False)
+            self._note(message_id, exists=False)
         self._skipped(path, why)
 
     def close(self) -> None:
-        """It is used no more: what is gone with its engine is removed."""
+        """Close the place: an engine's own directory is removed."""
         self._place.close()
 
-    def _make_room(self, written: Path) -> None:
-        """Remove the longest unused files over the budget; what was just written only if that is over it alone.
+    def _enforce_budget(self, written: Path) -> None:
+        """Remove the least recently used files over the budget; the one just written only if it is too large alone.
 
-        All processes that find the place too full at once remove the same files.
+        Processes that find the place too full at the same time choose the same files.
         """
         try:
             size = written.lstat().st_size
         except OSError:
-            return  # it had to make room for others' already
+            return  # another process has removed it already
         if size > self.budget_bytes:
             self.drop(written.stem)
             return
         self._spare_bytes -= size
         if self._spare_bytes >= 0:
             return
-        files = sorted(self._list(), key=lambda each: (each[2] == written, each))
+        files = sorted(self._list(), key=lambda file: (file[2] == written, file))
         used = sum(size for _, size, _ in files)
         size_of = {path: size for _, size, path in files}
         for path in leaving(size_of.items(), used - self.budget_bytes):
             ours = path.parent == self.folder and path.suffix == SUFFIX
             with self._noting, suppress(OSError):
                 if ours:
-                    self._note(path.stem, there=False)
+                    self._note(path.stem, exists=False)
                 path.unlink()
             used -= size_of[path]
             if ours:
@@ -162,10 +162,10 @@ class KVStore:
         self._spare_bytes = (self.budget_bytes - used) // _WRITERS
 
     def _list(self) -> list[tuple[float, int, Path]]:
-        """List the place's files, and know those of this folder.
+        """List the place's files, and remember those of this directory.
 
-        Other threads go on meanwhile. What they note of a file while the folder is read is newer than the listing, and
-        wins: else a file that a reader has just set aside would count as there, and never be written again.
+        Other threads go on meanwhile. What they note about a file during the listing is newer, and wins: otherwise a
+        file that a reader has just set aside would be remembered as present, and never be written again.
         """
         with self._listing:
             noted: dict[str, bool] = {}
@@ -175,17 +175,17 @@ class KVStore:
                 files = list(self._place.files())
                 listed = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
                 with self._noting:
-                    self._there = {each for each in listed | noted.keys() if noted.get(each, True)}
+                    self._known = {message_id for message_id in listed | noted.keys() if noted.get(message_id, True)}
             finally:
                 self._noted = None
         return files
 
-    def _note(self, message_id: str, *, there: bool) -> bool:
+    def _note(self, message_id: str, *, exists: bool) -> bool:
         """Remember whether a message has a file; the caller holds `_noting`."""
-        (self._there.add if there else self._there.discard)(message_id)
+        (self._known.add if exists else self._known.discard)(message_id)
         if self._noted is not None:
-            self._noted[message_id] = there
-        return there
+            self._noted[message_id] = exists
+        return exists
 
     def _path(self, message_id: str) -> Path:
         return self.folder / f"{message_id}{SUFFIX}"

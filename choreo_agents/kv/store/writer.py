@@ -1,4 +1,4 @@
-"""Writes KV to a store, on a thread of its own that lasts as long as there is something to write."""
+"""Background writer of KV to a store, on a thread that runs while there is something to write."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from choreo_agents.kv.tiers import HostKV
 
 
 class Unwritten(Protocol):
-    """KV of one message that is to be written, and can be had until it is released."""
+    """KV of a message that is to be written; it can be read until it is released."""
 
     id: str
-    """The message's."""
+    """Id of the message."""
     nbytes: int
-    """That it will take on the host."""
+    """Bytes that its copy takes on the host."""
 
     def read(self) -> tuple[KVKey, HostKV]:
-        """A copy; may take as long as a step.
+        """Copy the KV to the host; may take as long as a step.
 
         Raises:
-            ChoreoError: It cannot be had any more.
+            ChoreoError: It is not available any more.
         """
         ...
 
     def release(self) -> None:
-        """It is needed no longer. Called once."""
+        """Release the KV. Called once."""
         ...
 
 
 _Job = tuple[Sequence[Unwritten], Sequence[str]]
-"""What is to be written, and of which messages files are to be removed."""
+"""Messages to write, and ids of messages whose files are to be removed."""
 
 
 class KVWriter:
-    """Does what is asked of it one after the other, copying one message at a time. May be used from any thread.
+    """Writer that does its jobs in order, and copies one message at a time to the host. Thread-safe.
 
     Args:
-        store: Gets the files.
-        failed: Told that files cannot be written: of what, and why. Not again before one could be.
+        store: Store of the files.
+        failed: Called with the directory and the reason when writing fails; not again until a write succeeds.
     """
 
     def __init__(self, store: KVStore, failed: Callable[[Path, str], None] = lambda path, why: None) -> None:
@@ -54,36 +54,36 @@ class KVWriter:
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._thread: threading.Thread | None = None
-        self._asked = self._done = 0
+        self._submitted = self._done = 0
         self._error: BaseException | None = None
-        """The first since the last `flush`; one of files rather than any other."""
+        """First error since the last `flush`; an `OSError` takes precedence."""
         self._failing = self._closed = False
 
     def write(self, messages: Sequence[Unwritten]) -> None:
-        """Have messages written that have no file yet; each is released then, whatever comes of it.
+        """Write messages that have no file yet, in the background; each is released then, in any case.
 
         Raises:
-            EngineClosedError: The writer was closed. They are released.
+            EngineClosedError: The writer is closed. The messages are released.
         """
         if messages:
-            self._ask((messages, ()))
+            self._submit((messages, ()))
 
     def drop(self, message_ids: Sequence[str]) -> None:
-        """Have files removed, those of messages that are still to be written included; raises what `write` raises."""
+        """Remove files in the background, also of messages that are still to be written; raises as `write`."""
         if message_ids:
-            self._ask(((), message_ids))
+            self._submit(((), message_ids))
 
     def wait(self) -> None:
-        """Return when everything that was asked before has been tried; `flush` tells what failed."""
+        """Wait until all jobs submitted before were tried; `flush` raises what failed."""
         with self._changed:
-            asked = self._asked
-            self._changed.wait_for(lambda: self._done >= asked or not self._works())
+            target = self._submitted
+            self._changed.wait_for(lambda: self._done >= target or not self._is_running())
 
     def flush(self) -> None:
-        """Return when everything that was asked before is written.
+        """Wait until all jobs submitted before are done.
 
         Raises:
-            OSError: Something could not be. ChoreoError: It could not be had any more.
+            OSError: A file could not be written. ChoreoError: KV was not available any more.
         """
         self.wait()
         with self._changed:
@@ -92,37 +92,38 @@ class KVWriter:
             raise error
 
     def close(self, *, wait: bool = True) -> None:
-        """Be asked nothing more; and, on another thread, return when all that was asked has been tried."""
+        """Refuse further jobs and, with `wait`, wait for those submitted; never waits on the writer's own thread."""
         with self._changed:
             self._closed = True
         if wait:
             self.wait()
 
-    def _ask(self, job: _Job) -> None:
+    def _submit(self, job: _Job) -> None:
         with self._changed:
-            closed, begun = self._closed, not self._closed and self._begun()
+            closed, begun = self._closed, not self._closed and self._start_thread()
             if begun:
                 self._jobs.append(job)
-                self._asked += 1
+                self._submitted += 1
+        # Outside our lock, since release takes the engine's.
         for message in job[0] if not begun else ():
             self._try(message.release)
         if closed:
             raise EngineClosedError("nothing more is written here: the engine, or its tenancy, was closed")
 
-    def _begun(self) -> bool:
-        """Whether there is a thread, or was one to be had."""
+    def _start_thread(self) -> bool:
+        """Start the thread if none runs; return False if the system has none left."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="choreo-write")
             try:
-                thread.start()  # which waits for the lock
+                thread.start()  # it waits for the lock that we hold
             except RuntimeError as error:
                 self._error = self._error or error
                 return False
             self._thread = thread
         return True
 
-    def _works(self) -> bool:
-        """Whether somebody else will do what is left: nobody does in a process that was forked."""
+    def _is_running(self) -> bool:
+        """Return whether another thread does the rest: in a forked process, none does."""
         thread = self._thread
         return thread is not None and thread is not threading.current_thread() and thread.is_alive()
 
@@ -152,17 +153,17 @@ class KVWriter:
             self._store.save(key, kv)
             self._failing = False
         except OSError as error:
-            known, self._failing = self._failing, True
-            if not known:
+            was_failing, self._failing = self._failing, True
+            if not was_failing:
                 self._try(partial(self._failed, self._store.folder, str(error)))
             raise
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do something; what fails in it is told by `flush`, and is in nobody else's way."""
+        """Run a job; keep its error for `flush`, so that it does not stop others."""
         try:
             work()
         except BaseException as error:
-            error = error.with_traceback(None)  # which would keep what was to be written
+            error = error.with_traceback(None)  # a traceback would keep the KV alive
             error.__context__ = None
             with self._changed:
                 if self._error is None or isinstance(error, OSError) > isinstance(self._error, OSError):

@@ -1,4 +1,4 @@
-"""How conversations look to one model: turns, instructions and thoughts, as its chat template writes them."""
+"""Chat formats, derived from a model's chat template: turns, system prompts, thinking and tool calls."""
 
 from choreo_agents.models.chat.format import ChatFormat, Role, ThoughtsFormat, TurnFormat
 from choreo_agents.models.chat.template_analysis import chat_format

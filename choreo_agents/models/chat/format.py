@@ -1,4 +1,4 @@
-"""Chat turns as self-contained spans, as one model's chat template writes them."""
+"""Writes chat turns as self-contained spans, in the format of one model's chat template."""
 
 from __future__ import annotations
 
@@ -13,116 +13,115 @@ if TYPE_CHECKING:
 
 Role = Literal["system", "user", "assistant"]
 NAME = "\u241fname\u241f"
-"""Stands for the speaker's name in what a template writes."""
+"""Placeholder of the speaker's name in rendered templates."""
 
 
 @dataclass(frozen=True)
 class TurnFormat:
-    """What a template puts around a message's words."""
+    """The text that a template puts around a message."""
 
     plain: str
-    """All before the words of a nameless turn."""
+    """Text before the message in a turn without a name."""
     named: str | None
-    """The same with a mark for the speaker's name; None if the template ignores names."""
+    """The same with the placeholder `NAME`; None if the template ignores names."""
     after: str
     trims: bool = False
-    """Whether the template leaves out blanks around the words."""
+    """Whether the template strips blanks around the message."""
 
     def opening(self, name: str | None) -> PromptText:
-        """All before the words; the speaker's name stands in it, as the template writes it or as `name: `."""
+        """Return the text before the message, with the speaker's name as the template writes it, else as `name: `."""
         if name is None:
             return PromptText.special(self.plain)
         return PromptText.filled(f"{self.plain}{NAME}: " if self.named is None else self.named, {NAME: name})
 
     def around(self, words: str, name: str | None = None) -> PromptText:
-        """A whole turn."""
-        said = PromptText.plain(words.strip() if self.trims else words)
-        return self.opening(name) + said + PromptText.special(self.after)
+        """Return the whole turn of a message."""
+        text = PromptText.plain(words.strip() if self.trims else words)
+        return self.opening(name) + text + PromptText.special(self.after)
 
 
 @dataclass(frozen=True)
 class ThoughtsFormat:
-    """How a model thinks before it answers."""
+    """The format of a model's thoughts before its answer."""
 
     header: str
-    """All before its thoughts."""
+    """Text before the thoughts."""
     close: str
-    """All between them and the answer."""
+    """Text between the thoughts and the answer."""
     unthinking: str
     """The header of an answer without thoughts."""
     usual: bool
-    """Whether the template lets it think if nothing is said about it."""
+    """Whether the model thinks by default."""
     kept: bool
-    """Whether the template shows a model what it has thought in earlier turns."""
+    """Whether the template shows the thoughts of earlier turns."""
 
     @property
     def end(self) -> str:
-        """What tells that the thoughts are over: `close` without blanks around it."""
+        """The mark that ends the thoughts: `close`, stripped."""
         return self.close.strip()
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How one model writes chat turns, each as a span of its own (see `chat_format`).
+    """The chat format of one model, whose turns are self-contained spans (see `chat_format`).
 
-    The root of every view is the begin-of-sequence text with the public system turn, if any.
+    The root of every view is the begin-of-sequence text with the shared system turn, if any.
     """
 
     bos: str
-    """What every conversation starts with."""
+    """Text that every conversation starts with."""
     system: TurnFormat
-    """Instructions that come first. Where there is no such turn they stand in the user's (see `leads`)."""
+    """The turn of instructions that come first; without one, they are in the user's turn (see `leads`)."""
     user: TurnFormat
     assistant: TurnFormat
-    """As the template writes earlier turns."""
+    """An answer as the template writes earlier ones."""
     later: TurnFormat | None = None
-    """Instructions that come after other turns; None: as a user's turn."""
+    """The turn of instructions that come after other turns; None: a user's turn."""
     answer: str | None = None
-    """The header of an answer of a model that is to speak next; None: what stands before earlier ones."""
+    """Header of the answer that the model is to write; None: the same as before earlier answers."""
     default_system: str = ""
-    """What stands in the place of instructions where there are none."""
+    """Text that the template writes where there are no instructions."""
     merges: str | None = None
-    """Between what several others say in one user's turn, where users and model must take turns; None: each of them
-    has a turn."""
+    """Separator of messages in one user's turn, if user and model must alternate; None: each message has a turn."""
     leads: bool = False
-    """Whether instructions stand in the first user's turn, before its words."""
+    """Whether instructions are in the first user's turn, before the message."""
     thoughts: ThoughtsFormat | None = None
-    """None: the template knows of no thoughts."""
+    """None: the template has no thinking."""
     tools: ToolsFormat | None = None
-    """None: the template knows of no tools."""
+    """None: the template has no tools."""
     whole: Callable[..., PromptText | None] | None = field(default=None, repr=False, compare=False)
-    """Writes whole conversations as the template does, see `WholeConversation`; None: there is no template."""
+    """Renders whole conversations as the template does, see `WholeConversation`; None: there is no template."""
 
     def root(self, system: str | None) -> PromptText:
-        """The public root: begin of sequence, and the public system turn if there is one."""
+        """Return the root of all views: begin of sequence, and the shared system turn if there is one."""
         return PromptText.special(self.bos) + (self.turn("system", system) if system else PromptText())
 
     def turn(self, role: Role, words: str, name: str | None = None, *, later: bool = False) -> PromptText:
-        """A whole turn. What words and name say is text, whatever it looks like: only its frame has control tokens.
+        """Return a whole turn; message and name are plain text, so that only the template's text has control tokens.
 
         Args:
-            role: Whose turn.
-            words: What is said.
-            name: Who says it.
-            later: Whether instructions come after other instructions.
+            role: The speaker's role.
+            words: The message.
+            name: The speaker's name.
+            later: Whether these are instructions after other instructions.
         """
         return self._format(role, later).around(words, name)
 
     def part(self, words: str, name: str | None = None) -> PromptText:
-        """What somebody says within a user's turn that others speak in, too: the frame stands in between."""
+        """Return one message of a user's turn that holds several, without the template's text around it."""
         opening = TurnFormat("", None, "").opening(name)
-        said = words.strip() if self.user.trims else words
-        return opening + PromptText.plain(said)
+        text = words.strip() if self.user.trims else words
+        return opening + PromptText.plain(text)
 
     def header(self, name: str | None, *, thinking: bool = False) -> PromptText:
-        """What a decode of an assistant turn starts with.
+        """Return the header that a decode of an assistant turn starts with.
 
         A trailing space is left to the first word, where tokenizers expect it.
 
         Args:
-            name: Who speaks. Not written before thoughts: it stands before the answer that follows them.
-            thinking: Whether thoughts come first, which `Decode(thinking=...)` must then tell from the answer. A model
-                without any answers at once.
+            name: The speaker. Not written before thoughts: it precedes the answer that follows them.
+            thinking: Whether thoughts come first, which `Decode(thinking=...)` must then separate from the answer.
+                Ignored by a model that has none.
         """
         if self.thoughts is not None and thinking:
             return PromptText.special(self.thoughts.header).rstrip(" ")
@@ -132,12 +131,12 @@ class ChatFormat:
         return TurnFormat(plain, None, "").opening(name).rstrip(" ")
 
     def start(self, role: Role) -> str:
-        """What a nameless turn starts with, without the space before its first word."""
+        """Return the opening of a turn without a name, without the space before its first word."""
         return self._format(role, False).plain.rstrip(" ")
 
     @property
     def turn_end(self) -> str:
-        """What closes an assistant turn."""
+        """Text that closes an assistant turn."""
         return self.assistant.after
 
     def _format(self, role: Role, later: bool) -> TurnFormat:

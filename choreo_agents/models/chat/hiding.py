@@ -1,4 +1,4 @@
-"""Keeps words words where a template writes them: what looks like a control token is a mark until it is written."""
+"""Escapes control tokens in values that a chat template renders, so that they stay plain text in the prompt."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SIGN = "\u241f"
-"""Marks are made of it: whoever says it is not taken for one."""
+"""Delimiter of placeholders; escaped itself where it occurs in a value."""
 
 
-class Hiding:
-    """Of one text.
+class ControlEscaper:
+    """An escaper of control tokens for one rendered text.
 
     Args:
-        tokenizer: Whose control tokens are hidden.
+        tokenizer: The tokenizer whose control tokens are escaped.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         controls = sorted(filter(str.strip, tokenizer.added_tokens_encoder), key=len, reverse=True)
-        self._hidden = re.compile("|".join(map(re.escape, [*controls, _SIGN])))
+        self._pattern = re.compile("|".join(map(re.escape, [*controls, _SIGN])))
         self._marks: dict[str, str] = {}
-        """By the words that they stand for."""
+        """Placeholders by the text that they replace."""
 
-    def hidden(self, told: Any) -> Any:
-        """What is told, in which marks stand for what looks like a control token; keys of objects, too."""
-        if isinstance(told, Mapping):
-            return {self.hidden(key): self.hidden(value) for key, value in told.items()}
-        if isinstance(told, list | tuple):
-            return [self.hidden(each) for each in told]
-        if not isinstance(told, str):
-            return told
-        return self._hidden.sub(lambda found: self.mark(found[0]), told)
+    def escape(self, value: Any) -> Any:
+        """Return a JSON-like value with placeholders for whatever looks like a control token, in keys too."""
+        if isinstance(value, Mapping):
+            return {self.escape(key): self.escape(value) for key, value in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.escape(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        return self._pattern.sub(lambda match: self.mark(match[0]), value)
 
     def mark(self, words: str) -> str:
-        """What stands for these words until they are shown."""
+        """Return the placeholder of a text."""
         return self._marks.setdefault(words, f"{_SIGN}{len(self._marks)}{_SIGN}")
 
-    def shown(self, text: str) -> PromptText:
-        """A text in which words stand for marks, and all else is frame."""
+    def restore(self, text: str) -> PromptText:
+        """Return a rendered text with placeholders replaced by plain text; all else is special."""
         return PromptText.filled(text, {mark: words for words, mark in self._marks.items()})

@@ -1,4 +1,4 @@
-"""A tokenizer's chat template, asked about conversations of marks."""
+"""Renders a tokenizer's chat template, to learn what it writes around placeholder messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Turn = dict[str, Any]
 DATE = "date"
-"""The option that is ours: all others are the template's own variables."""
+"""Name of the option that sets the date; all others are the template's own variables."""
 _CALLS = re.compile(r"""strftime_now\(\s*["']([^"']*)["']\s*\)""")
 _LLAMA_DATE = "%d %b %Y"
 _OURS = frozenset(
@@ -25,10 +25,10 @@ _OURS = frozenset(
 
 
 class Template:
-    """Renders conversations as the model was trained on them.
+    """A chat template, which renders conversations as the model was trained on them.
 
     Args:
-        tokenizer: Has the template.
+        tokenizer: The tokenizer that has the template.
         options: Variables of the template, such as `enable_thinking`, by name. `date`, as a `datetime.date` or in ISO
             form, is the day that the template writes where it writes today's; without it, it is today.
 
@@ -42,56 +42,56 @@ class Template:
         self.options, self.day = _variables(options or {})
         controls = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
         marks = [re.escape(token) for token in controls if token.strip()]
-        self._told: list[Turn] = []
+        self._instructions: list[Turn] = []
         self._piece = re.compile("|".join([*marks, r"\s", r"\w+", r"[^\w\s]"]))
         self._failure: Exception | None = None
 
     def with_options(self, **more: Any) -> Template:
-        """The same template with some variables set otherwise."""
-        other = Template(self.tokenizer)
-        other.options, other.day, other._told = self.options | more, self.day, self._told
-        return other
+        """Return a copy with some variables changed."""
+        template = Template(self.tokenizer)
+        template.options, template.day, template._instructions = self.options | more, self.day, self._instructions
+        return template
 
     def with_instructions(self, words: str) -> Template:
-        """The same template, which is given these instructions before any conversation."""
-        other = self.with_options()
-        other._told = [{"role": "system", "content": words}]
-        return other
+        """Return a copy that renders these instructions before any conversation."""
+        template = self.with_options()
+        template._instructions = [{"role": "system", "content": words}]
+        return template
 
     @cached_property
     def source(self) -> str | None:
-        """The template itself, in which today is the day that was asked for; None if there is none to choose."""
-        found = self.tokenizer.chat_template
-        source = found.get("default") if isinstance(found, Mapping) else found
+        """Source of the template, in which today is the requested day; None if there is no default template."""
+        templates = self.tokenizer.chat_template
+        source = templates.get("default") if isinstance(templates, Mapping) else templates
         if not isinstance(source, str) or self.day is None:
             return source
         days = {written: self.day.strftime(written) for written in _CALLS.findall(source)}
-        # Templates are given plain data, no functions: so it is one of theirs.
+        # Templates get plain data, no functions; so the date function is a macro of the template.
         return f"{{% macro strftime_now(format) %}}{{{{ {days!r}[format] }}}}{{% endmacro %}}{{{{ '' }}}}{source}"
 
     def render(self, turns: Sequence[Turn], *, answer: bool = False, tools: Sequence[Turn] | None = None) -> str | None:
-        """A conversation as text; None if the template raises.
+        """Render a conversation as text; None if the template raises.
 
         Args:
-            turns: Role, content and what else the template may look at.
-            answer: Whether the model is to speak next.
-            tools: Descriptions of those that it may call; None: none.
+            turns: Messages with role, content and any other field that the template reads.
+            answer: Whether the model is to answer next.
+            tools: Descriptions of the tools that it may call; None: none.
         """
-        turns = [*self._told, *turns]
-        return self._written([_parted(turn) for turn in turns] if self._reads_parts else turns, answer, tools)
+        turns = [*self._instructions, *turns]
+        return self._apply([_with_parts(turn) for turn in turns] if self._reads_parts else turns, answer, tools)
 
     @cached_property
     def _reads_parts(self) -> bool:
-        """Whether the template finds words in the parts of a content, and none in a content that is text."""
+        """True if the template reads contents only as lists of parts, not as text."""
         turn = {"role": "user", "content": "\u241fwords\u241f"}
-        if turn["content"] in (self._written([turn], False) or ""):
+        if turn["content"] in (self._apply([turn], False) or ""):
             return False
         failure = self._failure
-        found = turn["content"] in (self._written([_parted(turn)], False) or "")
+        is_read = turn["content"] in (self._apply([_with_parts(turn)], False) or "")
         self._failure = failure
-        return found
+        return is_read
 
-    def _written(self, turns: Sequence[Turn], answer: bool, tools: Sequence[Turn] | None = None) -> str | None:
+    def _apply(self, turns: Sequence[Turn], answer: bool, tools: Sequence[Turn] | None = None) -> str | None:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -103,28 +103,28 @@ class Template:
                     **self.options,
                 )
             )
-        except Exception as error:  # a template is a program of its author's
+        except Exception as error:  # a template is a program and raises anything
             self._failure = error
             return None
 
     def around(self, turns: Sequence[Turn], *, answer: bool = False) -> list[str] | None:
-        """What stands before, between and behind the contents of a conversation.
+        """Return the texts before, between and after the contents of a conversation.
 
-        None if the template raises, or does not write each content once and in this order.
+        None if the template raises, or does not write each content once and in order.
         """
         text = self.render(turns, answer=answer)
         if text is None or any(text.count(turn["content"]) != 1 for turn in turns):
             return None
         parts = []
         for turn in turns:
-            before, found, text = text.partition(turn["content"])
-            if not found:
+            before, content, text = text.partition(turn["content"])
+            if not content:
                 return None
             parts.append(before)
         return [*parts, text]
 
-    def failed(self) -> ChatTemplateError:
-        """The error of a template that writes not even one question."""
+    def make_error(self) -> ChatTemplateError:
+        """Return the error of a template that cannot render a single question."""
         why = "" if self._failure is None else f": {type(self._failure).__name__}: {first_line(self._failure)}"
         return ChatTemplateError(
             f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'!r} cannot write one question{why}; "
@@ -132,25 +132,25 @@ class Template:
         )
 
     def pieces(self, text: str) -> list[str]:
-        """A text in parts that a turn's frame is never cut within: control tokens, words, signs."""
+        """Split a text into pieces that are never divided: control tokens, words, other characters."""
         return self._piece.findall(text)
 
-    def common_start(self, one: str, other: str) -> str:
-        """What both texts begin with, in whole pieces."""
-        return "".join(_shared(self.pieces(one), self.pieces(other)))
+    def common_start(self, first: str, second: str) -> str:
+        """Return the common prefix of two texts, in whole pieces."""
+        return "".join(_common_prefix(self.pieces(first), self.pieces(second)))
 
-    def common_end(self, one: str, other: str) -> str:
-        """What both texts end with, in whole pieces."""
-        return "".join(_shared(self.pieces(one)[::-1], self.pieces(other)[::-1])[::-1])
+    def common_end(self, first: str, second: str) -> str:
+        """Return the common suffix of two texts, in whole pieces."""
+        return "".join(_common_prefix(self.pieces(first)[::-1], self.pieces(second)[::-1])[::-1])
 
 
-def _parted(turn: Turn) -> Turn:
-    """The same turn with its words as the only part of its content."""
+def _with_parts(turn: Turn) -> Turn:
+    """Return a turn with its text as the only part of its content."""
     return turn | {"content": [{"type": "text", "text": turn["content"]}]}
 
 
 def _variables(options: Mapping[str, Any]) -> tuple[dict[str, Any], datetime | None]:
-    """What a template is given, and the day that it is to write."""
+    """Return the variables of a template, and the day that it is to write as today."""
     for name in options:
         if not isinstance(name, str) or name in _OURS:
             raise InvalidRequestError(f"{name!r} is no variable of a chat template that can be set")
@@ -158,22 +158,22 @@ def _variables(options: Mapping[str, Any]) -> tuple[dict[str, Any], datetime | N
     if options.get(DATE) is None:
         return variables, None
     day = _day(options[DATE])
-    # Some templates ask what day it is, others have a variable for the day as it is to be written.
+    # Some templates call a function for the date, others have a variable for the formatted date.
     return {"date_string": day.strftime(_LLAMA_DATE)} | variables, day
 
 
-def _day(said: Any) -> datetime:
-    if isinstance(said, datetime):
-        return said
+def _day(value: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value
     try:
-        day = said if isinstance(said, date) else date.fromisoformat(said)
+        day = value if isinstance(value, date) else date.fromisoformat(value)
     except (TypeError, ValueError):
-        raise InvalidRequestError(f"date must be a day, as in '2026-01-31', not {said!r}") from None
+        raise InvalidRequestError(f"date must be a day, as in '2026-01-31', not {value!r}") from None
     return datetime.combine(day, time())
 
 
-def _shared(one: list[str], other: list[str]) -> list[str]:
+def _common_prefix(first: list[str], second: list[str]) -> list[str]:
     same = 0
-    while same < min(len(one), len(other)) and one[same] == other[same]:
+    while same < min(len(first), len(second)) and first[same] == second[same]:
         same += 1
-    return one[:same]
+    return first[:same]

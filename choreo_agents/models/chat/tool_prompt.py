@@ -1,6 +1,6 @@
-"""What others tell a model: turns of their own, or parts of one user's turn where users and model must take turns.
+"""Writes messages for a model: turns, or parts of one user's turn if user and model must alternate.
 
-Of tools by its own template, or in our words where that knows nothing of them.
+Tools are described by the model's own template, or in a format of ours if it has none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from choreo_agents.models.chat.tools.grammar import CallGrammar
 from choreo_agents.models.prompt_text import PromptText
 
 Kind = Literal["turn", "part", "lead"]
-"""A whole turn, with its frame; a part of a user's turn; or a part that closes itself: nothing stands between it and
-what follows. What stands around parts is put in where they are shown."""
+"""A whole turn; a part of a user's turn; or a leading part of one, with no separator behind it. The template's text
+around parts is added where they are read."""
 
 
 class TurnText(NamedTuple):
-    """Something to encode, and as what it stands in a conversation."""
+    """A text to encode, with its kind."""
 
     text: PromptText
     kind: Kind = "turn"
@@ -44,7 +44,7 @@ Several calls follow each other, and nothing follows the last. What a tool retur
 
 
 def instructions(words: str, chat: ChatFormat, *, later: bool) -> TurnText:
-    """A system prompt; `later`: one that comes after anything else, and may have no turn of its own there."""
+    """Write a system prompt; `later`: one after other messages, which may be part of a user's turn."""
     in_users_turn = chat.leads or (later and chat.later is None)
     if chat.merges is None or not in_users_turn:
         return TurnText(chat.turn("system", words, later=later))
@@ -52,14 +52,14 @@ def instructions(words: str, chat: ChatFormat, *, later: bool) -> TurnText:
 
 
 def question(words: str, chat: ChatFormat, name: str | None = None) -> TurnText:
-    """What a user says, or what a model is asked."""
+    """Write a user's message, or a question to the model."""
     if chat.merges is None:
         return TurnText(chat.turn("user", words, name))
     return TurnText(chat.part(words, name), "part")
 
 
 def tools_format(chat: ChatFormat) -> ToolsFormat:
-    """How a model calls tools: as its template has it, or in our own form."""
+    """Return the format of a model's tool calls: its template's, or ours if that has none."""
     if chat.tools is not None:
         return chat.tools
     opening, end = chat.assistant.plain, chat.assistant.after
@@ -69,34 +69,34 @@ def tools_format(chat: ChatFormat) -> ToolsFormat:
 def tools_prompt(
     tools: Sequence[Mapping[str, Any]], system: str | None, chat: ChatFormat, *, later: bool
 ) -> list[TurnText]:
-    """What tells of tools, and the instructions of who may call them.
+    """Write the description of tools with the system prompt of the agent that may call them.
 
     Args:
-        tools: Their descriptions, as OpenAI has them.
-        system: The instructions, if there are any.
-        chat: The model's.
-        later: Whether anything comes before.
+        tools: Their descriptions, in OpenAI's format.
+        system: The system prompt, if there is one.
+        chat: The model's chat format.
+        later: Whether other messages come before.
     """
     tell = tools_format(chat).tell
-    told = None if tell is None else tell(tools, None if chat.leads else system)
-    if told is None:
+    prompt = None if tell is None else tell(tools, None if chat.leads else system)
+    if prompt is None:
         words = _OWN_WORDS + "\n".join(json.dumps(function_of(tool), ensure_ascii=False) for tool in tools)
         return [instructions(words if system is None else f"{system}\n\n{words}", chat, later=later)]
     own = [instructions(system, chat, later=later)] if chat.leads and system is not None else []
-    return [TurnText(_later(told, chat) if later else told), *own]
+    return [TurnText(_as_later_turn(prompt, chat) if later else prompt), *own]
 
 
-def _later(told: PromptText, chat: ChatFormat) -> PromptText:
-    """The same behind other turns, in the form that instructions have there."""
+def _as_later_turn(prompt: PromptText, chat: ChatFormat) -> PromptText:
+    """Rewrite a leading system turn as instructions that follow other turns."""
     opening, closing, form = chat.system.plain, chat.system.after, chat.later
-    inner = _inner(told, opening, closing)
+    inner = _inner(prompt, opening, closing)
     if form is None or inner is None:
-        return told
+        return prompt
     return PromptText.special(form.plain) + inner + PromptText.special(form.after)
 
 
 def _inner(text: PromptText, opening: str, closing: str) -> PromptText | None:
-    """What stands between two frames, if a text begins and ends with them."""
+    """Return a text without this opening and closing; None if it does not have them."""
     parts = [*text.parts]
     if not parts or not (parts[0][1] and parts[-1][1] and parts[0][0].startswith(opening)):
         return None
@@ -108,7 +108,7 @@ def _inner(text: PromptText, opening: str, closing: str) -> PromptText | None:
 
 
 def tool_result_turn(words: str, tool: str, call: str, chat: ChatFormat) -> TurnText:
-    """What a tool has returned: a turn of its own, or a user's."""
+    """Write the result of a tool: as a turn of its own, or as a user's."""
     result = tools_format(chat).result
     if result is None:
         return question(words, chat, tool)

@@ -1,4 +1,4 @@
-"""What can be told of a model from its small files: how it is fed beside its own template, and what it needs."""
+"""Checks a model from its small files: how its prompts differ from its chat template's, and what memory it needs."""
 
 from choreo_agents.models.checking.check import ModelCheck, check_model
 from choreo_agents.models.checking.comparing import ViewComparison

@@ -1,4 +1,4 @@
-"""Checks a model by its small files: whether it can be served, how it is fed, and what it needs."""
+"""Checks a model by its small files: whether it can be served, what its prompts are, and what memory it needs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from choreo_agents.models.adapter import listed, max_positions
+from choreo_agents.models.adapter import as_token_ids, max_positions
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
-from choreo_agents.models.checking.comparing import ViewComparison, compared
+from choreo_agents.models.checking.comparing import ViewComparison, compare_view
 from choreo_agents.models.checking.needs import DtypeChoice, MemoryNeeds, StoredWeights, dtype_of, needs_of
 from choreo_agents.models.checking.talk import views
-from choreo_agents.models.loader import AUTO, opened
+from choreo_agents.models.loader import AUTO, open_checkpoint
 from choreo_agents.models.safe_tokenization import safe_tokenizer
 from choreo_agents.models.weights.dtypes import dtype_named
 
@@ -34,28 +34,28 @@ class StopToken:
     text: str
     id: int
     said_by: Sequence[str]
-    """The files that name it."""
+    """The files that define it."""
     closes: bool
-    """Whether it is part of what closes a turn; else no message has it."""
+    """Whether it is part of the text that closes a turn; if not, it is in no message."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model's small files tell of it."""
+    """Facts about a model from its small files."""
 
     model_type: str
     context: int
-    """Tokens."""
+    """Context length in tokens."""
     layers: Mapping[str, int]
-    """How many there are, by how far they see."""
+    """Number of layers by attention window: "all" or "N tokens"."""
     stop_tokens: Sequence[StopToken]
     turn_end: str
-    """What closes an answer."""
+    """Text that closes an answer."""
 
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What can be told of a model that can be served."""
+    """The result of a check of a model that can be served."""
 
     name: str
     device: torch.device
@@ -64,12 +64,12 @@ class ModelCheck:
     memory: MemoryNeeds
     has_template: bool
     shared: Sequence[ViewComparison]
-    """What agents read over shared edges, beside the template's own."""
+    """Views over shared edges, compared with the template's rendering."""
     reencoded: Sequence[ViewComparison]
-    """What they read over edges that encode words again."""
+    """Views over edges that encode text again."""
 
     def as_object(self) -> dict[str, Any]:
-        """JSON-plain."""
+        """Return it as plain JSON values."""
         memory, dtype = self.memory, self.dtype
         return {
             "model": self.name,
@@ -103,27 +103,27 @@ def check_model(
     dtype: torch.dtype | str | None = None,
     chat: Mapping[str, Any] | None = None,
 ) -> ModelCheck:
-    """Tell all that can be told of a model without its weights.
+    """Check a model without reading its weights.
 
     Args:
         name: `"embedded"`, a folder in Hugging Face's layout, or a hub name.
         device: Where the model is to run; `"auto"`: the GPU if there is one.
-        dtype: Of weights and KV; None: what they would have by default.
+        dtype: Dtype of weights and KV; None: the default.
         chat: Variables of its chat template, and `date`: see `load_model`.
 
     Raises:
-        UnsupportedModelError: It cannot be served, as far as these files tell: says why.
+        UnsupportedModelError: Its small files show that it cannot be served; says why.
         ModelNotFoundError: There is no such model. InvalidRequestError: An option cannot be one.
         OSError: Its files are damaged.
     """
     dtype = dtype_named(dtype)
-    checkpoint, where = opened(name, device, dtype, weights=False)
+    checkpoint, where = open_checkpoint(name, device, dtype, weights=False)
     tokenizer = checkpoint.tokenizer()
     template = Template(tokenizer, chat)
     turns = chat_format(tokenizer, chat)
     stored = StoredWeights.read(checkpoint.folder())
     choice = dtype_of(checkpoint.config, stored, where, dtype)
-    beside = partial(compared, turns, template, safe_tokenizer(tokenizer))
+    beside = partial(compare_view, turns, template, safe_tokenizer(tokenizer))
     return ModelCheck(
         str(name),
         where,
@@ -137,7 +137,7 @@ def check_model(
 
 
 def facts_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat) -> ModelFacts:
-    """What the small files of a model tell."""
+    """Read facts about a model from its small files."""
     text = checkpoint.config.get_text_config()
     return ModelFacts(
         model_type=checkpoint.config.model_type,
@@ -151,20 +151,20 @@ def facts_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, chat: C
 def _stop_tokens(
     tokenizer: PreTrainedTokenizerBase, text: PreTrainedConfig, generation: Mapping[str, Any], chat: ChatFormat
 ) -> list[StopToken]:
-    """Those of the generation settings and of the tokenizer; where neither says, of the configuration."""
-    told = {
-        "generation_config.json": listed(generation.get("eos_token_id")),
-        "tokenizer": listed(tokenizer.eos_token_id),
+    """Return the stop tokens of the generation settings and the tokenizer; if there are none, the configuration's."""
+    sources = {
+        "generation_config.json": as_token_ids(generation.get("eos_token_id")),
+        "tokenizer": as_token_ids(tokenizer.eos_token_id),
     }
-    if not any(told.values()):
-        told = {"config.json": listed(getattr(text, "eos_token_id", None))}
+    if not any(sources.values()):
+        sources = {"config.json": as_token_ids(getattr(text, "eos_token_id", None))}
     closing = tokenizer.encode(chat.turn_end, add_special_tokens=False)
-    numbers = dict.fromkeys(number for numbers in told.values() for number in numbers)
+    numbers = dict.fromkeys(number for numbers in sources.values() for number in numbers)
     return [
         StopToken(
             str(tokenizer.convert_ids_to_tokens(number)),
             number,
-            [file for file, said in told.items() if number in said],
+            [file for file, ids in sources.items() if number in ids],
             closes=number in closing,
         )
         for number in numbers
@@ -177,5 +177,5 @@ def _layers(text: PreTrainedConfig) -> dict[str, int]:
     if not isinstance(kinds, list) or not kinds:
         slides = window is not None and getattr(text, "use_sliding_window", True)
         kinds = ["sliding_attention" if slides else "full_attention"] * text.num_hidden_layers
-    seen = Counter(f"{window} tokens" if kind == "sliding_attention" and window else "all" for kind in kinds)
-    return dict(seen)
+    counts = Counter(f"{window} tokens" if kind == "sliding_attention" and window else "all" for kind in kinds)
+    return dict(counts)

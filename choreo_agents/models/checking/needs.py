@@ -1,4 +1,4 @@
-"""What a model takes of a device, told from its configuration and from what its files say about themselves."""
+"""Estimates the memory that a model needs, from its configuration and the headers of its weight files."""
 
 from __future__ import annotations
 
@@ -25,70 +25,70 @@ if TYPE_CHECKING:
     from choreo_agents.models.checkpoint import Checkpoint
 
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Numbers that are converted where the model's dtype is another; all others stay as they are."""
-_ROOM = 1.1
-"""How much more than its weights loading takes at its peak."""
+"""Dtypes that are converted to the served dtype; all others stay as they are."""
+_LOADING_PEAK = 1.1
+"""Peak memory of loading, as a multiple of the weights."""
 
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Bytes, on the device that was asked for."""
+    """Memory that a model needs on a device, in bytes."""
 
     weights: int
     measured: bool
-    """Whether the files of the weights said so; else the configuration did."""
+    """Whether the size of the weights comes from their files; if not, from the configuration."""
     kv_per_token: int
     context: int
-    """Tokens."""
+    """Context length in tokens."""
     free: int
-    """Now, on that device."""
+    """Memory that is free on the device now."""
 
     @property
     def kv_of_context(self) -> int:
-        """Of one conversation as long as the context."""
+        """KV of one conversation as long as the context."""
         return self.kv_per_token * self.context
 
     @property
     def holds_weights(self) -> bool:
-        """Whether they fit what is free, with what loading takes besides."""
-        return self.weights * _ROOM <= self.free
+        """True if the weights fit the free memory, with the peak of loading."""
+        return self.weights * _LOADING_PEAK <= self.free
 
     @property
     def holds_context(self) -> bool:
-        """Whether one whole context fits beside them."""
+        """True if the weights and the KV of one whole context fit the free memory."""
         return self.weights + self.kv_of_context <= self.free
 
 
 @dataclass(frozen=True)
 class DtypeChoice:
-    """In which numbers a model is served."""
+    """The dtype that a model is served in, with the reason."""
 
     own: torch.dtype
-    """The checkpoint's."""
+    """The checkpoint's dtype."""
     served: torch.dtype
     why: str
     quantised: str | None
-    """The method; None: they are not."""
+    """Quantisation method of the weights; None: they are not quantised."""
 
 
-def dtype_of(config: PreTrainedConfig, stored: StoredWeights | None, device: torch.device, asked: Any) -> DtypeChoice:
-    """The dtype of weights and KV.
+def dtype_of(config: PreTrainedConfig, stored: StoredWeights | None, device: torch.device, dtype: Any) -> DtypeChoice:
+    """Choose the dtype of weights and KV.
 
     Args:
-        config: The model's.
-        stored: What its files say; None without weights.
-        device: Where it is to run.
-        asked: The dtype that was asked for; None: the usual one.
+        config: The model's configuration.
+        stored: Sizes of its weight files; None: there are none.
+        device: Device that it is to run on.
+        dtype: The requested dtype; None: the default.
 
     Raises:
-        UnsupportedModelError: No device computes in it.
+        UnsupportedModelError: The checkpoint's dtype is not supported.
     """
     quantization = quantization_of(config)
     method = None if quantization is None else method_of(quantization)
-    said = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    own = said if isinstance(said, torch.dtype) else (stored.dtype if stored is not None else None) or torch.float32
-    if asked is not None:
-        return DtypeChoice(own, asked, "asked for", method)
+    stated = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    own = stated if isinstance(stated, torch.dtype) else (stored.dtype if stored is not None else None) or torch.float32
+    if dtype is not None:
+        return DtypeChoice(own, dtype, "asked for", method)
     require_served(own)
     served = own if method is not None else usual_dtype(own, device)
     why = "the checkpoint's own" if served == own else f"{device.type} has no kernels for the checkpoint's own"
@@ -97,29 +97,29 @@ def dtype_of(config: PreTrainedConfig, stored: StoredWeights | None, device: tor
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """What the headers of safetensors files say."""
+    """Sizes of weights, from the headers of safetensors files."""
 
     numbers: Mapping[str, int]
-    """How many there are, by the name that safetensors has for their dtype."""
+    """Count of numbers by dtype, as safetensors names it."""
     bytes: int
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """That of most of them; None if none is a floating-point number."""
+        """Dtype of most floating-point numbers; None if there are none."""
         counts = {count: _STORED[name] for name, count in self.numbers.items() if name in _STORED}
         return counts[max(counts)] if counts else None
 
     def served_bytes(self, served: torch.dtype) -> int:
-        """What they take in another dtype."""
+        """Return the bytes of the weights when floating-point numbers are converted to another dtype."""
         stored = sum(count * _STORED[name].itemsize for name, count in self.numbers.items() if name in _STORED)
         return self.bytes - stored + served.itemsize * sum(self.numbers.get(name, 0) for name in _STORED)
 
     @classmethod
     def read(cls, folder: Path) -> StoredWeights | None:
-        """Those of a folder; None if it has none, or only a part of them.
+        """Read the headers in a folder; None if weight files are missing.
 
         Raises:
-            OSError: They are damaged.
+            OSError: A header is damaged.
         """
         files = _weight_files(folder)
         if not files or not all(file.exists() for file in files):
@@ -127,14 +127,14 @@ class StoredWeights:
         numbers: Counter[str] = Counter()
         size = 0
         for file in files:
-            for dtype, count, taken in _tensors(file):
+            for dtype, count, taken in _read_header(file):
                 numbers[dtype] += count
                 size += taken
         return cls(numbers, size)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those that transformers reads: others may lie beside them, such as the same weights in a maker's own format."""
+    """Return the weight files that transformers reads, and not others such as copies in a vendor's format."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.exists() or not index.exists():
         return [whole]
@@ -144,8 +144,8 @@ def _weight_files(folder: Path) -> list[Path]:
         raise OSError(f"{str(index)!r} is damaged: it does not say which weights are where") from error
 
 
-def _tensors(file: Path) -> list[tuple[str, int, int]]:
-    """Of each the dtype, how many numbers, and bytes."""
+def _read_header(file: Path) -> list[tuple[str, int, int]]:
+    """Read dtype, count of numbers and bytes of each tensor of a file."""
     try:
         with file.open("rb") as opened:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
@@ -161,10 +161,10 @@ def _tensors(file: Path) -> list[tuple[str, int, int]]:
 def needs_of(
     checkpoint: Checkpoint, stored: StoredWeights | None, dtype: torch.dtype, device: torch.device
 ) -> MemoryNeeds:
-    """What a model takes of a device; where its files do not tell, it is built without memory, to be counted."""
+    """Return the memory needs of a model; if its files do not show them, build it on the meta device to count."""
     text = checkpoint.config.get_text_config()
-    told = None if is_dense(quantization_of(checkpoint.config), device) else stored
-    weights = checkpoint.parameters() * dtype.itemsize if told is None else told.served_bytes(dtype)
+    usable = None if is_dense(quantization_of(checkpoint.config), device) else stored
+    weights = checkpoint.parameters() * dtype.itemsize if usable is None else usable.served_bytes(dtype)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     geometry = KVGeometry(text.num_hidden_layers, kv_heads, _head_size(text), dtype)
     return MemoryNeeds(weights, stored is not None, geometry.bytes_per_token, max_positions(text), free_bytes(device))

@@ -1,4 +1,4 @@
-"""Renders an agent's view as its model is fed with it, message by message."""
+"""Renders an agent's view as its model reads it, message by message."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class ReadMessage:
 
     label: str
     pieces: tuple[PromptText, ...]
-    """Each tokens of its own: what stands around the parts of a user's turn is encoded apart from them."""
+    """Texts that are encoded separately: text around the parts of a user's turn is apart from these."""
 
     @property
     def text(self) -> PromptText:
-        """All of it."""
+        """Text of the whole message."""
         return reduce(add, self.pieces, PromptText())
 
 
-class Rendering:
-    """One view of one model.
+class ViewRenderer:
+    """A renderer of one view for one model.
 
     Args:
-        chat: How the model writes turns.
-        view: What is read.
+        chat: The model's chat format.
+        view: The view.
     """
 
     def __init__(self, chat: ChatFormat, view: View) -> None:
@@ -43,48 +43,48 @@ class Rendering:
         self.thinks = chat.thoughts is not None and chat.thoughts.usual
 
     def messages(self) -> list[ReadMessage]:
-        """It, message by message."""
+        """Return the messages of the view, without empty ones."""
         chat, reader = self.chat, self.view.reader
         public, own = self.view.instructions or (None, None)
         before = chat.user.plain
         if public is None:
-            read = _read("start", PromptText.special(chat.bos), PromptText.special(chat.default_system))
+            out = _wrap("start", PromptText.special(chat.bos), PromptText.special(chat.default_system))
         else:
             first = instructions(public, chat, later=False)
-            # All agents' views begin with it, and with that the user's turn, if it stands in one.
+            # It starts all agents' views; if it is in a user's turn, it opens that turn.
             opened, before = (before, "") if first.kind == "lead" else ("", before)
-            read = _read("start", PromptText.special(chat.bos + opened) + first.text)
-        said = [] if own is None else [(f"{reader} is told", instructions(own, chat, later=True))]
-        said += [("question", question(QUESTION, chat)), *((turn.name, self._said(turn)) for turn in self.view.said)]
-        behind = [each.kind for _, each in said[1:]]
-        for (label, (text, kind)), follows in zip(said, [*behind, "turn"], strict=True):
+            out = _wrap("start", PromptText.special(chat.bos + opened) + first.text)
+        texts = [] if own is None else [(f"{reader} is told", instructions(own, chat, later=True))]
+        texts += [("question", question(QUESTION, chat)), *((turn.name, self._write(turn)) for turn in self.view.turns)]
+        behind = [text.kind for _, text in texts[1:]]
+        for (label, (text, kind)), follows in zip(texts, [*behind, "turn"], strict=True):
             if kind == "turn":
-                read += _read(label, text)
+                out += _wrap(label, text)
             else:
                 after, between = (chat.user.after, chat.user.plain) if follows == "turn" else ("", chat.merges or "")
-                read += _read(label, PromptText.special(before), text, PromptText.special(after))
+                out += _wrap(label, PromptText.special(before), text, PromptText.special(after))
                 before = between
-        return [*read, *_read("answer's header", chat.header(reader, thinking=self.thinks))] if self.view.open else read
+        return [*out, *_wrap("answer's header", chat.header(reader, thinking=self.thinks))] if self.view.open else out
 
-    def _said(self, said: TalkTurn) -> TurnText:
-        """An answer, or what is said among what the reader is told."""
-        if self.chat.merges is None or not self.view.encodes_again or said.name == self.view.reader:
-            return TurnText(self._answer(said))
-        return question(said.words, self.chat, said.name)
+    def _write(self, turn: TalkTurn) -> TurnText:
+        """Write a turn as an answer, or as a user's message where the edge encodes text again."""
+        if self.chat.merges is None or not self.view.encodes_again or turn.name == self.view.reader:
+            return TurnText(self._write_answer(turn))
+        return question(turn.words, self.chat, turn.name)
 
-    def _answer(self, said: TalkTurn) -> PromptText:
+    def _write_answer(self, turn: TalkTurn) -> PromptText:
         chat, thoughts = self.chat, self.chat.thoughts
-        opening = chat.assistant.opening(said.name)
-        if thoughts is not None and thoughts.kept and self.thinks and said.name == self.view.reader:
-            thought = PromptText.special(thoughts.header) + PromptText.plain(said.thoughts)
-            opening = thought + PromptText.special(thoughts.close) + PromptText.plain(f"{said.name}: ")
+        opening = chat.assistant.opening(turn.name)
+        if thoughts is not None and thoughts.kept and self.thinks and turn.name == self.view.reader:
+            thought = PromptText.special(thoughts.header) + PromptText.plain(turn.thoughts)
+            opening = thought + PromptText.special(thoughts.close) + PromptText.plain(f"{turn.name}: ")
         elif not self.thinks:
             blank = opening.text[len(opening.rstrip(" ").text) :]
-            opening = chat.header(said.name) + PromptText.special(blank)
-        return opening + PromptText.plain(said.words) + PromptText.special(chat.turn_end)
+            opening = chat.header(turn.name) + PromptText.special(blank)
+        return opening + PromptText.plain(turn.words) + PromptText.special(chat.turn_end)
 
 
-def _read(label: str, *pieces: PromptText) -> list[ReadMessage]:
-    """A message, if there is anything in it."""
-    said = tuple(piece for piece in pieces if piece)
-    return [ReadMessage(label, said)] if said else []
+def _wrap(label: str, *pieces: PromptText) -> list[ReadMessage]:
+    """Return a list of one message; empty if it has no text."""
+    contents = tuple(piece for piece in pieces if piece)
+    return [ReadMessage(label, contents)] if contents else []

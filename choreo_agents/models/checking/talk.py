@@ -1,4 +1,4 @@
-"""A conversation of three agents, and what each of them reads of it when it is to speak."""
+"""Sample conversation of three agents, with the view of each before it answers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PUBLIC = "Three of you settle a question. Answer in one sentence."
-PARTED = "\n\n"
-"""Between two things that are said as one."""
+SEPARATOR = "\n\n"
+"""Separator of texts that are joined in one message."""
 QUESTION = "A bat and a ball cost eleven coins, the bat ten more than the ball. What does the ball cost?"
 
 
 @dataclass(frozen=True)
 class TalkTurn:
-    """What an agent has said."""
+    """An answer of an agent."""
 
     name: str
     words: str
     thoughts: str
-    """Before it spoke, if its model thinks."""
+    """Thoughts before the answer, if the model thinks."""
 
 
 ANN = TalkTurn("Ann", "The ball costs one coin.", "Eleven less ten is one.")
@@ -30,37 +30,37 @@ ANN_AGAIN = TalkTurn("Ann", "Half a coin it is.", "Bob has counted, and I have n
 
 @dataclass(frozen=True)
 class View:
-    """What one agent reads."""
+    """The view of one agent."""
 
     title: str
     reader: str
-    """Its name."""
-    said: Sequence[TalkTurn] = ()
-    """In the order of the view."""
+    """Name of the agent."""
+    turns: Sequence[TalkTurn] = ()
+    """Earlier answers, in the order of the view."""
     encodes_again: bool = False
-    """Whether its edges encode what others say among what it reads; else it stands as it was encoded."""
+    """Whether its edges encode others' answers again, as users' messages; if not, the view shares their KV."""
     instructions: Sequence[str] = ()
-    """Those of all agents, and the reader's own; or none."""
+    """The instructions of all agents and the reader's own; or none."""
     open: bool = True
-    """Whether the reader is to speak next; else the conversation is over."""
+    """Whether the reader is to answer next; if not, the conversation is over."""
 
     @property
     def edges(self) -> str:
-        """What such edges are called."""
+        """Name of the visibility mode of its edges."""
         return "reencoded" if self.encodes_again else "shared"
 
 
 def views(*, encodes_again: bool = False) -> list[View]:
-    """The conversation, speaker by speaker; its end, and what is read where nobody gives instructions."""
-    told = {
+    """Return the view before each answer, the view of the whole conversation, and one without instructions."""
+    instructions = {
         name: (PUBLIC, f"You are {name}. {duty}")
         for name, duty in {"Ann": "Answer first.", "Bob": "Doubt what you hear.", "Carol": "Decide."}.items()
     }
     return [
-        View("Ann answers", "Ann", (), encodes_again, told["Ann"]),
-        View("Bob reads Ann", "Bob", (ANN,), encodes_again, told["Bob"]),
-        View("Carol reads both", "Carol", (ANN, BOB), encodes_again, told["Carol"]),
-        View("Ann speaks again", "Ann", (ANN, BOB, CAROL), encodes_again, told["Ann"]),
-        View("when all is said", "Ann", (ANN, BOB, CAROL, ANN_AGAIN), encodes_again, told["Ann"], open=False),
+        View("Ann answers", "Ann", (), encodes_again, instructions["Ann"]),
+        View("Bob reads Ann", "Bob", (ANN,), encodes_again, instructions["Bob"]),
+        View("Carol reads both", "Carol", (ANN, BOB), encodes_again, instructions["Carol"]),
+        View("Ann speaks again", "Ann", (ANN, BOB, CAROL), encodes_again, instructions["Ann"]),
+        View("when all is said", "Ann", (ANN, BOB, CAROL, ANN_AGAIN), encodes_again, instructions["Ann"], open=False),
         View("without instructions", "Ann", (), encodes_again),
     ]

@@ -1,4 +1,4 @@
-"""The only room that knows llguidance: grammars over a model's tokens."""
+"""Compiles grammars to constraints over a model's tokens; the only package that imports llguidance."""
 
 from choreo_agents.models.constraints.grammars import Grammars, MakeConstraint
 from choreo_agents.models.constraints.sources import require_grammar

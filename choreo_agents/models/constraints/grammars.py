@@ -1,4 +1,4 @@
-"""Grammars over one model's tokens."""
+"""Compiles grammars over one model's tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.constraints.calls import call_grammar
 from choreo_agents.models.constraints.masks import ByteConstraint, GrammarConstraint, GrammarMasks
-from choreo_agents.models.constraints.sources import LENIENT, beside, limits, llguidance, log_unenforced, source_of
+from choreo_agents.models.constraints.sources import LENIENT, limits, llguidance, log_unenforced, source_of, with_answer
 from choreo_agents.models.safe_tokenization import is_control_text
 from choreo_agents.sampling import Grammar, TokenConstraint
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MakeConstraint = Callable[[frozenset[int]], TokenConstraint]
-"""A new constraint to one answer, which these tokens may end; those of them that are words are the grammar's."""
+"""Makes a constraint for one answer, from the tokens that may end it; text tokens among them do not."""
 
 _CALLS = 64
-"""Grammars of calls that are remembered, for each model: an agent makes its own at each turn."""
+"""Size of each model's cache of call grammars: an agent needs its own at each turn."""
 
 
 class Grammars:
-    """Makes constraints over the tokens of one model.
+    """A compiler of constraints over the tokens of one model.
 
     Args:
-        tokenizer: The model's.
-        vocabulary: Words of its logits.
+        tokenizer: The model's tokenizer.
+        vocabulary: Width of its logits, in tokens.
         ends: Its end tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Iterable[int]) -> None:
         self._ends = frozenset(ends)
         self._bytes_of: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
-        self._tokens: Any = _byte_tokens() if self._bytes_of else _tokens_of(tokenizer, vocabulary, self._ends)
+        self._tokens: Any = _byte_tokens() if self._bytes_of else _make_tokens(tokenizer, vocabulary, self._ends)
         self._filler = None if self._bytes_of else GrammarMasks(self._tokens, vocabulary, self._ends)
         self._calls = lru_cache(_CALLS)(self._call_matcher)
 
     def compile(self, grammar: Grammar) -> MakeConstraint:
-        """What makes constraints to answers of this form. Takes milliseconds, and is not remembered here.
+        """Compile a grammar of answers. Takes milliseconds; the result is not cached.
 
         Raises:
-            GrammarError: No answer of this model can be led by it; says why.
+            GrammarError: It cannot constrain this model's answers; says why.
         """
         return partial(self._constraint, self._matcher(source_of(grammar), grammar.plain()))
 
@@ -58,42 +58,42 @@ class Grammars:
         *,
         several: bool = False,
     ) -> MakeConstraint:
-        """What makes constraints to one call of one of these tools, whose frame has control tokens. Is remembered.
+        """Compile a grammar of one call of one of these tools. The result is cached.
 
         Args:
-            how: How calls are written.
-            tools: Their descriptions.
+            how: The model's format of calls.
+            tools: Descriptions of the tools.
             controls: The model's control tokens.
-            answer: To calls of them, or to an answer of this form, whichever begins. Is not remembered.
-            several: To one call or more, if there is no answer.
+            answer: Grammar of an answer that may take the place of one or more calls; then nothing is cached.
+            several: Whether several calls may be made; always, if there is `answer`.
 
         Raises:
-            GrammarError: The arguments of one cannot be led by their schema; says why.
+            GrammarError: The schema of a tool cannot constrain its arguments; says why.
         """
         numbers = {text: number for number, text in controls.items()}
-        said = "a call of " + ", ".join(function_of(tool)["name"] for tool in tools)
+        description = "a call of " + ", ".join(function_of(tool)["name"] for tool in tools)
         options: tuple[Mapping[str, Any], ...] = ({}, LENIENT)
-        is_led = answer is not None
+        answers = answer is not None
         strict, lenient = (
-            call_grammar(how, tools, numbers, each, several=several or is_led, answers=is_led) for each in options
+            call_grammar(how, tools, numbers, option, several=several or answers, answers=answers) for option in options
         )
-        # Of an answer's own grammar no control token is ever allowed.
+        # Control tokens of calls alone: an answer's own grammar never allows any.
         marks = frozenset(number for number in controls if f"<[{number}]>" in strict)
         if answer is None:
-            return partial(self._constraint, self._calls(strict, lenient, said), marks=marks)
-        said = f"{said} or {answer.plain()!r}"
-        matcher = self._call_matcher(beside(strict, answer), beside(lenient, answer), said)
+            return partial(self._constraint, self._calls(strict, lenient, description), marks=marks)
+        description = f"{description} or {answer.plain()!r}"
+        matcher = self._call_matcher(with_answer(strict, answer), with_answer(lenient, answer), description)
         return partial(self._constraint, matcher, marks=marks)
 
-    def _call_matcher(self, strict: str, lenient: str, said: str) -> Any:
-        # Whoever makes the call checks it, as all calls that nobody demands.
-        return self._matcher(lenient if log_unenforced(strict, said) else strict, said)
+    def _call_matcher(self, strict: str, lenient: str, description: str) -> Any:
+        # What the grammar cannot enforce is checked when the call is made, as for unconstrained calls.
+        return self._matcher(lenient if log_unenforced(strict, description) else strict, description)
 
-    def _matcher(self, source: str, said: Any) -> Any:
-        made = llguidance().LLMatcher(self._tokens, source, log_level=0, limits=limits())
-        if made.is_error():
-            raise GrammarError(f"no answer of this model can be led by {said!r}: {made.get_error().strip()}")
-        return made
+    def _matcher(self, source: str, description: Any) -> Any:
+        matcher = llguidance().LLMatcher(self._tokens, source, log_level=0, limits=limits())
+        if matcher.is_error():
+            raise GrammarError(f"no answer of this model can be led by {description!r}: {matcher.get_error().strip()}")
+        return matcher
 
     def _constraint(self, compiled: Any, ends: frozenset[int], marks: frozenset[int] = frozenset()) -> TokenConstraint:
         matcher = compiled.deep_copy()
@@ -101,28 +101,28 @@ class Grammars:
             return ByteConstraint(matcher, self._bytes_of, ends)
         assert self._filler is not None
         words = self._filler.with_marks(marks - ends)
-        return GrammarConstraint(self._filler, matcher, self._filler.that_end(ends), words)
+        return GrammarConstraint(self._filler, matcher, self._filler.usable_ends(ends), words)
 
 
-def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: frozenset[int]) -> Any:
-    """The library's view of a Hugging Face tokenizer."""
+def _make_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: frozenset[int]) -> Any:
+    """Return llguidance's view of a Hugging Face tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InvalidRequestError(
             f"tokenizer {type(tokenizer).__name__} does not say of which bytes its tokens are, so that nothing can be "
             "guided: save the model with a tokenizer.json"
         )
-    written = json.loads(backend.to_str())
-    written |= {"truncation": None, "padding": None}
-    for token in written["added_tokens"]:
-        # Also those that a template calls no special ones, as tags of thoughts and tool calls: text never says them.
+    settings = json.loads(backend.to_str())
+    settings |= {"truncation": None, "padding": None}
+    for token in settings["added_tokens"]:
+        # Also control tokens that are not special, such as tags of thoughts and tool calls: plain text never has them.
         token["special"] = token["special"] or is_control_text(token["content"])
-    known = max((token["id"] for token in written["added_tokens"]), default=0) + 1
-    size = max(vocabulary, known, len(tokenizer))
-    # It wants one of the ids without gaps, or finds one itself: constraints know the ends of their model.
+    added = max((token["id"] for token in settings["added_tokens"]), default=0) + 1
+    size = max(vocabulary, added, len(tokenizer))
+    # Only ids below `len(tokenizer)`, else llguidance chooses one: our constraints know the end tokens themselves.
     end = sorted(token for token in ends if token < len(tokenizer))
     try:
-        return llguidance().LLTokenizer(json.dumps(written), n_vocab=size, eos_token=end or None)
+        return llguidance().LLTokenizer(json.dumps(settings), n_vocab=size, eos_token=end or None)
     except ValueError as error:
         raise InvalidRequestError(
             f"the tokens of {type(tokenizer).__name__} cannot be guided: {error}; take a model whose tokens are bytes"
@@ -130,13 +130,13 @@ def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: frozen
 
 
 def _byte_tokens() -> Any:
-    """A vocabulary of all bytes, and an end."""
+    """Return a vocabulary of all bytes and an end token."""
     library = llguidance()
     return library.LLTokenizer(library._tokenizer.TokenizerWrapper(_Bytes()))
 
 
 class _Bytes:
-    """As the library asks of a tokenizer."""
+    """A tokenizer of bytes, with the attributes that llguidance reads."""
 
     eos_token_id, bos_token_id = 256, None
     special_token_ids = (256,)

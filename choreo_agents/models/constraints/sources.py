@@ -1,4 +1,4 @@
-"""Descriptions of constraints as llguidance reads them."""
+"""Translates grammars to the form that llguidance compiles, and checks them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from choreo_agents.sampling import Grammar
 
 EXTRA = "choreo-agents[guided]"
 JSON_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As `json.dumps` writes it: where a model may add blanks it may do so for ever."""
+"""Blanks as `json.dumps` writes them: free ones would let a model write blanks for ever."""
 LENIENT = {"lenient": True}
-"""What a constraint cannot enforce is left out of it: whoever asks so checks what is said."""
+"""Option to leave out what cannot be enforced; the caller then checks the answer."""
 LOG = logging.getLogger(__name__)
 _DATA = ("const", "default", "enum", "example", "examples")
-"""Keywords whose values are no schemas."""
+"""Keywords whose values are data, not schemas."""
 _ANYTHING: Mapping[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "not": (False,),
     **dict.fromkeys(("propertyNames", "unevaluatedProperties", "unevaluatedItems", "dependentSchemas"), (True, {})),
     "dependentRequired": ({},),
 }
-"""Keywords that the library refuses, and their values that forbid nothing."""
+"""Keywords that llguidance refuses, with the values that forbid nothing."""
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
 def llguidance() -> ModuleType:
-    """The library.
+    """Import llguidance.
 
     Raises:
         InvalidRequestError: It is not installed.
@@ -42,32 +42,32 @@ def llguidance() -> ModuleType:
         import llguidance as library  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InvalidRequestError(f"a constraint needs llguidance: pip install '{EXTRA}'") from error
-    found: ModuleType = library
-    return found
+    module: ModuleType = library
+    return module
 
 
 def limits() -> Any:
-    """Within which grammars are compiled and followed: the library's own, and errors that hold nothing of either."""
+    """Return llguidance's default limits, with short errors that do not quote grammar or answer."""
     return llguidance().LLParserLimits(verbose_errors=False)
 
 
 def require_grammar(grammar: Grammar) -> None:
-    """Raise unless answers can be led by this.
+    """Raise unless a grammar can constrain answers.
 
     Raises:
-        GrammarError: They cannot; names what is in the way: a keyword of a schema, a place in a grammar.
+        GrammarError: It cannot; names the keyword of the schema, or the place in the grammar.
         InvalidRequestError: llguidance is not installed.
     """
     source_of(grammar)
 
 
 def source_of(grammar: Grammar) -> str:
-    """What the library's matcher takes; raises as `require_grammar` does."""
+    """Return a grammar in the form that llguidance compiles; raise as `require_grammar` does."""
     matcher = llguidance().LLMatcher
     if grammar.kind == "json_schema":
         schema = _schema(grammar)
-        # By itself: within a grammar, errors tell places of that.
-        _valid(matcher, matcher.grammar_from_json_schema(json.dumps(schema)), grammar)
+        # Validated by itself: within a Lark grammar, errors would give places of that one.
+        _validate(matcher, matcher.grammar_from_json_schema(json.dumps(schema)), grammar)
         if schema["x-guidance"].get("lenient"):
             strict = {**schema, "x-guidance": JSON_BLANKS}
             log_unenforced(
@@ -76,13 +76,13 @@ def source_of(grammar: Grammar) -> str:
         source: str = matcher.grammar_from_lark(f'start: " "? json\njson: %json {json.dumps(schema)}')
         return source
     if grammar.kind == "regex":
-        _valid(matcher, matcher.grammar_from_regex(grammar.text), grammar)
-        return _valid(matcher, matcher.grammar_from_regex(f" ?(?:{grammar.text})"), grammar)
-    return _valid(matcher, matcher.grammar_from_lark(grammar.text), grammar)
+        _validate(matcher, matcher.grammar_from_regex(grammar.text), grammar)
+        return _validate(matcher, matcher.grammar_from_regex(f" ?(?:{grammar.text})"), grammar)
+    return _validate(matcher, matcher.grammar_from_lark(grammar.text), grammar)
 
 
-def beside(lark: str, grammar: Grammar) -> str:
-    """A grammar in Lark's notation that may name another `@answer`; raises as `require_grammar` does."""
+def with_answer(lark: str, grammar: Grammar) -> str:
+    """Combine a Lark grammar with the one it names `@answer`; raise as `require_grammar` does."""
     source = source_of(grammar)
     [answer] = json.loads(source)["grammars"] if grammar.kind == "regex" else [{"lark_grammar": source}]
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})
@@ -97,15 +97,15 @@ def _schema(grammar: Grammar) -> Any:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError(f"a JSON schema must be an object, not {schema!r}")
-    require_an_end(schema, "an answer")
+    require_finite(schema, "an answer")
     own = schema.get("x-guidance")
     return {**schema, "x-guidance": {**JSON_BLANKS, **(own if isinstance(own, dict) else {})}}
 
 
 def without_annotations(schema: Any) -> Any:
-    """Leave out of a schema what forbids no value and the library refuses: formats of others, dialects, no-ops."""
+    """Remove from a schema what forbids no value but llguidance refuses: unknown formats, dialects, no-ops."""
     if isinstance(schema, list):
-        return [without_annotations(each) for each in schema]
+        return [without_annotations(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
@@ -119,63 +119,63 @@ def without_annotations(schema: Any) -> Any:
 
 @lru_cache(1024)
 def _is_known(name: str) -> bool:
-    """Tell whether the library can hold texts to a format."""
+    """Return whether llguidance can enforce a format of strings."""
     matcher = llguidance().LLMatcher
     text = json.dumps({"type": "string", "format": name})
     return not matcher.validate_grammar(matcher.grammar_from_json_schema(text), limits=limits())
 
 
-def log_unenforced(strict: str, what: str) -> bool:
-    """Tell whether a constraint can enforce a grammar as a whole; log what it cannot."""
-    if said := str(llguidance().LLMatcher.validate_grammar(strict, limits=limits())).strip():
-        LOG.info("a constraint to %s leaves out what is checked afterwards: %s", what, said.splitlines()[0])
-    return bool(said)
+def log_unenforced(strict: str, subject: str) -> bool:
+    """Log what a constraint cannot enforce of a grammar; return whether there is anything."""
+    if message := str(llguidance().LLMatcher.validate_grammar(strict, limits=limits())).strip():
+        LOG.info("a constraint to %s leaves out what is checked afterwards: %s", subject, message.splitlines()[0])
+    return bool(message)
 
 
-def _valid(matcher: Any, source: str, grammar: Grammar) -> str:
-    """The same, if the library takes it; raises `GrammarError` if not."""
-    said = str(matcher.validate_grammar(source, limits=limits())).strip()
-    if not said or said.startswith("WARNING"):
+def _validate(matcher: Any, source: str, grammar: Grammar) -> str:
+    """Return the source if llguidance accepts it; raise `GrammarError` if not."""
+    message = str(matcher.validate_grammar(source, limits=limits())).strip()
+    if not message or message.startswith("WARNING"):
         return source
     if grammar.kind == "regex":
-        # What is between is a drawing of where, in a text of the library's own.
-        said = f"{grammar.text!r}: {said.rpartition('error: ')[2].partition(chr(10))[0]}"
+        # Skip the drawing of the place in llguidance's own text.
+        message = f"{grammar.text!r}: {message.rpartition('error: ')[2].partition(chr(10))[0]}"
     hints = {
         "regex": "; it is the whole answer that must match, without ^ and $",
         "json_schema": "; leave it out of the schema and check it afterwards, as is done where a type is given",
     }
-    said = said.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Write anyOf")
-    raise GrammarError(f"no answer can be led by this {_KINDS[grammar.kind]}: {said}{hints.get(grammar.kind, '')}")
+    message = message.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Write anyOf")
+    raise GrammarError(f"no answer can be led by this {_KINDS[grammar.kind]}: {message}{hints.get(grammar.kind, '')}")
 
 
-def require_an_end(schema: Any, what: str) -> None:
-    """Raise `GrammarError` if each value of a schema holds another of the same, and so on for ever.
+def require_finite(schema: Any, label: str) -> None:
+    """Raise `GrammarError` if a schema has no finite value, since each must contain another one.
 
     Args:
-        schema: Of JSON; references that lead out of it are whoever resolves them's to refuse.
-        what: It describes.
+        schema: A JSON schema; references to other documents are not followed here.
+        label: What it describes, for the message.
     """
     users, ended, looked = defaultdict[str, set[str]](set), set[str](), set[str]()
-    left = ["#"]
-    while left:
-        place = left.pop()
+    pending = ["#"]
+    while pending:
+        place = pending.pop()
         looked.add(place)
         waits = set[str]()
-        if place not in ended and _ends(_found(schema, place), ended, waits):
+        if place not in ended and _is_finite(_resolve(schema, place), ended, waits):
             ended.add(place)
-            left += users.pop(place, ())
-        for other in waits - ended:
-            users[other].add(place)
-            left += () if other in looked else (other,)
+            pending += users.pop(place, ())
+        for reference in waits - ended:
+            users[reference].add(place)
+            pending += () if reference in looked else (reference,)
     if "#" not in ended:
         raise GrammarError(
-            f"the JSON schema of {what} describes nothing that ends: it demands itself within itself. Let what refers "
+            f"the JSON schema of {label} describes nothing that ends: it demands itself within itself. Let what refers "
             'back be left out of "required", be null ("anyOf" with {"type": "null"}), or be an empty list'
         )
 
 
-def _found(schema: Any, place: str) -> Any:
-    """What stands at a place of a schema; a value that ends if nothing does."""
+def _resolve(schema: Any, place: str) -> Any:
+    """Return the sub-schema at a JSON pointer; None, which counts as finite, if there is none."""
     for part in map(unquote, place.split("/")[1:]):
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
@@ -185,8 +185,8 @@ def _found(schema: Any, place: str) -> Any:
     return schema
 
 
-def _ends(schema: Any, ended: set[str], waits: set[str]) -> bool:
-    """Whether a schema has a finite value, given places that have; notes of which others it would have to be known."""
+def _is_finite(schema: Any, ended: set[str], waits: set[str]) -> bool:
+    """Return whether a schema has a finite value, given places that do; add unknown places to `waits`."""
     if not isinstance(schema, Mapping) or "const" in schema or "enum" in schema:
         return True
     to = schema.get("$ref")
@@ -194,31 +194,31 @@ def _ends(schema: Any, ended: set[str], waits: set[str]) -> bool:
         waits.add(to)
         return False
     for keyword in ("anyOf", "oneOf"):
-        ways = schema.get(keyword)
-        if isinstance(ways, list) and ways and not any(_ends(way, ended, waits) for way in ways):
+        options = schema.get(keyword)
+        if isinstance(options, list) and options and not any(_is_finite(option, ended, waits) for option in options):
             return False
     parts = schema.get("allOf")
-    if isinstance(parts, list) and not all(_ends(part, ended, waits) for part in parts):
+    if isinstance(parts, list) and not all(_is_finite(part, ended, waits) for part in parts):
         return False
     kinds = schema.get("type")
-    demands = {"object": _members, "array": _items}
+    demands = {"object": _required_members, "array": _required_items}
     named = kinds if isinstance(kinds, list) else [kinds]
     return any(
-        all(_ends(each, ended, waits) for each in (demands[kind](schema) if kind in demands else ()))
+        all(_is_finite(part, ended, waits) for part in (demands[kind](schema) if kind in demands else ()))
         for kind in named or [None]
     )
 
 
-def _members(schema: Mapping[str, Any]) -> list[Any]:
-    """What an object must have."""
-    known, required = schema.get("properties"), schema.get("required")
-    others = schema.get("additionalProperties")
-    known = known if isinstance(known, Mapping) else {}
-    return [known.get(str(name), others) for name in (required if isinstance(required, list) else ())]
+def _required_members(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas of an object's required members."""
+    properties, required = schema.get("properties"), schema.get("required")
+    additional = schema.get("additionalProperties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    return [properties.get(str(name), additional) for name in (required if isinstance(required, list) else ())]
 
 
-def _items(schema: Mapping[str, Any]) -> list[Any]:
-    """What an array must have."""
+def _required_items(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas of an array's required items."""
     first, least = schema.get("prefixItems"), schema.get("minItems")
     first, least = (first if isinstance(first, list) else []), (least if isinstance(least, int) else 0)
     return [*first[: max(0, least)], *([schema.get("items")] if least > len(first) else [])]

@@ -1,7 +1,6 @@
-"""A model's forward pass on a GPU without its modelling code: products by torch, and a launch for all that lies between
-two of them.
+"""Forward pass of Llama-like models on a GPU without their modelling code, with fused kernels between matrix products.
 
-kernels    in Triton
+kernels    Triton kernels
 forward    the pass
 """
 
@@ -18,7 +17,7 @@ __all__ = ["FusedForward", "fused_forward"]
 
 
 def fused_forward(model: Any, heads: HeadShape) -> FusedForward:
-    """The pass of a model whose weights may be laid out side by side; raises `NotLean` if it cannot be had."""
+    """Return the fused pass of a model, whose weights it concatenates; raise `NotLean` if there is none."""
     why = why_no_kernels()
     if why is not None:
         raise NotLean(why)

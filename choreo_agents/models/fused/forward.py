@@ -1,4 +1,4 @@
-"""The pass: four products a layer, and kernels between them."""
+"""The fused forward pass: four matrix products per layer, with Triton kernels between them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.nn import functional
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.step import Attention, StepAttention
-from choreo_agents.models.lean.made_of import MadeOf
+from choreo_agents.models.lean.made_of import ModelSnapshot
 from choreo_agents.models.lean.shape import Angles, LeanLayer, LeanShape, eps_of, joined_bias
 
 _GATED_TOGETHER = 1024
-"""Numbers that one program gates."""
+"""Numbers per program of the gate kernel."""
 _TURNED_NUMBERS = 1024
-"""Numbers of heads that one program turns."""
+"""Numbers per program of the rotation kernel, in whole heads."""
 
 
 @dataclass(frozen=True)
 class _FusedDecoder:
-    """A decoder layer's weights."""
+    """The weights of a decoder layer."""
 
     products: Mapping[str, Callable[[Tensor], Tensor]]
     norms: tuple[Tensor, Tensor]
@@ -35,56 +35,56 @@ class _FusedDecoder:
 
 
 class FusedForward:
-    """A forward pass of a model that is built as Llama is, on a GPU, with any attention backend.
+    """A forward pass of a Llama-like model on a GPU, with any attention backend.
 
     Args:
-        model: The model, whose weights of layers side by side become views of one memory.
+        model: The model; weights of layers with the same input become views of one tensor.
         shape: Its modules.
-        heads: Of all its layers.
+        heads: Shape of the heads of all its layers.
     """
 
     def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape) -> None:
         self._shape, self._heads = shape, heads
-        self._decoders = [_decoder(layer) for layer in shape.layers]
+        self._decoders = [_make_decoder(layer) for layer in shape.layers]
         self._norm, self._eps = shape.norm.get_parameter("weight").detach(), eps_of(shape.norm)
-        self.made_of = MadeOf(model, shape.modules())
+        self.made_of = ModelSnapshot(model, shape.modules())
 
     def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
-        """Whether it can run a step whose attention is this."""
+        """Return whether it can run a step with this attention."""
         return isinstance(attention, StepAttention)
 
-    def logits(self, tokens: Tensor, positions: Tensor, attention: StepAttention, wanted: Tensor) -> Tensor:
-        """See `ModelAdapter.traced_logits`."""
+    def logits(self, tokens: Tensor, positions: Tensor, attention: StepAttention, indices: Tensor) -> Tensor:
+        """Return logits, see `ModelAdapter.traced_logits`."""
         heads, dim = self._heads, self._heads.head_dim
         turned = (heads.heads + heads.kv_heads) * dim
         x = functional.embedding(tokens, self._shape.embedding.weight)
         wide = self._norm.new_empty(0, dtype=torch.float32)
         angles = self._shape.angles(wide, positions, attention.kinds)
-        found: Tensor | None = None
+        added: Tensor | None = None
         for number, layer in enumerate(self._decoders):
-            qkv = layer.products["qkv"](_normed(x, found, layer.norms[0], layer.eps[0]))
-            query, key = _turned(qkv, layer, heads, attention.kinds[number], angles)
+            qkv = layer.products["qkv"](_normalise(x, added, layer.norms[0], layer.eps[0]))
+            query, key = _rotate(qkv, layer, heads, attention.kinds[number], angles)
             value = qkv[:, turned:].view(-1, heads.kv_heads, dim).transpose(0, 1)
             attended = attention.attend(number, query, key.transpose(0, 1), value, layer.scale)
-            found = layer.products["o"](attended.reshape(len(x), -1))
-            gate_up = layer.products["gate_up"](_normed(x, found, layer.norms[1], layer.eps[0]))
-            found = layer.products["down"](_gated(gate_up))
-        assert found is not None
-        last = _normed(x[wanted], found[wanted], self._norm, self._eps)
+            added = layer.products["o"](attended.reshape(len(x), -1))
+            gate_up = layer.products["gate_up"](_normalise(x, added, layer.norms[1], layer.eps[0]))
+            added = layer.products["down"](_gate(gate_up))
+        assert added is not None
+        last = _normalise(x[indices], added[indices], self._norm, self._eps)
         logits: Tensor = self._shape.head(last)
         return logits
 
 
-def _power(number: int) -> int:
+def _next_power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _normed(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Normalise [rows, width] plus what a block has found, which becomes part of it."""
+def _normalise(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Add a block's output to [rows, width] in place, and return the sum normalised."""
     from choreo_agents.models.fused.kernels import norm_kernel  # noqa: PLC0415 - an extra
 
     rows, width = x.shape
-    out, padded = torch.empty_like(x), _power(width)
+    out, padded = torch.empty_like(x), _next_power(width)
     warps = min(16, max(4, padded // 512))
     norm_kernel[(rows,)](
         x, x if added is None else added, weight, out, width, eps, ADDS=added is not None, WIDTH=padded, num_warps=warps
@@ -92,10 +92,10 @@ def _normed(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tens
     return out
 
 
-def _turned(
+def _rotate(
     qkv: Tensor, layer: _FusedDecoder, heads: HeadShape, kind: AttentionKind, angles: Angles
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys at their tokens' positions: [tokens, heads, head_dim] and [tokens, kv_heads, head_dim]."""
+    """Rotate queries and keys to their positions: [tokens, heads, head_dim] and [tokens, kv_heads, head_dim]."""
     from choreo_agents.models.fused.kernels import turn_kernel  # noqa: PLC0415 - an extra
 
     count, dim = heads.heads + heads.kv_heads, heads.head_dim
@@ -105,7 +105,7 @@ def _turned(
         return out[:, : heads.heads], out[:, heads.heads :]
     out = qkv.new_empty(len(qkv), count, dim)
     cos, sin = (qkv, qkv) if rotation is None else angles[rotation]
-    together = max(1, _TURNED_NUMBERS // _power(dim))
+    together = max(1, _TURNED_NUMBERS // _next_power(dim))
     turn_kernel[(len(qkv), -(-count // together))](
         qkv,
         cos,
@@ -117,7 +117,7 @@ def _turned(
         QUERIES=heads.heads,
         TURNED=count,
         DIM=dim,
-        WIDTH=_power(dim),
+        WIDTH=_next_power(dim),
         HALF=0 if rotation is None else rotation.dimensions // 2,
         TURNED_FROM=0 if rotation is None else rotation.first,
         NEIGHBOURS=rotation is not None and rotation.pairing == "neighbours",
@@ -127,7 +127,7 @@ def _turned(
     return out[:, : heads.heads], out[:, heads.heads :]
 
 
-def _gated(gate_up: Tensor) -> Tensor:
+def _gate(gate_up: Tensor) -> Tensor:
     from choreo_agents.models.fused.kernels import gate_kernel  # noqa: PLC0415 - an extra
 
     rows, inner = len(gate_up), gate_up.shape[1] // 2
@@ -136,8 +136,8 @@ def _gated(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _decoder(layer: LeanLayer) -> _FusedDecoder:
-    products = {name: _side_by_side(modules) for name, modules in layer.products.items()}
+def _make_decoder(layer: LeanLayer) -> _FusedDecoder:
+    products = {name: _join_linears(modules) for name, modules in layer.products.items()}
     norms, head_norms = (
         None if both is None else tuple(norm.get_parameter("weight").detach() for norm in both)
         for both in (layer.norms, layer.head_norms)
@@ -145,8 +145,8 @@ def _decoder(layer: LeanLayer) -> _FusedDecoder:
     return _FusedDecoder(products, norms, head_norms, layer.scale, layer.eps)  # type: ignore[arg-type]
 
 
-def _side_by_side(modules: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
-    """Linear layers as one: the weights of several become views of its."""
+def _join_linears(modules: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
+    """Join linear layers with the same input; their weights become views of one tensor."""
     weight, at = modules[0].weight.detach(), 0
     if len(modules) > 1:
         weight = torch.cat([module.weight.detach() for module in modules])

@@ -1,4 +1,4 @@
-"""What lies between the products of a decoder layer, a launch each. Rounded where the modelling code rounds, but for
+"""Triton kernels between the matrix products of a decoder layer, which round where the modelling code does, except
 angles.
 """
 
@@ -19,7 +19,7 @@ def norm_kernel(
     ADDS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add what a block has found to the residual stream, and normalise that. [rows, width]; programs: (row,)."""
+    """Add a block's output to the residual stream, and normalise the sum. [rows, width]; programs: (row,)."""
     row = tl.program_id(0).to(tl.int64) * width
     d = tl.arange(0, WIDTH)
     is_there = d < width
@@ -54,7 +54,7 @@ def turn_kernel(
     NORMS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Normalise each query and key head, if that is asked for, and turn it to its token's position.
+    """Normalise each query and key head, if `NORMS`, and rotate it to its token's position.
 
     From the first `TURNED` heads of [tokens, wide] to [tokens, TURNED, DIM]; angles [tokens, HALF], fp32. Programs:
     (token, some heads).
@@ -77,7 +77,7 @@ def turn_kernel(
         x = (x * scale[:, None]).to(qkv.dtype.element_ty).to(tl.float32) * factor
         x = x.to(qkv.dtype.element_ty).to(tl.float32)
     if HALF > 0:
-        # Each dimension that turns meets its mate: x cos - y sin for the first of a pair, y cos + x sin for the other.
+        # `y` is the mate of dimension `x` in its pair: x cos - y sin for the first, x cos + y sin for the second.
         r = d - TURNED_FROM
         turns = (r >= 0) & (r < 2 * HALF)
         if NEIGHBOURS:
@@ -105,7 +105,7 @@ def turn_kernel(
 
 @triton.jit
 def gate_kernel(gate_up, out, inner, TOGETHER: tl.constexpr):
-    """silu(gate) * up: [rows, 2 * inner] to [rows, inner]. Programs: (row, some of them)."""
+    """Compute silu(gate) * up: [rows, 2 * inner] to [rows, inner]. Programs: (row, block of numbers)."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     is_there = at < inner

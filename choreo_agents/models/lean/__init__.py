@@ -1,7 +1,7 @@
-"""A model's forward pass without its modelling code: one call of a kernel for each decoder layer.
+"""Forward pass of Llama-like models on a CPU without their modelling code: one kernel call per decoder layer.
 
-shape      which models are built so that it can be said
-made_of    whether a model still is what the pass was made of
+shape      finds the modules of a model that is built like Llama
+made_of    detects changes of the model since the pass was made
 forward    the pass
 """
 
@@ -18,11 +18,11 @@ __all__ = ["LeanForward", "NotLean", "lean_forward"]
 
 
 def lean_forward(model: Any, heads: HeadShape) -> LeanForward:
-    """The lean pass of a model whose weights may be laid out; raises `NotLean` if it cannot be had, and says why."""
+    """Return the lean pass of a model, whose weights it may prepack; raise `NotLean` with the reason if it has none."""
     kernels = available_kernels()
     if isinstance(kernels, str):
         raise NotLean(f"there are no kernels for this CPU: {kernels}")
-    fitting = [each for each in kernels if each.takes(heads.head_dim)]
+    fitting = [kernel for kernel in kernels if kernel.takes(heads.head_dim)]
     if not fitting:
         raise NotLean(f"its heads have {heads.head_dim} dimensions")
     shape = lean_shape(model, heads)

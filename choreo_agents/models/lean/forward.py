@@ -1,4 +1,4 @@
-"""The pass: each decoder layer is one call of the kernel, between the model's own embedding and its head."""
+"""The lean forward pass: one kernel call per decoder layer, between the model's own embedding and its head."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.models.lean.made_of import MadeOf
+from choreo_agents.models.lean.made_of import ModelSnapshot
 from choreo_agents.models.lean.shape import LeanLayer, LeanShape, eps_of, joined_bias, weight_of
-from choreo_agents.models.weights.panels import beside
+from choreo_agents.models.weights.panels import scratch_for
 from choreo_agents.models.weights.prepacked import PrepackedLinear, side_by_side
 from choreo_agents.native.library import Kernels, floats, parallel
 from choreo_agents.native.structs import FP32, DecoderStruct, LayerStruct, PassStruct
 
 _SMALL_HEAD = 1 << 20
-"""Weights of a head that may be laid out beside the plain ones in any case."""
+"""Weights of a head so small that it is prepacked beside the plain weights in any case."""
 
 
 @dataclass(frozen=True)
 class _Decoder:
-    """A layer as the kernel is told of it, and all that has to live for that."""
+    """A layer's struct for the kernel, and the objects that own the memory it points to."""
 
     struct: DecoderStruct
     scale: float
-    held: tuple[Any, ...]
+    owned: tuple[Any, ...]
 
     @property
     def address(self) -> int:
@@ -41,46 +41,46 @@ class _Decoder:
 
 
 class LeanForward:
-    """A forward pass of a model that is built as Llama is, on a CPU: in fp32, with weights and KV in that or bfloat16.
+    """A forward pass of a Llama-like model on a CPU, in fp32, with weights and KV in fp32 or bfloat16.
 
     Args:
         model: The model.
-        shape: Its modules, whose large weights may be laid out anew for it.
-        heads: Of all its layers.
-        kernels: That compute.
+        shape: Its modules, whose large weights may be prepacked again for it.
+        heads: Shape of the heads of all its layers.
+        kernels: The native kernels.
     """
 
     def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape, kernels: Kernels) -> None:
         self._shape, self._heads, self._kernels = shape, heads, kernels
-        self._decoders = [_decoder(layer, pairs=kernels.tiles) for layer in shape.layers]
+        self._decoders = [_make_decoder(layer, pairs=kernels.tiles) for layer in shape.layers]
         self._last_norm = weight_of(shape.norm)
         self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=eps_of(shape.norm))
         laid_out = isinstance(shape.head, PrepackedLinear) or shape.head.weight.numel() <= _SMALL_HEAD
         self._head = side_by_side((shape.head,), pairs=kernels.tiles) if laid_out else None
-        self.made_of = MadeOf(model, shape.modules())
+        self.made_of = ModelSnapshot(model, shape.modules())
         first = shape.layers[0]
         [o], [down] = first.products["o"], first.products["down"]
         self._width, self._inner = o.out_features, down.in_features
         self._longest = max(self._width, self._inner, o.in_features)
         self._layers: WeakKeyDictionary[KVPool, list[LayerStruct]] = WeakKeyDictionary()
-        """Where each pool's layers are."""
+        """Structs of the layers of each pool, with the addresses of its memory."""
 
     def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
-        """Whether it can run a step whose attention is this."""
+        """Return whether it can run a step with this attention."""
         if not isinstance(attention, StepAttention):
             return False
         return all(type(prepared) is NativeAttention for prepared in attention.prepared.values())
 
-    def logits(self, tokens: Tensor, positions: Tensor, attention: StepAttention, wanted: Tensor) -> Tensor:
-        """See `ModelAdapter.traced_logits`."""
+    def logits(self, tokens: Tensor, positions: Tensor, attention: StepAttention, indices: Tensor) -> Tensor:
+        """Return logits, see `ModelAdapter.traced_logits`."""
         shape, head, heads, rows = self._shape, self._head, self._heads, len(tokens)
         x = functional.embedding(tokens, shape.embedding.weight).float()
         threads = torch.get_num_threads()
         wide = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
         normed, qkv = floats(rows, self._width), floats(rows, wide)
         attended, gated = floats(rows, heads.heads * heads.head_dim), floats(rows, 2 * self._inner)
-        scratch = beside(self._decoders[0].struct.o.dtype, threads, rows, self._longest)
-        told = PassStruct(
+        scratch = scratch_for(self._decoders[0].struct.o.dtype, threads, rows, self._longest)
+        step = PassStruct(
             rows=rows,
             width=self._width,
             inner=self._inner,
@@ -99,20 +99,20 @@ class LeanForward:
         for kind, prepared in attention.prepared.items():
             assert isinstance(prepared, NativeAttention)
             plans[kind] = prepared.plan(heads).address
-        held = [*attention.pool.keys, *attention.pool.values]  # whoever gives the pool up frees nothing meanwhile
-        slots, at = attention.slots.data_ptr(), ctypes.addressof(told)
+        tensors = [*attention.pool.keys, *attention.pool.values]  # keep the memory alive if the pool is closed now
+        slots, at = attention.slots.data_ptr(), ctypes.addressof(step)
         for number, (decoder, layer) in enumerate(zip(self._decoders, self._layers_of(attention.pool), strict=True)):
             kind = attention.kinds[number]
             attention.wait(number)
             if kind.rotation is not None:
                 cos, sin = angles[kind.rotation]
-                told.cos, told.sin = cos.data_ptr(), sin.data_ptr()
+                step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
             layer.slots, layer.scale = slots, decoder.scale
             self._kernels.decode(decoder.address, at, plans[kind], ctypes.addressof(layer))
-        del held
-        last = x[wanted]
+        del tensors
+        last = x[indices]
         normed = torch.empty_like(last)
-        told.rows, told.x, told.normed = len(last), last.data_ptr(), normed.data_ptr()
+        step.rows, step.x, step.normed = len(last), last.data_ptr(), normed.data_ptr()
         self._kernels.normalise(ctypes.addressof(self._last), at)
         if head is not None:
             return head.multiply(normed, shape.head.bias, self._kernels)
@@ -123,26 +123,26 @@ class LeanForward:
         if not pool.keys:
             raise KVMemoryError("the pool was given up")
         if pool not in self._layers or self._layers[pool][0].keys != pool.keys[0].data_ptr():
-            made = []
+            layers = []
             for keys, values in zip(pool.keys, pool.values, strict=True):
                 head, slot, _ = keys.stride()
                 where = {"keys": keys.data_ptr(), "values": values.data_ptr(), "pool_head": head, "pool_slot": slot}
-                made.append(LayerStruct(**where, dtype=FP32))
-            self._layers[pool] = made
+                layers.append(LayerStruct(**where, dtype=FP32))
+            self._layers[pool] = layers
         return self._layers[pool]
 
 
-def _decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
-    told: dict[str, Any] = {}
-    held: list[Any] = []
+def _make_decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
+    products: dict[str, Any] = {}
+    owned: list[Any] = []
     for name, modules in layer.products.items():
         panels, bias = side_by_side(modules, pairs=pairs), joined_bias(modules, torch.float32)
-        told[name] = panels.struct(bias)
-        held += (panels, bias)
+        products[name] = panels.struct(bias)
+        owned += (panels, bias)
     norms = (*layer.norms, *(layer.head_norms or ()))
     weights = [weight_of(norm) for norm in norms]
     pointers = [weight.data_ptr() for weight in weights] + [None] * (4 - len(weights))
     names = ("input_norm", "inner_norm", "query_norm", "key_norm")
     eps, query_eps = layer.eps
-    struct = DecoderStruct(**told, **dict(zip(names, pointers, strict=True)), eps=eps, query_eps=query_eps)
-    return _Decoder(struct, layer.scale, (*held, *weights))
+    struct = DecoderStruct(**products, **dict(zip(names, pointers, strict=True)), eps=eps, query_eps=query_eps)
+    return _Decoder(struct, layer.scale, (*owned, *weights))

@@ -1,7 +1,6 @@
-"""Whether a model still is what a lean pass was made of: the same modules in the same places, with the same weights,
-and nobody who listens to them.
+"""Detects changes of a model since a lean pass was made: other modules, weights or numbers, or new hooks.
 
-What is written into a weight behind torch's back, through `.data` or NumPy as peft merges adapters, is not seen.
+Writes that bypass torch's version counter, through `.data` or NumPy as when peft merges adapters, are not detected.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 from choreo_agents.models.lora import is_adapting
 
 
-class MadeOf:
-    """A model, as it is now.
+class ModelSnapshot:
+    """A snapshot of a model's modules, weights and hooks.
 
     Args:
-        model: Whose.
-        read: The modules whose weights are read, and that are not asked any more.
+        model: The model.
+        read: The modules whose weights the pass reads, and whose `forward` it does not call.
     """
 
     def __init__(self, model: nn.Module, read: Iterable[nn.Module]) -> None:
@@ -40,27 +39,27 @@ class MadeOf:
         above: dict[int, nn.Module] = {}
         for parent in model.modules():
             for name, child in parent.named_children():
-                if id(parent) in above or any(id(each) in modules for each in child.modules()):
+                if id(parent) in above or any(id(descendant) in modules for descendant in child.modules()):
                     self._places.append((parent._modules, name, child))
                     above[id(parent)] = parent
-        heard = {**above, **modules}
-        self._own = [vars(module) for module in heard.values()]
-        """Where a forward pass that somebody has put on a module would stand."""
+        watched = {**above, **modules}
+        self._own = [vars(module) for module in watched.values()]
+        """Attributes of modules, where a replaced `forward` would be."""
         self._listeners = [
-            hooks for module in heard.values() for hooks in (module._forward_hooks, module._forward_pre_hooks)
+            hooks for module in watched.values() for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ]
 
-    def is_there(self) -> bool:
-        """Whether all of it still is."""
+    def is_current(self) -> bool:
+        """Return whether the model is unchanged."""
         return (
-            all(held.get(name) is weight and state_of(weight) == seen for held, name, weight, seen in self._weights)
-            and all(held.get(name) is module for held, name, module in self._places)
-            and all(held.get(name) == value for held, name, value in self._numbers)
+            all(owner.get(name) is weight and state_of(weight) == state for owner, name, weight, state in self._weights)
+            and all(owner.get(name) is module for owner, name, module in self._places)
+            and all(owner.get(name) == value for owner, name, value in self._numbers)
             and not any("forward" in own for own in self._own)
             and all(is_adapting(hook) for hooks in self._listeners if hooks for hook in hooks.values())
         )
 
 
 def state_of(weight: Tensor | None) -> tuple[int, int] | None:
-    """Changes with what torch writes into it, and with where it is; None of a bias that is not there."""
+    """Return the version and address of a weight, which change when torch writes or moves it; None for no weight."""
     return None if weight is None else (weight._version, weight.data_ptr())

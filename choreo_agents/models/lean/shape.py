@@ -1,6 +1,6 @@
-"""Which models are built as Llama is, module by module: the kernel's decoder layer is theirs.
+"""Finds the modules of models that are built like Llama, as the kernel's decoder layer is.
 
-Whether it is, is found out by trying: names and shapes say how to compute, the model's own logits whether that is
+Names and shapes of modules decide how to compute; a comparison with the model's own logits then shows whether that is
 right.
 """
 
@@ -35,21 +35,21 @@ _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 @dataclass(frozen=True)
 class LeanLayer:
-    """A decoder layer's modules."""
+    """The modules of a decoder layer."""
 
     products: Mapping[str, tuple[nn.Linear, ...]]
-    """Those that stand side by side, by the name that the kernel has for them."""
+    """Linear layers that are computed as one product, by the kernel's name for it."""
     norms: tuple[nn.Module, nn.Module]
     head_norms: tuple[nn.Module, nn.Module] | None
     scale: float
     """Factor on the scores."""
     eps: tuple[float, float]
-    """Of its norms, and of those of its heads."""
+    """Epsilons of its norms and of its head norms."""
 
 
 @dataclass(frozen=True)
 class LeanShape:
-    """A model's modules, as the pass uses them."""
+    """The modules of a model that a lean pass uses."""
 
     embedding: nn.Embedding
     layers: tuple[LeanLayer, ...]
@@ -58,41 +58,41 @@ class LeanShape:
     head: nn.Linear
 
     def modules(self) -> Iterator[nn.Module]:
-        """All whose weights are read."""
+        """Yield all modules whose weights are read."""
         yield from (self.embedding, self.norm, self.rotary, self.head)
         for layer in self.layers:
             yield from (*chain.from_iterable(layer.products.values()), *layer.norms, *(layer.head_norms or ()))
 
     def angles(self, like: Tensor, positions: Tensor, kinds: Iterable[AttentionKind]) -> Angles:
-        """Cosines and sines as the model turns its own tokens, in the dtype of a tensor on its device."""
+        """Return the model's own cosines and sines, in the dtype and on the device of `like`."""
         cos, sin = self.rotary(like[None], positions[None])
-        found: dict[PureRotation, tuple[Tensor, Tensor]] = {}
+        angles: dict[PureRotation, tuple[Tensor, Tensor]] = {}
         for rotation in dict.fromkeys(kind.rotation for kind in kinds):
             if rotation is not None:
                 half = rotation.dimensions // 2
-                # Each angle stands there twice, in the places of the two dimensions that it turns.
-                each = slice(0, half) if rotation.pairing == "halves" else slice(0, 2 * half, 2)
-                found[rotation] = cos[0, :, each].contiguous(), sin[0, :, each].contiguous()
-        return found
+                # The model repeats each angle, once for each of the two dimensions that it rotates.
+                places = slice(0, half) if rotation.pairing == "halves" else slice(0, 2 * half, 2)
+                angles[rotation] = cos[0, :, places].contiguous(), sin[0, :, places].contiguous()
+        return angles
 
 
 class NotLean(Exception):  # noqa: N818 - no failure: a model of another build
-    """Says how the model is built otherwise."""
+    """A reason why a model has no lean pass."""
 
 
 def lean_shape(model: Any, heads: HeadShape, *, laid_out: bool = True) -> LeanShape:
-    """A model's modules; raises `NotLean` if they are not those that a lean pass of heads of this shape knows.
+    """Return a model's modules; raise `NotLean` if it is not built like Llama, with heads of this shape.
 
     Args:
         model: The model.
-        heads: Of its layers.
-        laid_out: Its weights are to be laid out for a CPU, on which it is.
+        heads: Shape of the heads of its layers.
+        laid_out: Whether its weights are to be prepacked for the CPU that it is on.
     """
     inner, head, embedding = model.base_model, model.get_output_embeddings(), model.get_input_embeddings()
     if type(embedding) is not nn.Embedding or not isinstance(head, nn.Linear):
         raise NotLean("its embedding or its head is no plain one")
     norm, rotary = getattr(inner, "norm", None), getattr(inner, "rotary_emb", None)
-    if norm is None or rotary is None or not hasattr(inner, "layers") or unlike(norm):
+    if norm is None or rotary is None or not hasattr(inner, "layers") or has_more_than_factors(norm):
         raise NotLean("it has no last norm, or no rotation of its own")
     if not {name for name, _ in inner.named_children()} <= {"embed_tokens", "layers", "norm", "rotary_emb"}:
         raise NotLean("it has modules beside its layers")
@@ -112,7 +112,7 @@ def lean_shape(model: Any, heads: HeadShape, *, laid_out: bool = True) -> LeanSh
 
 
 def _require_laid_out(model: Any, dtypes: set[torch.dtype]) -> None:
-    """Raise `NotLean` unless its weights can be laid out for this CPU, and it pays."""
+    """Raise `NotLean` unless its weights can be prepacked for this CPU, and this is faster."""
     if dtypes - _DTYPES or any(weight.device.type != "cpu" for weight in model.parameters()):
         raise NotLean("its weights are not all in fp32, or all in bfloat16, on a CPU")
     if torch.bfloat16 in dtypes and has_tiles() and not multiply_tiles():
@@ -122,26 +122,26 @@ def _require_laid_out(model: Any, dtypes: set[torch.dtype]) -> None:
 def _require_widths(
     layers: Sequence[LeanLayer], heads: HeadShape, embedding: nn.Embedding, norm: nn.Module, head: nn.Linear
 ) -> None:
-    """Raise `NotLean` unless every array has the width with which the kernel goes through it."""
+    """Raise `NotLean` unless every weight has the width that the kernel assumes."""
     width, dim = embedding.embedding_dim, heads.head_dim
     inner = layers[0].products["down"][0].in_features
     own, shared = heads.heads * dim, heads.kv_heads * dim
-    wanted = {"qkv": (width, (own, shared, shared)), "gate_up": (width, (inner, inner))}
-    wanted |= {"o": (own, (width,)), "down": (inner, (width,))}
+    widths = {"qkv": (width, (own, shared, shared)), "gate_up": (width, (inner, inner))}
+    widths |= {"o": (own, (width,)), "down": (inner, (width,))}
     fits = len(weight_of(norm)) == head.in_features == width
     for layer in layers:
         for name, modules in layer.products.items():
-            inputs, outputs = wanted[name]
+            inputs, outputs = widths[name]
             fits &= all(module.in_features == inputs for module in modules)
             fits &= tuple(module.out_features for module in modules) == outputs
-        fits &= all(len(weight_of(each)) == width for each in layer.norms)
-        fits &= all(len(weight_of(each)) == dim for each in layer.head_norms or ())
+        fits &= all(len(weight_of(layer_norm)) == width for layer_norm in layer.norms)
+        fits &= all(len(weight_of(head_norm)) == dim for head_norm in layer.head_norms or ())
     if not fits:
         raise NotLean("its layers are of other widths than its heads and its embedding say")
 
 
-def unlike(norm: nn.Module) -> bool:
-    """Whether a norm has something besides its factors."""
+def has_more_than_factors(norm: nn.Module) -> bool:
+    """Return whether a norm has parameters other than `weight`."""
     return [name for name, _ in norm.named_parameters()] != ["weight"]
 
 
@@ -149,10 +149,10 @@ def _layer(layer: nn.Module) -> LeanLayer:
     leaves = {
         name: module for name, module in layer.named_modules() if next(module.parameters(False), None) is not None
     }
-    known = {*_NORMS, *chain.from_iterable(_PRODUCTS.values())}
-    if not known <= leaves.keys() or leaves.keys() - known not in (set(), set(_HEAD_NORMS)):
+    expected = {*_NORMS, *chain.from_iterable(_PRODUCTS.values())}
+    if not expected <= leaves.keys() or leaves.keys() - expected not in (set(), set(_HEAD_NORMS)):
         raise NotLean(f"its layers are made of {', '.join(sorted(leaves))}")
-    products = {name: tuple(_linear(leaves[each], each) for each in names) for name, names in _PRODUCTS.items()}
+    products = {name: tuple(_linear(leaves[path], path) for path in names) for name, names in _PRODUCTS.items()}
     if any(module.out_features % PANEL for modules in products.values() for module in modules[:-1]):
         raise NotLean(f"a layer's outputs are no multiple of {PANEL}")
     if products["down"][0].in_features * 2 != sum(module.out_features for module in products["gate_up"]):
@@ -162,12 +162,12 @@ def _layer(layer: nn.Module) -> LeanLayer:
     scale = getattr(layer.get_submodule("self_attn"), "scaling", None)
     if not isinstance(scale, float):
         raise NotLean("its attention does not say its scale")
-    if any(unlike(norm) for norm in (first, second, *(head_norms or ()))):
+    if any(has_more_than_factors(norm) for norm in (first, second, *(head_norms or ()))):
         raise NotLean("its norms have more than factors")
     if head_norms is not None and any(weight_of(norm).ndim != 1 for norm in head_norms):
         raise NotLean("its heads are normalised all together")
     eps = [[eps_of(norm) for norm in norms] for norms in ((first, second), head_norms or ())]
-    if any(len(set(each)) > 1 for each in eps):
+    if any(len(set(values)) > 1 for values in eps):
         raise NotLean("its norms differ")
     return LeanLayer(products, (first, second), head_norms, scale, (eps[0][0], eps[1][0] if eps[1] else 0.0))
 
@@ -179,7 +179,7 @@ def _linear(module: nn.Module, name: str) -> nn.Linear:
 
 
 def joined_bias(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Tensor | None:
-    """Biases of layers side by side, with noughts for one that has none; None if none has."""
+    """Concatenate the biases of layers, with zeros for a layer without one; None if there is no bias."""
     device = next((module.bias.device for module in modules if module.bias is not None), None)
     if device is None:
         return None
@@ -188,13 +188,13 @@ def joined_bias(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Tensor | No
 
 
 def weight_of(norm: nn.Module) -> Tensor:
-    """A norm's factors, in fp32: its own memory if they are."""
+    """Return a norm's factors in fp32, without a copy if they are fp32."""
     return norm.get_parameter("weight").detach().float()
 
 
 def eps_of(norm: nn.Module) -> float:
-    """What is added to a mean square before its root is taken."""
+    """Return the epsilon of a norm; raise `NotLean` if it has none."""
     for name in ("variance_epsilon", "eps"):
-        if isinstance(found := getattr(norm, name, None), float):
-            return found
+        if isinstance(eps := getattr(norm, name, None), float):
+            return eps
     raise NotLean("a norm does not say its epsilon")

@@ -1,1 +1,1 @@
-"""How weights are held: in which dtype, quantised, laid out for the CPU."""
+"""Storage of weights: dtypes, quantisation, and layouts for the CPU."""

@@ -1,4 +1,4 @@
-"""In which dtype a checkpoint is served."""
+"""Chooses the dtype that a checkpoint is served in."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from choreo_agents.errors import UnsupportedModelError
 
 SHORT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Those that are served, as options name them."""
+"""Supported dtypes by their short names in options."""
 SERVED = tuple(SHORT.values())
 
 
 def has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a device computes in a dtype, rather than rounding from and to another around every product."""
+    """Return whether a device computes in a dtype natively, without converting around every product."""
     if dtype == torch.float32 or device.type != "cpu":
         return True
     looked_for = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
@@ -21,26 +21,26 @@ def has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def usual_dtype(own: torch.dtype, device: torch.device) -> torch.dtype:
-    """The checkpoint's own, which is served, if the device has kernels for it, else fp32."""
+    """Return the checkpoint's own dtype if the device has kernels for it, else fp32."""
     return own if has_kernels(own, device) else torch.float32
 
 
-def dtype_named(said: torch.dtype | str | None) -> torch.dtype | None:
-    """The dtype that is meant: `torch.bfloat16`, `"torch.bfloat16"`, `"bfloat16"` or `"bf16"`; None for `"auto"`.
+def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Parse a dtype: `torch.bfloat16`, `"torch.bfloat16"`, `"bfloat16"` or `"bf16"`; None for `"auto"`.
 
     Raises:
-        UnsupportedModelError: It is none, or no engine serves it.
+        UnsupportedModelError: It is no dtype, or not supported.
     """
-    if said is None or said == "auto":
+    if dtype is None or dtype == "auto":
         return None
-    name = str(said).removeprefix("torch.")
-    found = SHORT.get(name) or getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or found not in SERVED:
-        require_served(said)
-    return found
+    name = str(dtype).removeprefix("torch.")
+    resolved = SHORT.get(name) or getattr(torch, name, None)
+    if not isinstance(resolved, torch.dtype) or resolved not in SERVED:
+        require_served(dtype)
+    return resolved
 
 
 def require_served(dtype: torch.dtype | str) -> None:
-    """Raise `UnsupportedModelError` for a dtype that no engine serves."""
+    """Raise `UnsupportedModelError` for an unsupported dtype."""
     if dtype not in SERVED:
         raise UnsupportedModelError(f'dtype {dtype!r} is not supported: use float32, bfloat16 or float16, or "auto"')

@@ -1,9 +1,9 @@
-"""A linear layer's weights as the kernel of choreo_agents/native/linear.c reads them.
+"""Lays out a linear layer's weights for the kernel in choreo_agents/native/linear.c.
 
-    panels    [outputs / 16, rounded up][inputs][16]: sixteen outputs side by side, the last ones padded with noughts
+    panels    [outputs / 16, rounded up][inputs][16]: sixteen outputs side by side, the last panel padded with zeros
 
-Weights that were bfloat16 once are kept as such: they lose nothing by it, and are read in half the time. For kernels
-that multiply tiles of them, two inputs stand side by side, and noughts fill the last tile:
+fp32 weights that are exact in bfloat16 are stored as bfloat16: nothing is lost, and they are read in half the time. For
+kernels that multiply tiles, two inputs are side by side, and zeros fill the last tile:
 
     pairs     [outputs / 16, rounded up][inputs / 2, up to a multiple of 16][16][2]
 """
@@ -21,16 +21,17 @@ from choreo_agents.native.library import Kernels, floats, parallel
 from choreo_agents.native.structs import BF16, BF16_PAIRS, DEEP, FP32, PANEL, TILE, LinearStruct, ProductStruct
 
 _ROWS_AT_ONCE = 1 << 12
-"""Outputs that are looked at at once, so that little memory is taken beside."""
+"""Outputs that are compared at a time, to bound temporary memory."""
 
 
 class Panels:
-    """Weights that are laid out, and what the kernel is told of them.
+    """A linear layer's weights in panels.
 
     Args:
-        panels: As above, fp32 or bfloat16.
-        inputs: How many of them are real, and how many outputs.
-        plain: In which dtype the weights were, and their products are given.
+        panels: Panels or pairs as above, fp32 or bfloat16.
+        inputs: Number of inputs without padding.
+        outputs: Number of outputs without padding.
+        plain: Dtype of the plain weights and of products.
     """
 
     def __init__(self, panels: Tensor, inputs: int, outputs: int, plain: torch.dtype = torch.float32) -> None:
@@ -41,41 +42,40 @@ class Panels:
 
     @classmethod
     def of(cls, *weights: Tensor, pairs: bool = False) -> Panels:
-        """Those of weights in fp32 or bfloat16, [outputs, inputs] each, one after the other: all but the last have
-        whole panels.
+        """Lay out weights in fp32 or bfloat16, [outputs, inputs] each, one after the other.
 
         Args:
-            weights: Which.
-            pairs: Whether the kernels multiply tiles: of weights that are bfloat16s, since tiles round what comes.
+            weights: The weights; all but the last must have whole panels.
+            pairs: Whether the kernels multiply tiles; applies to bfloat16 weights only, since tiles round the inputs.
         """
         assert all(len(weight) % PANEL == 0 for weight in weights[:-1])
         inputs, outputs = weights[0].shape[1], sum(len(weight) for weight in weights)
         dtype = torch.bfloat16 if all(map(_was_bfloat16, weights)) else torch.float32
         if pairs and weights[0].dtype == torch.bfloat16:
-            return cls(_paired(weights, inputs, outputs), inputs, outputs, weights[0].dtype)
+            return cls(_pair_inputs(weights, inputs, outputs), inputs, outputs, weights[0].dtype)
         panels = torch.zeros(-(-outputs // PANEL), inputs, PANEL, dtype=dtype, device="cpu")
         at = 0
         for weight in weights:
             whole = len(weight) // PANEL
             panels[at : at + whole] = weight[: whole * PANEL].view(whole, PANEL, inputs).transpose(1, 2)
             at += whole
-            if rest := len(weight) - whole * PANEL:
-                panels[at, :, :rest] = weight[whole * PANEL :].T
+            if remainder := len(weight) - whole * PANEL:
+                panels[at, :, :remainder] = weight[whole * PANEL :].T
         return cls(panels, inputs, outputs, weights[0].dtype)
 
     def part(self, first: int, outputs: int) -> Panels:
-        """Some of its outputs, from a whole panel on, in the same memory."""
+        """Return some of its outputs, starting at a whole panel, without a copy."""
         assert first % PANEL == 0
         some = self.panels[first // PANEL : -(-(first + outputs) // PANEL)]
         return Panels(some, self.inputs, outputs, self.plain_dtype)
 
     def struct(self, bias: Tensor | None) -> LinearStruct:
-        """What the kernel is told; good while the panels and the bias, fp32, are."""
-        told = None if bias is None else bias.data_ptr()
-        return LinearStruct(self.panels.data_ptr(), told, self.inputs, self.outputs, self.dtype)
+        """Return the kernel's struct, valid while the panels and the bias, in fp32, are alive."""
+        address = None if bias is None else bias.data_ptr()
+        return LinearStruct(self.panels.data_ptr(), address, self.inputs, self.outputs, self.dtype)
 
     def plain(self) -> Tensor:
-        """The weights as they were, [outputs, inputs]."""
+        """Return the plain weights, [outputs, inputs]."""
         panels = self.panels
         if self.dtype == BF16_PAIRS:
             panels = panels.transpose(2, 3).flatten(1, 2)[:, : self.inputs]
@@ -83,13 +83,13 @@ class Panels:
         return rows[: self.outputs].to(self.plain_dtype).contiguous()
 
     def multiply(self, x: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
-        """[..., inputs] to [..., outputs], in fp32; what comes in bfloat16 goes so."""
+        """Map [..., inputs] to [..., outputs] in fp32; the result has the dtype of `x`."""
         rows = x.reshape(-1, self.inputs).float()
         bias = None if bias is None else bias.detach().float()
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = floats(*x.shape[:-1], self.outputs)
         linear, threads = self.struct(bias), torch.get_num_threads()
-        scratch = beside(self.dtype, threads, len(rows), self.inputs)
+        scratch = scratch_for(self.dtype, threads, len(rows), self.inputs)
         product = ProductStruct(
             linear=ctypes.addressof(linear),
             x=rows.data_ptr(),
@@ -107,22 +107,24 @@ class Panels:
         return out.to(x.dtype)
 
 
-def beside(dtype: int, threads: int, rows: int, inputs: int) -> Tensor | None:
-    """Memory for products with weights of a dtype: threads make floats of bfloat16s in it, a panel each; or, for those
-    in pairs, all rows are rounded to such."""
+def scratch_for(dtype: int, threads: int, rows: int, inputs: int) -> Tensor | None:
+    """Return scratch memory for products with weights of a kernel's dtype; None if none is needed.
+
+    For bfloat16, each thread converts a panel to fp32 in it; for pairs, it holds all rows rounded to bfloat16.
+    """
     if dtype == BF16_PAIRS:
         return floats(1, -(-rows // TILE) * TILE * -(-inputs // DEEP) * DEEP // 2)
     return floats(threads, inputs * PANEL) if dtype == BF16 else None
 
 
-def _paired(weights: Sequence[Tensor], inputs: int, outputs: int) -> Tensor:
-    """Weights, [outputs, inputs] each, in pairs of inputs; nothing of their size is made beside."""
+def _pair_inputs(weights: Sequence[Tensor], inputs: int, outputs: int) -> Tensor:
+    """Lay out weights, [outputs, inputs] each, in pairs of inputs, panel by panel to bound temporary memory."""
     shape = (-(-outputs // PANEL), -(-inputs // DEEP) * DEEP // 2, PANEL, 2)
-    made = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
+    paired = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
     for at, panel in enumerate(panel for weight in weights for panel in torch.split(weight, PANEL)):
         pairs = functional.pad(panel, (0, inputs % 2)).reshape(len(panel), -1, 2)
-        made[at, : pairs.shape[1], : len(panel)] = pairs.transpose(0, 1)
-    return made
+        paired[at, : pairs.shape[1], : len(panel)] = pairs.transpose(0, 1)
+    return paired
 
 
 def _was_bfloat16(weight: Tensor) -> bool:

@@ -1,9 +1,8 @@
-"""Linear layers whose weights are laid out for the CPU when they are first used: two or three times as fast there.
+"""Linear layers that prepack their weights for the CPU on first use, which makes them two or three times as fast.
 
-In fp32, and in bfloat16 where torch multiplies no tiles, by a kernel of our own, which keeps weights that were bfloat16
-as such; else, and without it, by oneDNN, whose two operators are torch's own but private. Both are looked for, and
-compared with the plain product.
-Where the plain weights are pages of a file they cost no memory, and stay; else the laid-out ones take their place.
+fp32 weights, and bfloat16 ones where torch multiplies no tiles, use a kernel of ours (see `panels`); others, or without
+our kernels, use oneDNN through two private operators of torch. Either is checked against the plain product.
+Plain weights that are memory-mapped from a file cost no memory, and stay; others are replaced by the prepacked ones.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from choreo_agents.models.weights.panels import Panels
 from choreo_agents.native.library import available_kernels, has_tiles
 
 SMALLEST = 1 << 17
-"""Weights of a matrix below which a plain product is as fast."""
+"""Weights of the smallest matrix that is prepacked: for smaller ones, a plain product is as fast."""
 MOST_OF_FREE = 0.4
-"""Share of the free memory that laid-out weights may take: keys and values want half of it, too."""
+"""Share of the free memory that prepacked weights may take: keys and values take half of it, too."""
 MOST_BESIDE = 0.5
-"""Bytes that laid-out weights may take beside plain ones that no file holds, as a share of the whole model's: a head
-whose weights are the embedding's cannot take their place."""
+"""Bytes of prepacked weights beside plain ones, as a share of the model's. A head that is tied to the embedding cannot
+replace its weights."""
 _USUAL_ROWS = 8
-"""What the layout is chosen for; it serves any number."""
+"""Number of rows that oneDNN optimises its layout for; any number works."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """Largest difference from the plain product, as a share of its largest value."""
 
 Shape = tuple[torch.Size, torch.dtype, bool]
-"""Of a layer: its weights', their dtype, and whether it has no bias."""
+"""Shape and dtype of a layer's weights, and whether it has no bias."""
 
 
 class Packed:
-    """A layer's weights, laid out by the first product; good for as long as they are the layer's.
+    """The prepacked weights of a layer, made by its first product, and valid until the layer's weights change.
 
     Args:
-        layer: Whose.
-        right: For which shapes layouts give right products, as far as known; grows.
-        replaces: Let the laid-out weights take the place of the plain ones.
+        layer: The layer.
+        right: Whether the layout gives right products, by shape; shared by all layers of a model, and filled here.
+        replaces: Whether the prepacked weights replace the plain ones.
     """
 
     def __init__(self, layer: nn.Linear, right: dict[Shape, bool], *, replaces: bool) -> None:
@@ -59,8 +58,10 @@ class Packed:
         self._lock = Lock()
 
     def serves(self, layer: nn.Linear, x: Tensor) -> bool:
-        """Whether the layer still has these weights, nothing but a product of this dtype is asked of them, and the
-        layout, which is made if there is none, gives it."""
+        """Return whether it can compute a product: weights unchanged, `x` of their dtype, no gradient needed.
+
+        Lays the weights out, and checks the layout, on first use.
+        """
         with self._lock:
             weight, bias = layer.weight, layer.bias
             if weight is not self._weight or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
@@ -73,14 +74,14 @@ class Packed:
             return self._laid_out is not None or self._lay_out(layer)
 
     def multiply(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
+        """Map [..., inputs] to [..., outputs]."""
         if isinstance(self._laid_out, Panels):
             return self._laid_out.multiply(x, layer.bias, _kernels())
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._laid_out, layer.bias, "none", [], "")
         return product
 
     def take(self, layer: nn.Linear, panels: Panels) -> None:
-        """Let these, which the layer's weights are laid out in, serve it: they are its own, and right."""
+        """Use panels that hold the layer's own weights and are known to be right."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._laid_out = panels
             self._replace(layer)
@@ -89,7 +90,7 @@ class Packed:
         shape = (layer.weight.shape, layer.weight.dtype, layer.bias is None)
         with torch.inference_mode(False), torch.no_grad():
             if self._right.get(shape, True):
-                self._laid_out = _laid_out(layer.weight.detach())
+                self._laid_out = _make_layout(layer.weight.detach())
             if shape not in self._right:
                 self._right[shape] = self._is_right(layer)
             if not self._right[shape]:
@@ -104,7 +105,7 @@ class Packed:
         laid_out = self._laid_out
         assert laid_out is not None
         if isinstance(laid_out, Panels):
-            # Of the right shape, and no memory: whoever asks for its numbers otherwise than by this module is refused.
+            # A stub of the right shape on the meta device: no memory, and any other use of its numbers raises.
             stub = torch.empty(laid_out.outputs, laid_out.inputs, dtype=laid_out.plain_dtype, device="meta")
             weight = nn.Parameter(stub, requires_grad=False)
             weight.choreo_panels = laid_out  # type: ignore[attr-defined]
@@ -114,34 +115,34 @@ class Packed:
         self._seen = _state(weight)
 
     def _is_right(self, layer: nn.Linear) -> bool:
-        """Whether products of few and of many rows are the plain ones."""
+        """Return whether products of few and of many rows equal the plain ones."""
         generator = torch.Generator().manual_seed(0)
         for rows in (1, 3, 33):
             x = torch.randn(1, rows, layer.in_features, generator=generator).to(layer.weight.dtype)
-            wanted = functional.linear(x, layer.weight, layer.bias)
-            # In place: a head's products are tens of megabytes.
-            error = self.multiply(layer, x).sub_(wanted).abs_().max()
-            if not error <= _TOLERANCE[layer.weight.dtype] * wanted.abs_().max():
+            expected = functional.linear(x, layer.weight, layer.bias)
+            # In place: products of an output head take tens of megabytes.
+            error = self.multiply(layer, x).sub_(expected).abs_().max()
+            if not error <= _TOLERANCE[layer.weight.dtype] * expected.abs_().max():
                 return False
         return True
 
 
-def _laid_out(weight: Tensor) -> Tensor | Panels:
+def _make_layout(weight: Tensor) -> Tensor | Panels:
     own = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not has_tiles())
     if own and _kernels() is not None:
         return Panels.of(weight)
-    made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
-    return made
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
+    return packed
 
 
 def _kernels() -> Any:
-    """Those of our own, or None."""
+    """Return our native kernels, or None."""
     kernels = available_kernels()
     return None if isinstance(kernels, str) else kernels[0]
 
 
 def is_replaced(weight: Tensor) -> bool:
-    """Whether a layer's weights are laid out in the place of the plain ones."""
+    """Return whether prepacked weights have replaced a layer's plain ones."""
     return weight.is_mkldnn or getattr(weight, "choreo_panels", None) is not None
 
 
@@ -151,11 +152,11 @@ def _state(weight: Tensor) -> tuple[Any, ...]:
 
 
 _packed: WeakKeyDictionary[nn.Linear, Packed] = WeakKeyDictionary()
-"""Beside the layers, not in them: copies, pickles and checkpoints of a model know nothing of it."""
+"""Prepacked weights by layer, not in the layers: copies, pickles and checkpoints of a model must not have them."""
 
 
 class PrepackedLinear(nn.Linear):
-    """A linear layer that looks for its laid-out weights; a copy of it has none, and is a plain layer."""
+    """A linear layer that uses its prepacked weights; a copy of it has none, and is a plain layer."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the layer's own name
         packed = _packed.get(self)
@@ -164,7 +165,7 @@ class PrepackedLinear(nn.Linear):
         return functional.linear(input, self.unpack(), self.bias)
 
     def unpack(self) -> Tensor:
-        """Make the plain weights again, bit by bit, for good, if the laid-out ones have taken their place."""
+        """Restore the plain weights bit for bit, permanently, if they were replaced; return them."""
         weight = self.weight
         if is_replaced(weight):
             plain = nn.Parameter(plain_weight(weight), requires_grad=weight.requires_grad)
@@ -182,8 +183,8 @@ class PrepackedLinear(nn.Linear):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        kept = destination[f"{prefix}weight"]
-        if not keep_vars and (kept.is_meta or kept.is_mkldnn):
+        weight = destination[f"{prefix}weight"]
+        if not keep_vars and (weight.is_meta or weight.is_mkldnn):
             destination[f"{prefix}weight"] = plain_weight(self.weight)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,10 +196,10 @@ class PrepackedLinear(nn.Linear):
 
 
 def plain_weight(weight: Tensor) -> Tensor:
-    """A layer's weights as they were, if laid-out ones have taken their place; else what is given.
+    """Return the plain weights of a layer, unpacked if they were replaced.
 
     Raises:
-        RuntimeError: Somebody has written to what stands in their place.
+        RuntimeError: The stub that replaced them was written to.
     """
     panels: Panels | None = getattr(weight, "choreo_panels", None)
     with torch.inference_mode(False), torch.no_grad():
@@ -213,8 +214,9 @@ def plain_weight(weight: Tensor) -> Tensor:
 
 
 def side_by_side(layers: Sequence[nn.Linear], *, pairs: bool) -> Panels:
-    """Panels of layers that see the same inputs, one layer's outputs after the other's, and each layer served by
-    its part of them. All but the last have a multiple of `PANEL` outputs; `pairs`: see `Panels.of`.
+    """Lay out layers with the same inputs in shared panels, and let each layer use its part.
+
+    All but the last must have a multiple of `PANEL` outputs; `pairs`: see `Panels.of`.
     """
     with torch.inference_mode(False), torch.no_grad():
         weights = [plain_weight(layer.weight) for layer in layers]
@@ -228,25 +230,25 @@ def side_by_side(layers: Sequence[nn.Linear], *, pairs: bool) -> Panels:
 
 
 def prepack(model: nn.Module, *, replacing: bool = False) -> int:
-    """Let a model's large linear layers lay out their weights, where that can be done, is right, and has room.
+    """Let a model's large linear layers prepack their weights, where this works and memory allows.
 
     Args:
-        model: Of which.
-        replacing: Let them take the place of plain weights that are no pages of a file, and nobody else's.
+        model: The model.
+        replacing: Whether to replace plain weights that are neither memory-mapped nor shared.
 
     Returns:
-        How many layers. Each does so by its first product, at a cost of about one step more for all together: whoever
-        loads a model to look at it, or to train it, does not pay.
+        Number of layers. Each is prepacked by its first product, which costs about one more step for all together, so
+        that a model that is loaded to be inspected or trained costs nothing.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and _may_be_packed(layer)]
-    replaced, beside = _shares(model, layers) if replacing else ([], layers)
-    # What is replaced goes layer by layer.
-    wanted = sum(layer.weight.nbytes for layer in beside) + max((layer.weight.nbytes for layer in replaced), default=0)
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and _can_prepack(layer)]
+    replaced, beside = _split_layers(model, layers) if replacing else ([], layers)
+    # Layers are replaced one by one: only the largest takes memory twice.
+    needed = sum(layer.weight.nbytes for layer in beside) + max((layer.weight.nbytes for layer in replaced), default=0)
     free = free_bytes(torch.device("cpu"))
-    if wanted > MOST_OF_FREE * free:
+    if needed > MOST_OF_FREE * free:
         logging.getLogger(__name__).warning(
             "weights are not laid out for the CPU, which would be faster: it takes %.1f GiB, of %.1f that are free",
-            wanted / 2**30,
+            needed / 2**30,
             free / 2**30,
         )
         return 0
@@ -257,27 +259,27 @@ def prepack(model: nn.Module, *, replacing: bool = False) -> int:
     return len(replaced) + len(beside)
 
 
-def _shares(model: nn.Module, layers: Sequence[nn.Linear]) -> tuple[list[nn.Linear], list[nn.Linear]]:
-    """Which layers' plain weights are replaced, and which others are laid out beside theirs."""
+def _split_layers(model: nn.Module, layers: Sequence[nn.Linear]) -> tuple[list[nn.Linear], list[nn.Linear]]:
+    """Return the layers whose plain weights are replaced, and the others that are prepacked beside them."""
     mappings = _file_mappings()
     owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     mapped = [layer for layer in layers if _is_within(mappings, layer.weight)]
-    rest = [layer for layer in layers if not _is_within(mappings, layer.weight)]
-    shared = [layer for layer in rest if owners[id(layer.weight)] > 1]
+    unmapped = [layer for layer in layers if not _is_within(mappings, layer.weight)]
+    shared = [layer for layer in unmapped if owners[id(layer.weight)] > 1]
     whole = sum(weight.nbytes for weight in model.parameters())
     fits = sum(layer.weight.nbytes for layer in shared) <= MOST_BESIDE * whole
-    return [layer for layer in rest if layer not in shared], mapped + (shared if fits else [])
+    return [layer for layer in unmapped if layer not in shared], mapped + (shared if fits else [])
 
 
 def _file_mappings() -> list[tuple[int, int]]:
-    """Addresses at which files are mapped, in order, as Linux tells them; none elsewhere."""
+    """Return the address ranges of memory-mapped files, in order, on Linux; empty elsewhere."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
     parts = (line.split(maxsplit=5) for line in lines)
-    found = (part[0].split("-") for part in parts if part[4] != "0")
-    return [(int(start, 16), int(end, 16)) for start, end in found]
+    ranges = (part[0].split("-") for part in parts if part[4] != "0")
+    return [(int(start, 16), int(end, 16)) for start, end in ranges]
 
 
 def _is_within(mappings: Sequence[tuple[int, int]], weight: Tensor) -> bool:
@@ -285,10 +287,10 @@ def _is_within(mappings: Sequence[tuple[int, int]], weight: Tensor) -> bool:
     return at >= 0 and weight.data_ptr() + weight.nbytes <= mappings[at][1]
 
 
-def _may_be_packed(layer: nn.Linear) -> bool:
+def _can_prepack(layer: nn.Linear) -> bool:
     weight = layer.weight
-    # Subclasses of layers and of tensors, and layers that were given another forward pass, are quantised: they have
-    # products of their own.
+    # Subclasses of layers and tensors, and layers with a replaced `forward`, are quantised: they compute products of
+    # their own.
     own = type(layer) in (nn.Linear, PrepackedLinear) and "forward" not in vars(layer) and type(weight.data) is Tensor
     plain = own and weight.device.type == "cpu" and not is_replaced(weight) and not weight.is_inference()
     return plain and weight.dtype in _TOLERANCE and weight.numel() >= SMALLEST and _can_lay_out(weight.dtype)
@@ -296,7 +298,7 @@ def _may_be_packed(layer: nn.Linear) -> bool:
 
 @cache
 def _can_lay_out(dtype: torch.dtype) -> bool:
-    """Whether this processor and this torch can, and give the plain product, of a small matrix."""
+    """Return whether prepacking works with this processor and torch, tried on a small matrix."""
     with torch.inference_mode(False):
         layer = nn.Linear(256, 512, bias=False).to(dtype).requires_grad_(False)
     try:

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: which packages they need, and what cannot be served whatever is installed."""
+"""Checks quantised checkpoints: the packages that they need, and methods that are not supported."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
     "torchao": {"torchao": "torchao"},
     "vptq": {"vptq": "vptq"},
 }
-"""By method, what must be importable, and in which package it comes."""
+"""For each method, the modules that it needs and the packages that provide them."""
 _ALONE = ("bitnet", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
-"""Methods that need nothing but transformers, if at times a GPU."""
+"""Methods that need only transformers, and some a GPU."""
 _FP8 = ("fbgemm_fp8", "fp8", "mxfp8")
 _DENSE = ("compressed-tensors",)
 _DENSE_ON_CPU = ("fp8", "mxfp4")
-"""Methods whose weights are numbers of the model's dtype again once it is loaded: their files are smaller than they."""
+"""Methods whose weights are dequantised when loaded, so that they take more memory than their files."""
 
 
 def quantization_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
-    """What a configuration says of how its weights were quantised; None if they were not."""
-    told = (getattr(each, "quantization_config", None) for each in (config, config.get_text_config()))
-    found = next(filter(None, told), None)
-    if found is None:
+    """Return the quantisation settings of a configuration; None if its weights are not quantised."""
+    settings = (getattr(part, "quantization_config", None) for part in (config, config.get_text_config()))
+    setting = next(filter(None, settings), None)
+    if setting is None:
         return None
-    said: Mapping[str, Any] = found if isinstance(found, Mapping) else found.to_dict()
-    return said
+    quantization: Mapping[str, Any] = setting if isinstance(setting, Mapping) else setting.to_dict()
+    return quantization
 
 
 def method_of(quantization: Mapping[str, Any]) -> str:
-    """The method's name, as checkpoints write it."""
+    """Return the name of the quantisation method, as checkpoints write it."""
     method = quantization.get("quant_method")
     named = str(getattr(method, "value", method) or "")
     bits = quantization.get("load_in_4bit") or quantization.get("load_in_8bit")
@@ -65,19 +65,19 @@ def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> Non
 
     Args:
         config: The model's.
-        dtype: That was asked for; None: the checkpoint's own.
+        dtype: The requested dtype; None: the checkpoint's own.
     """
     quantization = quantization_of(config)
     if quantization is None:
         return
     method = method_of(quantization)
     if method not in _PACKAGES and method not in _ALONE:
-        known = ", ".join(sorted([*_PACKAGES, *_ALONE]))
-        raise UnsupportedModelError(f"the weights are quantised by {method!r}, which nobody here reads: of {known}")
-    lacking = [package for module, package in _PACKAGES.get(method, {}).items() if not _importable(module)]
-    if lacking:
-        said = f"that needs {' and '.join(lacking)}"
-        raise UnsupportedModelError(f"the weights are quantised by {method}: {missing_package(said, *lacking)}")
+        supported = ", ".join(sorted([*_PACKAGES, *_ALONE]))
+        raise UnsupportedModelError(f"the weights are quantised by {method!r}, which nobody here reads: of {supported}")
+    missing = [package for module, package in _PACKAGES.get(method, {}).items() if not _importable(module)]
+    if missing:
+        reason = f"that needs {' and '.join(missing)}"
+        raise UnsupportedModelError(f"the weights are quantised by {method}: {missing_package(reason, *missing)}")
     if method in _FP8 and dtype not in (None, torch.bfloat16):
         raise UnsupportedModelError(
             f"the weights are FP8 ({method}), which become bfloat16 and cannot be multiplied with "
@@ -86,17 +86,17 @@ def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> Non
 
 
 def is_dense(quantization: Mapping[str, Any] | None, device: torch.device) -> bool:
-    """Whether a quantised model takes as much memory on a device as one that is not quantised."""
+    """Return whether a quantised model takes as much memory on a device as a plain one."""
     if quantization is None:
         return False
     method = method_of(quantization)
     return method in _DENSE or (device.type == "cpu" and method in _DENSE_ON_CPU)
 
 
-def missing_package(said: str, *packages: str) -> str:
-    """What to do about a package that is not there."""
+def missing_package(reason: str, *packages: str) -> str:
+    """Write the advice for a missing package."""
     install = f"pip install {' '.join(packages)}, or " if packages else ""
-    return f"{said}: {install}pip install '{EXTRA}' for what is tested here (compressed-tensors and torchao)"
+    return f"{reason}: {install}pip install '{EXTRA}' for what is tested here (compressed-tensors and torchao)"
 
 
 def _importable(module: str) -> bool:

@@ -1,1 +1,1 @@
-"""PML as it is written: its tree, how it is read and checked, and how it is written again."""
+"""PML markup: syntax trees, parser, checks, and writer."""

@@ -1,6 +1,6 @@
-"""Makes syntax trees of PML, and finds everything that is wrong with it in one pass.
+"""Parser of PML, which reports all problems in one pass.
 
-What makes a tree a schema, read or built: names, unions, turns and scaffolds.
+`check_schema` checks names, unions, turns and scaffolds of a schema, whether it was parsed or built in Python.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAME = re.compile(r"(?!(?i:xml))[^\W\d][\w.-]*")
 
 
 def check_schema(tree: SchemaTree, problems: Problems, *, whole: bool = True) -> None:
-    """Add what is wrong with a tree to the problems; one that breaks off is not asked for what it lacks."""
+    """Add the problems of a schema's tree; with `whole=False`, for a truncated document, skip scaffolds."""
     _check_name(tree, "schema", problems)
     _check_names(tree, problems, f"schema {tree.name!r}")
     for parameter in tree.parameters():
@@ -52,7 +52,7 @@ def check_schema(tree: SchemaTree, problems: Problems, *, whole: bool = True) ->
 
 
 def _check_name(node: SchemaTree | Module | Parameter, kind: str, problems: Problems) -> None:
-    """Have one that XML would not take, or that means something to it, told; who reads or builds tells empty ones."""
+    """Report a name that XML does not allow or that is reserved; callers report empty names."""
     if node.name and _NAME.fullmatch(node.name) is None:
         expected = "letters, digits, '_', '-' and '.', first a letter or '_', and not 'xml' first"
         problems.add(node.place, f"{node.name!r} cannot name a {kind}", expected)
@@ -61,13 +61,13 @@ def _check_name(node: SchemaTree | Module | Parameter, kind: str, problems: Prob
         problems.add(node.place, message, "another name")
 
 
-def _check_names(parent: SchemaTree | Module, problems: Problems, what: str) -> None:
+def _check_names(parent: SchemaTree | Module, problems: Problems, label: str) -> None:
     for kind, nodes in (("module", parent.modules()), ("parameter", parent.parameters())):
-        seen: dict[str, Module | Parameter] = {}
+        by_name: dict[str, Module | Parameter] = {}
         for node in nodes:
             _check_name(node, kind, problems)
-            if node.name and (first := seen.setdefault(node.name, node)) is not node:
-                message = f"{what} has another {kind} {node.name!r} at line {first.place.line}"
+            if node.name and (first := by_name.setdefault(node.name, node)) is not node:
+                message = f"{label} has another {kind} {node.name!r} at line {first.place.line}"
                 problems.add(node.place, message, "a name that is used once")
     for union in parent.unions():
         named = [member for member in union.members if member.name == union.scaffold]
@@ -99,31 +99,31 @@ def _check_scaffolds(tree: SchemaTree, problems: Problems) -> None:
     place = tree.scaffold_place or tree.place
     modules = dict(modules_of(tree))
     uncached = {path for path in modules if not all(modules[path[:n]].cache for n in range(1, len(path) + 1))}
-    seen: set[frozenset[str]] = set()
+    declared: set[frozenset[str]] = set()
     for names in tree.scaffolds:
         paths = [tuple(name.split("/")) for name in names]
-        known = True
+        is_known = True
         for name, path in zip(names, paths, strict=True):
             if path not in modules:
-                known = False
-                expected = nearest(name, ("/".join(each) for each in modules), "names of modules, as in 'a b; c a/d'")
+                is_known = False
+                expected = nearest(name, ("/".join(key) for key in modules), "names of modules, as in 'a b; c a/d'")
                 problems.add(place, f"a scaffold names {name!r}, which is no module of the schema", expected)
             elif path in uncached:
                 problems.add(place, f"a scaffold names {name!r}, which is not cached", "modules that are cached")
-        said = " ".join(names)
+        text = " ".join(names)
         if len(set(names)) != len(names) or len(names) < 2:
-            problems.add(place, f"the scaffold {said!r} has too few modules, or one twice", "two or more modules")
-        if frozenset(names) in seen:
-            problems.add(place, f"the scaffold {said!r} is declared twice", "each set once")
-        seen.add(frozenset(names))
-        for path, other in combinations(sorted(dict.fromkeys(paths), key=len) if known else (), 2):
-            both = f"{'/'.join(path)!r} and {'/'.join(other)!r}"
-            at = next((at for at, (one, two) in enumerate(zip(path, other, strict=False)) if one != two), None)
+            problems.add(place, f"the scaffold {text!r} has too few modules, or one twice", "two or more modules")
+        if frozenset(names) in declared:
+            problems.add(place, f"the scaffold {text!r} is declared twice", "each set once")
+        declared.add(frozenset(names))
+        for path, path2 in combinations(sorted(dict.fromkeys(paths), key=len) if is_known else (), 2):
+            both = f"{'/'.join(path)!r} and {'/'.join(path2)!r}"
+            at = next((at for at, (name1, name2) in enumerate(zip(path, path2, strict=False)) if name1 != name2), None)
             if at is None:
                 message = f"in a scaffold, {both} are one inside the other"
                 problems.add(place, message, "modules that do not contain each other")
             elif any(
-                {path[at], other[at]} <= {each.name for each in union.members}
+                {path[at], path2[at]} <= {member.name for member in union.members}
                 for union in (modules[path[:at]] if at else tree).unions()
             ):
                 message = f"in a scaffold, {both} are of members of one union"
@@ -136,7 +136,7 @@ _LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> SchemaTree | PromptTree | None:
-    """The tree of a prompt, also of one that is no `<prompt>` element but what stands in it: see `parse_document`."""
+    """Parse a prompt, given as a `<prompt>` element or the content of one; see `parse_document`."""
     around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
     return parse_document(text, source, None, problems, ("prompt",), around)
 
@@ -149,14 +149,14 @@ def parse_document(
     roots: tuple[str, ...] = ("schema", "prompt"),
     around: tuple[str, str] = ("", ""),
 ) -> SchemaTree | PromptTree | None:
-    """The tree of a document; None if there is not even its element. What is wrong becomes a problem.
+    """Parse a document; return None if it has no root element. Errors become problems.
 
     Args:
         text: The document.
-        source: What places call it.
-        folder: Below which `src` finds files; None: nowhere.
-        problems: Takes what is wrong.
-        roots: The elements that it may be.
+        source: Name of the document in source positions.
+        folder: Directory of the files of `src`; None: `src` is not allowed.
+        problems: Collects problems.
+        roots: Root elements that are allowed.
         around: See `read_xml`.
     """
     root, whole = read_xml(text, source, problems, around=around)
@@ -174,22 +174,22 @@ def parse_document(
 
 
 class _Reader:
-    """What schemas and prompts have in common."""
+    """Base of the parsers of schemas and prompts."""
 
     def __init__(self, problems: Problems, *, at_start: bool) -> None:
         self.problems = problems
         self.flow = Flow(at_start)
         self.preserve = False
 
-    def attributes(self, raw: RawElement, *known: str) -> None:
-        """Take attributes for a problem that are not known, but for that which says how whitespace is taken."""
+    def attributes(self, raw: RawElement, *allowed: str) -> None:
+        """Report attributes that are not allowed; `xml:space` always is."""
         for name in raw.attributes:
-            if name not in known and name != _SPACE:
+            if name not in allowed and name != _SPACE:
                 message = f"<{raw.tag}> has no attribute {name!r}"
-                self.problems.add(raw.places[name], message, nearest(name, known, "no attribute"))
+                self.problems.add(raw.places[name], message, nearest(name, allowed, "no attribute"))
 
     def inside(self, raw: RawElement, read: Callable[[RawElement, list[Any]], object]) -> tuple[Any, ...]:
-        """What stands in an element: texts, and what `read` appends for the elements in it."""
+        """Return the nodes inside an element: texts, and what `read` appends for its elements."""
         space, before, nodes = raw.attributes.get(_SPACE), self.preserve, list[Any]()
         if space not in (None, "default", "preserve"):
             message = f"{_SPACE} is {space!r}"
@@ -228,12 +228,12 @@ class _SchemaParser(_Reader):
         self.attributes(raw, "name", "scaffold")
         name = self.required(raw, "name")
         children = self.children(raw)
-        sets = (tuple(each.split()) for each in raw.attributes.get("scaffold", "").split(";"))
+        sets = (tuple(names.split()) for names in raw.attributes.get("scaffold", "").split(";"))
         where = raw.places.get("scaffold")
         return SchemaTree(name, children, raw.place, tuple(names for names in sets if names), where)
 
     def children(self, raw: RawElement) -> tuple[SchemaNode, ...]:
-        """What stands in an element, or in the file that it names."""
+        """Return the nodes inside an element, or the text of the file that its `src` names."""
         if "src" not in raw.attributes or raw.tag not in ("module", *ROLES):
             return self.inside(raw, self.node)
         place = raw.places["src"]
@@ -247,7 +247,7 @@ class _SchemaParser(_Reader):
         return (Text(text, place),) if text else ()
 
     def node(self, raw: RawElement, nodes: list[SchemaNode]) -> None:
-        """Append an element to what stands before it."""
+        """Append an element to the nodes before it."""
         if raw.tag == "module":
             nodes.append(self.module(raw))
         elif raw.tag == "union":
@@ -260,7 +260,7 @@ class _SchemaParser(_Reader):
         else:
             expected = nearest(raw.tag, TAGS, "escape what is meant as text: &lt;" + raw.tag)
             self.problems.add(raw.place, f"there is no <{raw.tag}> in a schema", expected)
-            self.children(raw)  # what is right inside is still read for problems
+            self.children(raw)  # still parsed, to report problems inside
 
     def module(self, raw: RawElement) -> Module:
         self.attributes(raw, "name", "src", "cache", "confidential")
@@ -283,7 +283,7 @@ class _SchemaParser(_Reader):
         before, after = self.flow, list[Flow]()
 
         def read(member: RawElement, nodes: list[Module]) -> None:
-            self.flow = replace(before)  # each is read as if it were the only one
+            self.flow = replace(before)  # each member is parsed as if it were the only one
             nodes.append(self.module(member))
             after.append(self.flow)
 
@@ -295,13 +295,13 @@ class _SchemaParser(_Reader):
         return Union(modules, raw.place, raw.attributes.get("scaffold", "").strip())
 
     def parameter(self, raw: RawElement, nodes: list[SchemaNode]) -> None:
-        """Append a parameter to what stands before it in the same element."""
+        """Append a parameter to the nodes before it in the same element."""
         self.attributes(raw, "name", "length", "len", "scaffold")
         name = self.required(raw, "name")
         for child in raw.children:
             if isinstance(child, RawElement) or child.text.strip():
                 self.problems.add(child.place, f"there is something in a <{raw.tag}>", "nothing")
-        named = [each for each in ("length", "len") if each in raw.attributes]
+        named = [key for key in ("length", "len") if key in raw.attributes]
         if len(named) > 1:
             self.problems.add(raw.places["len"], "the length is given twice", "length or len")
         length = raw.attributes[named[0]].strip() if named else self.required(raw, "length")
@@ -325,15 +325,15 @@ class _PromptParser(_Reader):
         place = raw.places.get("schema", raw.place)
         return PromptTree(schema, self.arguments(raw, "schema"), self.children(raw), place)
 
-    def arguments(self, raw: RawElement, *others: str) -> tuple[Argument, ...]:
-        own = {name: value for name, value in raw.attributes.items() if name not in (*others, _SPACE)}
+    def arguments(self, raw: RawElement, *reserved: str) -> tuple[Argument, ...]:
+        own = {name: value for name, value in raw.attributes.items() if name not in (*reserved, _SPACE)}
         return tuple(Argument(name, value, raw.places[name]) for name, value in own.items())
 
     def children(self, raw: RawElement) -> tuple[PromptNode, ...]:
         return self.inside(raw, self.node)
 
     def node(self, raw: RawElement, nodes: list[PromptNode]) -> None:
-        """Append an element to what stands before it."""
+        """Append an element to the nodes before it."""
         if raw.tag in ROLES:
             self.attributes(raw)
             nodes.append(self.turn(raw, lambda turn: self.inside(turn, self.refuse)))

@@ -1,4 +1,4 @@
-"""Collects what is wrong in a file, so that all of it is told at once."""
+"""Collector of problems, so that all problems of a file are reported at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from choreo_agents.pml.markup.syntax import SourcePlace
 
 
 class Problems:
-    """What was found so far."""
+    """Problems found so far."""
 
     def __init__(self) -> None:
         self.found: list[PMLProblem] = []
@@ -24,9 +24,9 @@ class Problems:
             raise PMLError(dict.fromkeys(self.found))
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """What was probably meant by an unknown name: the nearest of those that are known, or all of them."""
-    names = sorted(set(known) - {""})
+def nearest(name: str, candidates: Iterable[str], otherwise: str) -> str:
+    """Suggest replacements for an unknown name: the nearest candidate, all if they are few, or `otherwise`."""
+    names = sorted(set(candidates) - {""})
     if (close := arguments.nearest(name, names)) is not None:
         return repr(close)
     return " or ".join(map(repr, names)) if 0 < len(names) <= 5 else otherwise

@@ -1,8 +1,8 @@
-"""Reads files, and XML into elements that know where they and their attributes stand; refuses what may do harm.
+"""Reader of files and of XML, into elements with the source positions of themselves and their attributes.
 
-`defusedxml` parses: document types, and with them entity bombs and external entities, are refused. A document that is
-not well-formed gives the elements up to the place where it breaks, besides a problem. What a schema includes is a text
-from below its own folder.
+`defusedxml` parses, so that document types, and with them entity bombs and external entities, are refused. For a
+document that is not well-formed, the elements before the error are returned, with a problem. A schema can include only
+files below its own folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import SourcePlace
 
 MOST_NESTED = 100
-"""Elements inside each other."""
+"""Upper bound on nested elements."""
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LINE = re.compile(r"\r\n|\r|\n")
 _ATTRIBUTE = re.compile(r"""[ \t\r\n]+([^ \t\r\n=/>]+)[ \t\r\n]*=[ \t\r\n]*(?:"[^"]*"|'[^']*')""")
@@ -31,7 +31,7 @@ _BLANK = re.compile(r"(?:[ \t\r\n]+|<!--.*?-->)*", re.DOTALL)
 
 @dataclass(frozen=True)
 class RawText:
-    """What stands between two marks; `verbatim` in a CDATA section."""
+    """Text between two tags; `verbatim` in a CDATA section."""
 
     text: str
     verbatim: bool
@@ -40,31 +40,31 @@ class RawText:
 
 @dataclass
 class RawElement:
-    """An element as it is written."""
+    """An XML element with source positions."""
 
     tag: str
     place: SourcePlace
     attributes: dict[str, str]
     places: dict[str, SourcePlace]
-    """Where each attribute stands."""
+    """Source position of each attribute."""
     children: list[RawElement | RawText] = field(default_factory=list)
 
 
 def forbidden_character(text: str) -> re.Match[str] | None:
-    """The first character that XML cannot hold."""
+    """Return the first character that XML does not allow."""
     return _NOT_XML.search(text)
 
 
 def read_xml(
     text: str, source: str, problems: Problems, *, around: tuple[str, str] = ("", "")
 ) -> tuple[RawElement | None, bool]:
-    """Read a document: its root, and whether it is whole and does not break off where it is not well-formed.
+    """Read a document; return its root, and whether it is well-formed to the end.
 
     Args:
         text: The document.
-        source: What places call it.
-        problems: Takes what is wrong.
-        around: Tags that are put around the text first; places do not count them.
+        source: Name of the document in source positions.
+        problems: Collects problems.
+        around: Tags to put around the text; source positions do not count them.
     """
     text = text.removeprefix("\ufeff")
     places = Places(text, source, around[0])
@@ -83,8 +83,8 @@ def read_xml(
         parser.close()
     except SAXParseException as error:
         place = places.at(places.index(error.getLineNumber() or 1, error.getColumnNumber() or 0))
-        said = str(error.getMessage())
-        problems.add(place, f"not well-formed XML: {said}", _HINTS.get(said, "") or handler.expected())
+        reason = str(error.getMessage())
+        problems.add(place, f"not well-formed XML: {reason}", _HINTS.get(reason, "") or handler.expected())
     except DefusedXmlException:
         problems.add(handler.here(), "document types and entities are refused", "a document without <!DOCTYPE")
     except _TooDeepError:
@@ -108,7 +108,7 @@ class _TooDeepError(Exception):
 
 
 class Places:
-    """Translates the parser's lines and columns into places, and into indices of the text."""
+    """Translation of the parser's lines and columns into source positions and text indices."""
 
     def __init__(self, text: str, source: str, prefix: str = "") -> None:
         self.text, self.source, self.prefix = prefix + text, source, len(prefix)
@@ -125,7 +125,7 @@ class Places:
 
 
 class _Handler(ContentHandler, LexicalHandler):
-    """Builds the elements."""
+    """SAX handler that builds the elements."""
 
     def __init__(self, places: Places, locator: DefusedExpatParser) -> None:
         super().__init__()
@@ -135,13 +135,13 @@ class _Handler(ContentHandler, LexicalHandler):
         self.buffer: list[str] = []
         self.in_cdata = False
         self.text_from = 0
-        """The index after the last tag, from which the next text is looked for."""
+        """Index after the last tag, from which the next text is searched."""
 
     def here(self) -> SourcePlace:
         return self.places.at(self._index())
 
     def expected(self) -> str:
-        """What a document that breaks here still lacks."""
+        """Return what a document that ends here still needs."""
         return f"</{self.open[-1].tag}> for line {self.open[-1].place.line}" if self.open else "well-formed XML"
 
     def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - SAX names it
@@ -194,7 +194,7 @@ class _Handler(ContentHandler, LexicalHandler):
         self.open[-1].children.append(RawText(text, self.in_cdata, self.places.at(match.end())))
 
     def _attributes(self, index: int, tag: str) -> tuple[int, dict[str, SourcePlace]]:
-        """Where a start tag ends, and where its attributes stand."""
+        """Return the end of a start tag, and the source positions of its attributes."""
         at = index + 1 + len(tag)
         where: dict[str, SourcePlace] = {}
         while (match := _ATTRIBUTE.match(self.places.text, at)) is not None:
@@ -204,43 +204,43 @@ class _Handler(ContentHandler, LexicalHandler):
 
 
 MOST_BYTES = 1 << 26
-"""Of an included file."""
+"""Upper bound on the bytes of an included file."""
 
 
 def read_document(path: Path, problems: Problems) -> str:
-    """A document's text, which is UTF-8; raises `OSError` if there is no such file."""
-    return _decoded(path.read_bytes(), str(path), problems)
+    """Read a UTF-8 document; raise `OSError` if there is no such file."""
+    return _decode(path.read_bytes(), str(path), problems)
 
 
 def read_included(folder: Path, name: str, place: SourcePlace, problems: Problems) -> str:
-    """The text of a file below a folder, links followed, to the letter but for a line break at its end.
+    """Read a file below a folder, after following links, without a line break at its end.
 
-    Empty, and a problem, if it may not or cannot be read.
+    Returns an empty text, and adds a problem, if it may not or cannot be read.
     """
     expected = f"a UTF-8 file below {str(folder)!r}"
     try:
         root = folder.resolve(strict=True)
-        found = (root / name).resolve()
-        if not found.is_relative_to(root):
+        path = (root / name).resolve()
+        if not path.is_relative_to(root):
             problems.add(place, f"{name!r} is outside the schema's folder", expected)
-        elif not found.is_file():
+        elif not path.is_file():
             problems.add(place, f"there is no file {name!r}", expected)
-        elif found.stat().st_size > MOST_BYTES:
+        elif path.stat().st_size > MOST_BYTES:
             problems.add(place, f"{name!r} is too large to include", f"at most {MOST_BYTES} bytes")
         else:
-            text = _decoded(found.read_bytes(), str(found), problems)
+            text = _decode(path.read_bytes(), str(path), problems)
             bad = forbidden_character(text)
             if bad is None:
                 return text.removesuffix("\n")
             problems.add(
-                Places(text, str(found)).at(bad.start()), f"the character {bad.group()!r} is not allowed in XML"
+                Places(text, str(path)).at(bad.start()), f"the character {bad.group()!r} is not allowed in XML"
             )
     except (OSError, ValueError, RuntimeError) as error:
         problems.add(place, f"{name!r} cannot be read: {error}", expected)
     return ""
 
 
-def _decoded(content: bytes, name: str, problems: Problems) -> str:
+def _decode(content: bytes, name: str, problems: Problems) -> str:
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The syntax trees of schemas and prompts: what is written, where it stands, nothing about a model.
+"""Syntax trees of schemas and prompts, with source positions, independent of a model.
 
     SchemaTree                    PromptTree
     ├── Text                      ├── Text
@@ -7,7 +7,7 @@
     ├── Union of Modules          └── Turn of Text
     └── Turn (the same inside, but no Turn)
 
-Trees are equal if they say the same, wherever it stands.
+Trees are equal if their content is; source positions do not count.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Literal
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 TAGS = ("module", "union", "parameter", "param", *ROLES)
-"""The elements inside a schema."""
+"""Elements inside a schema."""
 Path = tuple[str, ...]
-"""The names of a module and those that it is in, outermost first; () is the schema."""
+"""Names of a module and the modules around it, outermost first; () is the schema."""
 
 
 @dataclass(frozen=True, order=True)
 class SourcePlace:
-    """Where something is written; lines and columns count from 1, columns in characters."""
+    """Position in a source file; lines and columns count from 1, columns in characters."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class SourcePlace:
 
 @dataclass(frozen=True)
 class Text:
-    """Words, with the whitespace that belongs to them (see `whitespace`)."""
+    """Text, with the whitespace that belongs to it (see `whitespace`)."""
 
     text: str
     place: SourcePlace = field(compare=False)
@@ -48,19 +48,19 @@ class Parameter:
     name: str
     length: int
     lead: str
-    """The blank before it, or nothing: it belongs to the argument, whose first word is encoded with it."""
+    """Blank before it, or nothing: the argument's first word is encoded with it."""
     place: SourcePlace = field(compare=False)
     scaffold: str = ""
-    """The text that holds its place while its module is encoded."""
+    """Text in its place while its module is encoded."""
 
 
 class _Scope:
-    """A schema or module, in which things have names: turns and unions are no scopes of their own."""
+    """Scope of names: a schema or module. Turns and unions have no scope of their own."""
 
     children: tuple[SchemaNode, ...]
 
     def modules(self) -> list[Module]:
-        """All that stand in it, but in no module inside it; and so of the others."""
+        """Return the modules directly in this scope, not those in inner modules; likewise parameters and unions."""
         return [node for node in _in_scope(self.children) if isinstance(node, Module)]
 
     def parameters(self) -> list[Parameter]:
@@ -72,29 +72,29 @@ class _Scope:
 
 @dataclass(frozen=True)
 class Module(_Scope):
-    """What a prompt imports by its name."""
+    """A text that a prompt imports by name."""
 
     name: str
     children: tuple[SchemaNode, ...]
     place: SourcePlace = field(compare=False)
     cache: bool = True
-    """False: it, and all in it, is encoded anew with every prompt."""
+    """False: it, and everything in it, is encoded with every prompt."""
     confidential: bool = False
 
 
 @dataclass(frozen=True)
 class Union:
-    """Modules of which a prompt imports one at most; they start at the same position."""
+    """Modules of which a prompt imports at most one; they start at the same position."""
 
     members: tuple[Module, ...]
     place: SourcePlace = field(compare=False)
     scaffold: str = ""
-    """The name of the member that stands there while what comes after it is encoded; empty: none."""
+    """Name of the member that text after the union attends to; empty: none."""
 
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """A chat turn: the model's own template says what stands around it."""
+    """A chat turn; the model's chat template gives the text around it."""
 
     role: Role
     children: tuple[SchemaNode, ...]
@@ -110,7 +110,7 @@ class SchemaTree(_Scope):
     children: tuple[SchemaNode, ...]
     place: SourcePlace = field(compare=False)
     scaffolds: tuple[tuple[str, ...], ...] = ()
-    """Sets of modules that are encoded together, each as its names with `/` between."""
+    """Sets of modules that are encoded together, by names like `outer/inner`."""
     scaffold_place: SourcePlace | None = field(default=None, compare=False)
 
 
@@ -123,7 +123,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Import:
-    """A module that a prompt uses, with the values of its parameters and what is imported inside it."""
+    """A module that a prompt imports, with arguments and imports inside it."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -138,13 +138,13 @@ PromptNode = Text | Import | ChatTurn
 class PromptTree:
     schema: str
     arguments: tuple[Argument, ...]
-    """For parameters that stand in no module."""
+    """Arguments of the schema's own parameters."""
     children: tuple[PromptNode, ...]
     place: SourcePlace = field(compare=False)
 
 
 def modules_of(parent: SchemaTree | Module, path: Path = ()) -> Iterator[tuple[Path, Module]]:
-    """Every module below, with its path: parents first, in the order in which they are written."""
+    """Yield every module below, with its path, parents first, in the order of the text."""
     for module in parent.modules():
         below = (*path, module.name)
         yield below, module

@@ -1,15 +1,15 @@
-"""Where whitespace counts, and to whom it belongs.
+"""Whitespace rules of PML.
 
 1. Between words, any run of blanks, tabs and line breaks is one blank; with an empty line in it, it is a paragraph
-   break (two line breaks). So documents can be indented and wrapped as one likes, as in HTML.
-2. CDATA sections, what stands inside an element with `xml:space="preserve"`, files included with `src` (but for a line
-   break at their end), and texts of schemas built in Python are taken to the letter.
-3. The whitespace of rule 1 belongs to what follows it, across tags: to the words of the module that starts there, to
-   each member of a union. This is how tokenizers read words. What is left out of a prompt takes it along.
-4. It counts for nothing at the start and the end of a schema and of a turn, and around turns, where the chat template
-   says what stands there; and at the end of a prompt's text.
-5. One blank right before a parameter, also one that is taken to the letter, belongs to the argument: its first word is
-   encoded with it, in its slot.
+   break (two line breaks). So documents can be indented and wrapped freely, as in HTML.
+2. CDATA sections, the content of elements with `xml:space="preserve"`, files included with `src` (except for a line
+   break at their end), and texts of schemas built in Python are verbatim.
+3. The whitespace of rule 1 belongs to the text that follows it, across tags: to the text of a module that starts there,
+   or of each member of a union. This is how tokenizers split words. A module that is not imported takes it along.
+4. Whitespace is dropped at the start and the end of a schema and of a turn, and around turns, where the chat template
+   defines the text; and at the end of a prompt's text.
+5. One blank right before a parameter, even a verbatim one, belongs to the argument: its first word is encoded with it,
+   in its slot.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Any
 from choreo_agents.pml.markup.syntax import SchemaNode, SourcePlace, Text
 
 BLANKS = " \t\n"
-"""A carriage return is a character like others: XML makes line breaks of those that are not written as `&#13;`."""
+"""A carriage return is not among them: XML turns all but those written as `&#13;` into line breaks."""
 PARAGRAPH = "\n\n"
 _RUN = re.compile(f"[{BLANKS}]+")
 
 
 @dataclass
 class Flow:
-    """Gives whitespace to whom it belongs, while a document is read from its start to its end.
+    """State of whitespace while a document is read from start to end.
 
     Args:
-        at_start: Whether nothing stands before, so that whitespace counts for nothing.
-        owed: What the next words start with.
+        at_start: Whether there is no text before, so that whitespace is dropped.
+        owed: Whitespace with which the next text starts.
     """
 
     at_start: bool
     owed: str = ""
 
     def text(self, text: str, *, verbatim: bool) -> str:
-        """The words of a text, with the whitespace that belongs to them; empty if it has none."""
+        """Return a text with the whitespace that belongs to it; empty if it is only whitespace."""
         if not text:
             return ""
         if verbatim:
@@ -55,18 +55,18 @@ class Flow:
         return settled
 
     def lead(self, before: list[SchemaNode], place: SourcePlace) -> str:
-        """The blank that belongs to a parameter which comes after these nodes."""
+        """Return the blank that belongs to a parameter after these nodes (rule 5)."""
         owed = self._take()
         if owed:
             append_text(before, owed, place)
         return lead_of(before)
 
     def turn(self) -> None:
-        """A turn starts or ends here: whitespace around counts for nothing."""
+        """Drop whitespace at the start or end of a turn."""
         self.owed, self.at_start = "", True
 
     def owe(self, blanks: str) -> None:
-        """Blanks stand here: they belong to what follows."""
+        """Keep whitespace for the text that follows."""
         if not self.at_start:
             self.owed = max(self.owed, _break(blanks), key=len)
 
@@ -76,7 +76,7 @@ class Flow:
 
 
 def append_text(nodes: list[Any], text: str, place: SourcePlace) -> None:
-    """Add text to that which stands right before, if any does."""
+    """Append text, joined to a text right before it."""
     last = nodes[-1] if nodes else None
     if text and isinstance(last, Text):
         nodes[-1] = Text(last.text + text, last.place)
@@ -94,7 +94,7 @@ def lead_of(before: list[SchemaNode]) -> str:
 
 
 def is_settled(text: str, *, at_start: bool) -> bool:
-    """Whether a text stays as it is if it is read by rule 1."""
+    """Return whether reading a text by rule 1 leaves it unchanged."""
     return text[-1:] not in BLANKS and Flow(at_start).text(text, verbatim=False) == text
 
 

@@ -1,4 +1,4 @@
-"""Writes a schema as PML: reading it again gives the same tree."""
+"""Writer of schemas as PML; reading it again gives the same tree."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _INDENT = "  "
 
 
 def write_schema(tree: SchemaTree) -> str:
-    """The PML of a schema.
+    """Return the PML of a schema.
 
-    Lines are broken only where whitespace counts for nothing; text that is not as PML would read it is CDATA.
+    Lines are broken only where whitespace is dropped or stands for a blank; text that PML would change is CDATA.
     """
     scaffold = "; ".join(" ".join(names) for names in tree.scaffolds)
     writer = _Writer()
@@ -32,9 +32,9 @@ class _Writer:
     def __init__(self) -> None:
         self.out: list[str] = []
         self.loose = True
-        """Whether whitespace counts for nothing here."""
+        """Whether whitespace is dropped here."""
         self.led = False
-        """Whether a line break has been written for the blank that the next words start with."""
+        """Whether a line break has been written for the blank before the next text."""
 
     def line(self, depth: int) -> None:
         self.out.append("\n" + _INDENT * depth)
@@ -105,7 +105,7 @@ class _Writer:
 
 
 def _is_led(node: SchemaNode) -> bool:
-    """Whether its words start with a blank, for which a line break can be written before its tag."""
+    """Return whether a node's text starts with a blank, which a line break before its tag can replace."""
     match node:
         case Text():
             return node.text.startswith(" ") and is_settled(node.text, at_start=False)
@@ -120,7 +120,7 @@ def _is_led(node: SchemaNode) -> bool:
 
 
 def _is_block(node: SchemaNode, after: SchemaNode | None) -> bool:
-    """Whether a line of its own makes a node easier to read."""
+    """Return whether a node should start on a line of its own."""
     return isinstance(node, Module | Union) or (isinstance(node, Text) and isinstance(after, Module | Union))
 
 

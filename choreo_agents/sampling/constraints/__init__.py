@@ -1,2 +1,1 @@
-"""What leads a decode, token by token: a list of answers, a grammar, a constraint of your own; and thoughts before
-them."""
+"""Constraints on an answer, token by token: a list of choices, a grammar, your own; and thinking before the answer."""

@@ -1,4 +1,4 @@
-"""What leads a decode, token by token."""
+"""Contracts of constraints, the unconstrained answer, and the adapter of a user's `TokenConstraint`."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from torch import Tensor
 from choreo_agents.errors import ConstraintError
 
 Allowed = Sequence[int] | Tensor | None
-"""Words of the vocabulary that may come next: their ids, or a mask of all of them, bool, [vocabulary]; None: any."""
+"""Tokens that may come next: their ids, or a mask, bool, [vocabulary]; None: any."""
 
 
 class TokenConstraint(Protocol):
-    """Says of one answer, token by token, what may come next. It is asked on the engine's thread: it must be quick.
+    """Constraint on one answer, token by token. It is called on the engine's thread, so it must be fast.
 
-    Where the answer may end, an end token is among what is allowed, and is taken as any other token. A constraint that
-    raises, or allows nothing, fails its own call with `ConstraintError`, and no other.
+    Where the answer may end, it allows an end token, and takes it like any other token. A constraint that raises, or
+    allows nothing, fails only its own call, with `ConstraintError`.
     """
 
     @property
     def done(self) -> bool:
-        """Whether the answer is complete and nothing may follow it."""
+        """True if the answer is complete and nothing may follow it."""
         ...
 
     def allowed(self) -> Allowed:
-        """What may come next; asked again before `take`, it says the same."""
+        """Return the tokens that may come next; the same on every call before `take`."""
         ...
 
     def take(self, token: int) -> None:
-        """Go on with this token, which was allowed."""
+        """Accept a token, which was allowed."""
         ...
 
 
 class AnswerConstraint(ABC):
-    """Leads one decode from its first token to its last: a `TokenConstraint` that also says where it ends."""
+    """Constraint of one decode from its first token to its last, which also decides where it ends."""
 
     done = False
     cut = False
-    """Whether the answer is complete only since no more tokens may be sampled."""
+    """Whether the answer ended only because no more tokens may be sampled."""
     longest: int
-    """Tokens that are sampled at most."""
+    """Upper bound on the tokens that are sampled."""
 
     @property
     def leader(self) -> TokenConstraint:
-        """Who says what may come next: itself, or whom it has handed over to."""
+        """The constraint in charge of the next token: itself, or one to which it delegates."""
         return self
 
     @abstractmethod
     def allowed(self) -> Allowed:
-        """See `TokenConstraint`."""
+        """Implement `TokenConstraint`."""
 
     @abstractmethod
     def take(self, token: int) -> None:
-        """See `TokenConstraint`."""
+        """Implement `TokenConstraint`."""
 
     def refuses(self, token: int) -> bool:
-        """Whether another token must be chosen in the place of this one; asked once for each place."""
+        """Return whether another token must be drawn instead of this one; called once for each position."""
         return False
 
     def permits(self, token: int) -> bool:
-        """Whether this token may come next: as `allowed` says, also of a vocabulary that nobody can list."""
+        """Return whether a token may come next, without listing all of them where a subclass can."""
         allowed = self.allowed()
         return allowed is None or (bool(allowed[token]) if isinstance(allowed, Tensor) else token in allowed)
 
 
 class FreeAnswer(AnswerConstraint):
-    """An answer of any words, until it stops.
+    """An unconstrained answer, until it stops.
 
     Args:
-        max_tokens: At most.
+        max_tokens: Upper bound on its tokens.
         stops: Tokens that end it.
-        stop_complete: Told every token: whether a text to stop at is complete with it.
+        stop_complete: Gets every token, and returns whether a stop text is complete with it.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class FreeAnswer(AnswerConstraint):
         self._taken = 0
 
     def allowed(self) -> Allowed:
-        """Any."""
+        """Allow any token."""
         return None
 
     def take(self, token: int) -> None:
-        """Go on with this token."""
+        """Accept a token."""
         self._taken += 1
         stopped = self._stop_complete is not None and self._stop_complete(token)
         stopped = stopped or token in self._stops
@@ -98,19 +98,18 @@ class FreeAnswer(AnswerConstraint):
 
 
 class ConstrainedAnswer(AnswerConstraint):
-    """An answer that a `TokenConstraint` leads, within so many tokens.
+    """An answer under a `TokenConstraint`, within a number of tokens.
 
-    It is complete where the constraint is done; and where it may end, at a text to stop at or after as many tokens as
-    there may be. What goes wrong while the constraint is asked is raised by `take`: there it is this call's alone, and
-    no reason to repeat a step that others are in.
+    It is complete when the constraint is done; or, where it may end, at a stop text or the last token. Errors of the
+    constraint are kept and raised by `take`, where they fail this call only, instead of a step with other calls in it.
 
     Args:
-        constraint: Says what may come next.
-        max_tokens: To sample at most.
+        constraint: Restricts the next token.
+        max_tokens: Upper bound on sampled tokens.
         ends: Tokens that end a message.
-        vocabulary: Words that there are.
-        text: Of tokens, for what an error tells.
-        stop_complete: Told every token: whether a text to stop at is complete with it.
+        vocabulary: Size of the vocabulary.
+        text: Decodes tokens, for error messages.
+        stop_complete: Gets every token, and returns whether a stop text is complete with it.
         may_be_cut: Whether `max_tokens` may cut it where it may not end.
     """
 
@@ -133,11 +132,11 @@ class ConstrainedAnswer(AnswerConstraint):
 
     @property
     def leader(self) -> TokenConstraint:
-        """See `AnswerConstraint`."""
+        """The user's constraint."""
         return self._constraint
 
     def allowed(self) -> Allowed:
-        """What the constraint allows; any, if it cannot say: `take` then raises."""
+        """Return what the constraint allows; if it fails, allow any token, after which `take` raises."""
         if self._failure is not None:
             return None
         try:
@@ -147,18 +146,18 @@ class ConstrainedAnswer(AnswerConstraint):
             return None
 
     def permits(self, token: int) -> bool:
-        """See `AnswerConstraint`."""
-        known: Callable[[int], bool] | None = getattr(self._constraint, "permits", None)
-        if known is not None:
-            return known(token)
+        """Implement `AnswerConstraint`, by the constraint's own `permits` if it has one."""
+        permits: Callable[[int], bool] | None = getattr(self._constraint, "permits", None)
+        if permits is not None:
+            return permits(token)
         return super().permits(token) and self._failure is None
 
     def take(self, token: int) -> None:
-        """Go on with this token.
+        """Accept a token.
 
         Raises:
-            ConstraintError: The constraint had none to allow, or has failed; or this was the last of as many as there
-                may be, and the answer may not end with it.
+            ConstraintError: The constraint failed or allowed nothing; or this was the last token, and the answer may
+                not end with it.
         """
         assert not self.done, "the answer is complete"
         before = list(self._taken)
@@ -187,12 +186,12 @@ class ConstrainedAnswer(AnswerConstraint):
             )
 
     def _error(self, why: str, tokens: list[int]) -> ConstraintError:
-        said = self._text(tokens)
-        return ConstraintError(f"the answer has no end, for {why}; it said {said[-200:]!r}", said)
+        text = self._text(tokens)
+        return ConstraintError(f"the answer has no end, for {why}; it said {text[-200:]!r}", text)
 
 
 def _checked(allowed: Allowed, vocabulary: int) -> Allowed:
-    """The same, as tokens can be drawn by; raises `ValueError` if none can."""
+    """Return `allowed`, checked; raise `ValueError` if no token can be drawn by it."""
     if allowed is None:
         return None
     if isinstance(allowed, Tensor):

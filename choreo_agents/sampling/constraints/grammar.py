@@ -1,4 +1,4 @@
-"""What an answer must be as a whole, in words that JSON can carry."""
+"""Grammar of a whole answer, as plain data."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ Kind = Literal["json_schema", "regex", "grammar"]
 
 
 class Grammar(BaseModel):
-    """What all of an answer must be: given, and written, as `{"json_schema": {...}}`, `{"regex": "..."}` or, in Lark's
-    notation, `{"grammar": "..."}`.
+    """Grammar of a whole answer, given and serialized as a dict with one of three keys.
 
-    Of a schema the order of properties counts: it is that in which they are said.
+    `{"json_schema": {...}}`, whose properties are generated in the order of the schema; `{"regex": "..."}`; or
+    `{"grammar": "..."}`, in Lark's notation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind
     text: str = Field(min_length=1)
-    """A schema's in JSON."""
+    """The regex or grammar, or a schema as JSON."""
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or set(given) == {"kind", "text"}:
-            return given
-        [kind, *others] = given or [None]
-        if others or kind not in get_args(Kind):
+    def _read(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or set(data) == {"kind", "text"}:
+            return data
+        [kind, *more] = data or [None]
+        if more or kind not in get_args(Kind):
             raise ValueError(
                 f"a constraint is described by one of json_schema, regex and grammar, as in {{'regex': 'yes|no'}}, "
-                f"not by {list(given)!r}"
+                f"not by {list(data)!r}"
             )
-        text = given[kind]
+        text = data[kind]
         if kind == "json_schema" and not isinstance(text, str):
             try:
                 text = json.dumps(text, ensure_ascii=False, allow_nan=False)
@@ -45,5 +45,5 @@ class Grammar(BaseModel):
 
     @model_serializer
     def plain(self) -> dict[str, Any]:
-        """As it is given."""
+        """Return the dict in which it is given."""
         return {self.kind: json.loads(self.text) if self.kind == "json_schema" else self.text}

@@ -1,4 +1,4 @@
-"""Which tokens may come next where a model thinks before it answers."""
+"""Constraint of a model that thinks before it answers: bounds its thoughts, then constrains its answer."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from choreo_agents.sampling.constraints.base import Allowed, AnswerConstraint, F
 
 Phase = Literal["thoughts", "close", "answer"]
 BLANK_LINES = 2
-"""Tokens of empty lines that may stand before an answer's first word and are no part of it."""
+"""Tokens of empty lines before an answer that are not counted as part of it."""
 
 
 class Phases(Protocol):
-    """Tells of each token whether it is thought, said, or stands in between."""
+    """Classifier of tokens: part of the thoughts, of the answer, or in between."""
 
     def add(self, token: int) -> Phase:
-        """The phase of the next token."""
+        """Add a token and return its phase."""
         ...
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """What is still to come before the answer, once the thoughts are over; empty before."""
+        """Tokens that must still come before the answer, once the thoughts are over; empty before."""
         ...
 
 
 class ThinkingConstraint(AnswerConstraint):
-    """Lets a model think for so many tokens, has it close its thoughts, and lets it answer.
+    """Constraint that lets a model think for a number of tokens, close its thoughts, and answer.
 
         sampled    thoughts . . . . . | close . | answer . . . | end
 
-    The model closes its thoughts itself, or is made to: where it would end the message instead, or has thought for as
-    long as it may. Empty lines before the first word of an answer that nothing leads are no part of it and end nothing.
+    The model closes its thoughts itself, or is forced to: when it would end the message, or when the budget is used up.
+    Empty lines before an unconstrained answer are not part of it, and do not end it.
 
     Args:
-        budget: Tokens of thoughts at most; 0: none.
-        close: What stands between thoughts and answer.
+        budget: Upper bound on the tokens of thoughts; 0: none.
+        close: Tokens between thoughts and answer.
         ends: Tokens that end a message.
-        phases: Watches the tokens.
-        answer: Leads the answer.
-        total: Tokens of both at most, less those that it is made to say; None: as many as either may have.
+        phases: Classifies the tokens.
+        answer: Constrains the answer.
+        total: Upper bound on the tokens of both, without forced ones; None: only the bounds of each.
     """
 
     def __init__(
@@ -55,32 +55,32 @@ class ThinkingConstraint(AnswerConstraint):
         self._phases = phases
         self._answer, self._total = answer, total
         self._forced = close if budget == 0 else ()
-        """What is left of what must come next."""
+        """Tokens that must come next."""
         self._phase: Phase = "thoughts"
         self._sampled = 0
 
     @property
     def answers(self) -> bool:
-        """Whether the thoughts are over and closed: what comes next is the answer's."""
+        """True if the thoughts are closed, so that the next token is the answer's."""
         return self._phase == "answer"
 
     @property
     def leader(self) -> TokenConstraint:
-        """See `AnswerConstraint`."""
+        """The answer's constraint once the thoughts are closed; before, itself."""
         return self._answer.leader if self._phase == "answer" else self
 
     def allowed(self) -> Allowed:
-        """What may come next."""
+        """Return the forced token, or what the answer's constraint allows."""
         if self._phase == "answer":
             return self._answer.allowed()
         return self._forced[:1] or None
 
     def permits(self, token: int) -> bool:
-        """See `AnswerConstraint`."""
+        """Implement `AnswerConstraint`."""
         return self._answer.permits(token) if self._phase == "answer" else super().permits(token)
 
     def refuses(self, token: int) -> bool:
-        """Whether the model wanted to end before it has answered, or as the answer's own constraint has it."""
+        """Refuse an end token in the thoughts, which are closed then; in the answer, ask its constraint."""
         if self._phase == "answer":
             return self._answer.refuses(token)
         if self._forced or token not in self._ends or token == self._close[0]:
@@ -89,7 +89,7 @@ class ThinkingConstraint(AnswerConstraint):
         return True
 
     def take(self, token: int) -> None:
-        """Go on with this token, which must be allowed."""
+        """Accept a token, which must be allowed."""
         assert not self.done, "the answer is complete"
         phase = self._phases.add(token)
         if self._phase == "answer":

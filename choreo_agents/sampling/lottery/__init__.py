@@ -1,7 +1,7 @@
-"""The tokens of a step's rows in one launch: what a row's own numbers decide there for certain.
+"""Draw of a step's tokens in one kernel launch, for all rows that fp32 decides with certainty.
 
-kernels    in Triton, for GPUs; those for CPUs are in native/draw.c
-lottery    asks them, and decides what they leave open
+kernels    in Triton, for GPUs; the kernel for CPUs is native/draw.c
+lottery    launches them, and decides close calls
 """
 
 from choreo_agents.sampling.lottery.lottery import CONSTANTS, Lottery, Tickets

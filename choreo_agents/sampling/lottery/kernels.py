@@ -1,4 +1,4 @@
-"""A row's winner in one launch: what decides it, as near as single precision tells, and whether that is near enough."""
+"""Triton kernel that draws the token of each row in single precision, and reports whether that is precise enough."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 MINUS_INFINITY = tl.constexpr(-2139095041)
-"""As `_ordered` has it."""
+"""Minus infinity as mapped by `_ordered`."""
 
 
 @triton.jit
 def _hashed(words, key, later):
-    """32 bits of words and two keys: see `noise.hashed`."""
+    """Hash tokens and two keys to 32 bits, as `noise.hashed`."""
     bits = words + key
     bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) ^ later
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
@@ -20,31 +20,31 @@ def _hashed(words, key, later):
 
 @triton.jit
 def _energy(words, key, later, key2, later2):
-    """-ln(1 - u) of the words' uniform numbers, to a few parts in 10**5; see `noise.gumbel`."""
+    """Compute -ln(1 - u) of the tokens' uniform numbers, to a few parts in 10**5; see `noise.gumbel`."""
     first = (_hashed(words, key, later) & 0x7FFFFFFF).to(tl.int32)
-    rest = _hashed(words, key2, later2)
-    low = (first.to(tl.float32) + (rest.to(tl.float32) + 0.5) * 2.0**-32) * 2.0**-31
-    high = ((0x7FFFFFFF - first).to(tl.float32) + ((0xFFFFFFFF - rest).to(tl.float32) + 0.5) * 2.0**-32) * 2.0**-31
+    tail = _hashed(words, key2, later2)
+    low = (first.to(tl.float32) + (tail.to(tl.float32) + 0.5) * 2.0**-32) * 2.0**-31
+    high = ((0x7FFFFFFF - first).to(tl.float32) + ((0xFFFFFFFF - tail).to(tl.float32) + 0.5) * 2.0**-32) * 2.0**-31
     series = low * (1.0 + low * (0.5 + low * (0.33333333 + low * 0.25)))
     return tl.where(low < 0.015625, series, -tl.log(high))
 
 
 @triton.jit
 def _exponents(logits, lanes, words, top, scale):
-    """Some words' logits, and these as exponents of 2 beside the highest."""
+    """Load some tokens' logits; return them, and their exponents of 2 relative to the highest."""
     x = tl.load(logits + lanes, mask=lanes < words, other=float("-inf")).to(tl.float32)
     return x, (x - top) * scale
 
 
 @triton.jit
 def _ordered(number):
-    """An fp32 number as an integer that is as far up among integers as it is among numbers; and back."""
+    """Map the bits of fp32 numbers to integers of the same order; it is its own inverse."""
     return number ^ ((number >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _kept(logits, words, top, top_k, BLOCK: tl.constexpr):
-    """The lowest logit of the `top_k` highest, found by halving."""
+def _top_k_bound(logits, words, top, top_k, BLOCK: tl.constexpr):
+    """Find the lowest of the `top_k` highest logits by bisection."""
     lanes = tl.arange(0, BLOCK)
     low = tl.full((), MINUS_INFINITY, tl.int64)
     high = _ordered(top.to(tl.int32, bitcast=True)).to(tl.int64) + 1
@@ -55,16 +55,16 @@ def _kept(logits, words, top, top_k, BLOCK: tl.constexpr):
         for start in range(0, words, BLOCK):
             x = tl.load(logits + start + lanes, mask=start + lanes < words, other=float("-inf")).to(tl.float32)
             count += ((x >= least) & (start + lanes < words)).to(tl.int32)
-        found = tl.sum(count)
-        low = tl.where(found >= top_k, middle, low)
-        high = tl.where(found > top_k, high, tl.where(found == top_k, middle + 1, middle))
+        total = tl.sum(count)
+        low = tl.where(total >= top_k, middle, low)
+        high = tl.where(total > top_k, high, tl.where(total == top_k, middle + 1, middle))
     return _ordered(low.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def draw_kernel(
     logits,
-    asked,
+    draws,
     out,
     stride,
     words,
@@ -78,13 +78,13 @@ def draw_kernel(
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
 ):
-    """See `Lottery`: from [rows, stride] logits and [draws, ASKED] to [draws, TOLD]; programs: (draw,)."""
-    mine, told = asked + tl.program_id(0) * ASKED, out + tl.program_id(0) * TOLD
-    logits += tl.load(mine).to(tl.int64) * stride
-    top_k = tl.load(mine + 1)
-    scale = tl.load(mine + 2).to(tl.float32, bitcast=True)
-    least = tl.load(mine + 3).to(tl.float32, bitcast=True)
-    top_p = tl.load(mine + 4).to(tl.float32, bitcast=True)
+    """Draw tokens from [rows, stride] logits and [draws, ASKED] settings to [draws, TOLD]. Programs: (draw,)."""
+    draw, result = draws + tl.program_id(0) * ASKED, out + tl.program_id(0) * TOLD
+    logits += tl.load(draw).to(tl.int64) * stride
+    top_k = tl.load(draw + 1)
+    scale = tl.load(draw + 2).to(tl.float32, bitcast=True)
+    least = tl.load(draw + 3).to(tl.float32, bitcast=True)
+    top_p = tl.load(draw + 4).to(tl.float32, bitcast=True)
     lanes = tl.arange(0, BLOCK)
 
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -103,7 +103,7 @@ def draw_kernel(
     if (kind == 0) & (scale > 0.0):
         bound = tl.full((), float("-inf"), tl.float32)
         if top_k > 0:
-            bound = _kept(logits, words, top, top_k, BLOCK)
+            bound = _top_k_bound(logits, words, top, top_k, BLOCK)
         total = tl.full((), 1.0, tl.float32)
         if top_p < 1.0:
             weights = tl.zeros((BLOCK,), tl.float32)
@@ -111,8 +111,8 @@ def draw_kernel(
                 x, own = _exponents(logits, start + lanes, words, top, scale)
                 weights += tl.where(x >= bound, tl.exp2(own), 0.0)
             total = tl.sum(weights, 0)
-        key, later = tl.load(mine + 5).to(tl.uint32, bitcast=True), tl.load(mine + 6).to(tl.uint32, bitcast=True)
-        key2, later2 = tl.load(mine + 7).to(tl.uint32, bitcast=True), tl.load(mine + 8).to(tl.uint32, bitcast=True)
+        key, later = tl.load(draw + 5).to(tl.uint32, bitcast=True), tl.load(draw + 6).to(tl.uint32, bitcast=True)
+        key2, later2 = tl.load(draw + 7).to(tl.uint32, bitcast=True), tl.load(draw + 8).to(tl.uint32, bitcast=True)
         ruled_out = tl.full((), -1.0, tl.float32)
         goes_on = 1
         while goes_on > 0:
@@ -134,37 +134,37 @@ def draw_kernel(
             high = tl.max(best, 0)
             first = tl.min(tl.where(best == high, at, words), 0)
             is_first = at == first
-            others = tl.where(is_first, next_best, best)
-            others_at = tl.where(is_first, next_at, at)
-            high2 = tl.max(others, 0)
-            second = tl.min(tl.where(others == high2, others_at, words), 0)
-            # Of a lane whose two best are both taken, the third is not known: it is no higher than the second.
-            left = tl.where(others_at == second, tl.where(is_first, others, next_best), others)
-            is_near, is_crowded = high - high2 <= MARGIN, high - tl.max(left, 0) <= MARGIN
+            second_best = tl.where(is_first, next_best, best)
+            second_at = tl.where(is_first, next_at, at)
+            high2 = tl.max(second_best, 0)
+            second = tl.min(tl.where(second_best == high2, second_at, words), 0)
+            # A lane keeps two scores: if both are the best two of the row, its third is bounded by its second.
+            third_best = tl.where(second_at == second, tl.where(is_first, second_best, next_best), second_best)
+            is_near, is_crowded = high - high2 <= MARGIN, high - tl.max(third_best, 0) <= MARGIN
             kind = tl.where(is_crowded, 2, tl.where(is_near, 1, 0))
             goes_on = 0
             if (top_p < 1.0) & (kind < 2):
-                mine_weight = tl.exp2((tl.load(logits + first).to(tl.float32) - top) * scale)
-                other = tl.exp2((tl.load(logits + second).to(tl.float32) - top) * scale)
-                is_other = is_near & (other < mine_weight)
-                weight, it = tl.where(is_other, other, mine_weight), tl.where(is_other, second, first)
-                its = tl.load(logits + it).to(tl.float32)
+                first_weight = tl.exp2((tl.load(logits + first).to(tl.float32) - top) * scale)
+                second_weight = tl.exp2((tl.load(logits + second).to(tl.float32) - top) * scale)
+                is_second = is_near & (second_weight < first_weight)
+                weight, word = tl.where(is_second, second_weight, first_weight), tl.where(is_second, second, first)
+                word_logit = tl.load(logits + word).to(tl.float32)
                 upto = tl.zeros((BLOCK,), tl.float32)
                 above = tl.zeros((BLOCK,), tl.float32)
                 for start in range(0, words, BLOCK):
                     x, own = _exponents(logits, start + lanes, words, top, scale)
                     own = tl.where(x >= bound, tl.exp2(own), 0.0)
-                    is_behind = (x == its) & (start + lanes >= it)
+                    is_behind = (x == word_logit) & (start + lanes >= word)
                     upto += tl.where((own > weight * (1.0 - ALIKE) - LEAST) & ~is_behind, own, 0.0)
-                    above += tl.where(own > mine_weight * (1.0 + ALIKE) + LEAST, own, 0.0)
+                    above += tl.where(own > first_weight * (1.0 + ALIKE) + LEAST, own, 0.0)
                 if tl.sum(upto, 0) * (1.0 + LOST) >= top_p * total * (1.0 - LOST):
                     kind = 2
-                    if (tl.sum(above, 0) >= top_p * total * (1.0 + LOST)) & (mine_weight > ruled_out):
-                        ruled_out = mine_weight
+                    if (tl.sum(above, 0) >= top_p * total * (1.0 + LOST)) & (first_weight > ruled_out):
+                        ruled_out = first_weight
                         goes_on = 1
-    tl.store(told, first)
-    tl.store(told + 1, second)
-    tl.store(told + 2, kind)
-    tl.store(told + 3, tl.load(logits + first).to(tl.float32).to(tl.int32, bitcast=True))
-    tl.store(told + 4, tl.load(logits + second).to(tl.float32).to(tl.int32, bitcast=True))
-    tl.store(told + 5, top.to(tl.int32, bitcast=True))
+    tl.store(result, first)
+    tl.store(result + 1, second)
+    tl.store(result + 2, kind)
+    tl.store(result + 3, tl.load(logits + first).to(tl.float32).to(tl.int32, bitcast=True))
+    tl.store(result + 4, tl.load(logits + second).to(tl.float32).to(tl.int32, bitcast=True))
+    tl.store(result + 5, top.to(tl.int32, bitcast=True))

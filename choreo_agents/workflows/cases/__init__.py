@@ -1,6 +1,6 @@
-"""Every workflow as something to do, with what its result is worth.
+"""Runnable cases of all workflows, each with options, items and scoring, and the bundled problems.
 
-Options are listed before torch and LangGraph are imported: cases import what they play in the body of their methods.
+Commands list their options before torch and LangGraph are imported, so cases import graphs in the bodies of methods.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from choreo_agents.workflows.cases.tree_of_thoughts import TreeCase
 
 _ALL = (DebateCase(), DirectCase(), IterativeDebateCase(), TreeCase(), MergeCase(), MultiQACase(), DilemmaCase())
 CASES: Mapping[str, Case] = {case.name: case for case in _ALL}
-"""By the name of the workflow's function."""
+"""Cases by the name of the workflow's function."""
 SUMS = dict.fromkeys(("direct", "iterative_debate"), "sums")
-"""Workflows whose problems are the same."""
+"""Workflows that share a file of problems, and its name."""
 
 
 def problem(name: str, number: int) -> Item:
-    """A problem of a workflow: one of the twenty that are shipped, which are taken in turn."""
+    """Return one of the twenty bundled problems of a workflow: `number` modulo 20."""
     from choreo_agents.workflows.playing import read_items
 
     with as_file(files("choreo_agents.workflows") / "problems" / f"{SUMS.get(name, name)}.jsonl") as path:

@@ -1,4 +1,4 @@
-"""Questions with one answer: reads what a reply answers, and compares it with what is right."""
+"""Questions with one right answer: extracts the answer from a reply, and compares it with the right one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from choreo_agents.workflows.case import Item
 
 FIRST, LAST = "first sentence", "last sentence"
 _NOT_WITHIN = r"(?<![\w.])(?<!\d,(?=\d))(?<!(?<!\w)[-\u2212](?=\d))"
-"""Where an answer may start: not within a word or number, nor behind the sign of one."""
+"""Pattern of places where an answer may start: not within a word or a number, nor after a number's sign."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _NUMBER = re.compile(r"(?<![\w.^])(?:(?<![)\w])[-\u2212])?(?:\d+\.\d+|\.\d+|\d+)(?:[/^]\d+)*(?!\w)")
 _MARKS = " .,:;!?\"'`*$"
 
 
 def read_answer(reply: str, where: str) -> str:
-    """The answer that a reply states.
+    """Extract the answer that a reply states.
 
     Args:
-        reply: All that was said.
-        where: `first sentence`, `last sentence`, or what stands before the answer on its line: `Answer:`. Without
-            that the last line that says anything counts.
+        reply: The whole reply.
+        where: `first sentence`, `last sentence`, or the text before the answer on its line, as in `Answer:`. If no line
+            has that text, the last non-empty line is the answer.
     """
     if where in (FIRST, LAST):
         sentences = re.findall(r"[^.]*\.|[^.]+", reply.strip()) or [""]
@@ -36,30 +36,29 @@ def read_answer(reply: str, where: str) -> str:
 
 
 def states(answer: str, right: str, *, anywhere: bool = False) -> bool:
-    """Whether an answer is the right one.
+    """Return whether an answer states the right one.
 
-    A number is right if it is the last one that the answer names, or, with `anywhere`, any of them; however it is
-    written: 1,500 is 1500, 0.5 is 1/2.
-    A single capital is right where it stands alone. Anything else has to be said in whole words, whatever their case.
+    A number must be the last one in the answer, or with `anywhere` any of them; 1,500 equals 1500, and 0.5 equals 1/2.
+    A single capital must stand alone. Any other text must occur in whole words, whatever their case.
     """
-    number = _number(right)
+    number = _parse_number(right)
     if number is not None:
         numbers = _NUMBER.findall(_THOUSANDS.sub("", answer))
-        return any(_number(named) == number for named in (numbers if anywhere else numbers[-1:]))
+        return any(_parse_number(named) == number for named in (numbers if anywhere else numbers[-1:]))
     if len(right.strip()) == 1 and right.strip().isupper():
         return re.search(rf"(?<!\w){re.escape(right.strip())}(?!\w)", answer) is not None
-    said, wanted = _plain(answer), _plain(right)
-    return bool(wanted) and re.search(rf"{_NOT_WITHIN}{re.escape(wanted)}(?!\w|[.,]\d)", said) is not None
+    text, target = _normalize(answer), _normalize(right)
+    return bool(target) and re.search(rf"{_NOT_WITHIN}{re.escape(target)}(?!\w|[.,]\d)", text) is not None
 
 
 def majority(answers: Sequence[str]) -> str:
-    """The answer that most gave; the first of equals. Who gave none does not count, and none of none is none."""
-    counts = Counter(plain for answer in answers if (plain := _plain(answer)))
-    return next((answer for answer in answers if counts[_plain(answer)] == max(counts.values(), default=-1)), "")
+    """Return the most frequent answer, the first one on ties. Empty answers do not count; "" if there are no others."""
+    counts = Counter(plain for answer in answers if (plain := _normalize(answer)))
+    return next((answer for answer in answers if counts[_normalize(answer)] == max(counts.values(), default=-1)), "")
 
 
-def _number(text: str) -> Fraction | None:
-    """What a text that is nothing but a number means."""
+def _parse_number(text: str) -> Fraction | None:
+    """Parse a text that is a number; None if it is not."""
     words = _THOUSANDS.sub("", text.strip(" $*`").rstrip(".")).replace("\u2212", "-")
     try:
         return Fraction(words)
@@ -67,22 +66,22 @@ def _number(text: str) -> Fraction | None:
         return None
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     words = " ".join(text.casefold().split()).rstrip(_MARKS)
-    return re.sub(rf"^((?!\.\d)[{_MARKS}])+", "", words)  # the point of .5 is no mark
+    return re.sub(rf"^((?!\.\d)[{_MARKS}])+", "", words)  # the point of .5 is no punctuation
 
 
 class Question(Item):
-    """A question, and what is right if that is known."""
+    """A question, and its right answer if that is known."""
 
     question: str = Field(min_length=1)
     answer: str | None = None
-    """The reply's answer has to say it in whole words."""
+    """The right answer; `states` compares a reply with it."""
 
     @property
     def graded(self) -> bool:
         return self.answer is not None
 
     def score(self, answer: str) -> float | None:
-        """1 if an answer is right, 0 if it is wrong, None if nobody knows."""
+        """Return 1 if an answer is right, 0 if it is wrong, None if the item has no right answer."""
         return None if self.answer is None else float(states(answer, self.answer))

@@ -1,4 +1,4 @@
-"""Branch, solve, merge: how many concepts the whole still has."""
+"""Case of branch-solve-merge: scored by the share of the given concepts that the merged text covers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from choreo_agents.workflows.cases.answers import states
 
 
 class Concepts(Item):
-    """What is to be written about."""
+    """A writing task and the concepts that the text has to cover."""
 
     question: str = Field(min_length=1)
     concepts: tuple[str, ...] = Field(min_length=1)
-    """Each counts as covered where it stands in whole words."""
+    """Each is covered if it occurs in whole words."""
 
     @property
     def graded(self) -> bool:
@@ -35,7 +35,7 @@ class Concepts(Item):
 
 
 class MergeOptions(Options):
-    """How many parts, and how they are merged."""
+    """Options: the number of parts and how the merger reads them."""
 
     branches: int = Field(default=2, ge=1, le=6, description="Parts.")
     strategy: Literal["parallel", "sequential", "text", "summary"] = Field(
@@ -44,7 +44,7 @@ class MergeOptions(Options):
 
 
 class MergeCase(Case):
-    """A plan in parts, one solver for each, and one who writes all of it again."""
+    """A planner, one solver for each part of the plan, and a merger that writes the whole text."""
 
     name: ClassVar[str] = "branch_solve_merge"
     summary: ClassVar[str] = "A plan in parts, parallel solvers, and a merge (BSM)."

@@ -1,4 +1,4 @@
-"""MADpar: what most agents end with."""
+"""Case of the parallel debate (MADpar): scored by the answer that most agents end with."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from choreo_agents.workflows.cases.answers import Question, majority, read_answe
 
 MOST_AGENTS = 8
 REPORTS = 9
-"""Of each record that is shipped: about 98 tokens each."""
+"""Reports in the record of each bundled problem, about 98 tokens each."""
 
 
 class DebateItem(Question):
-    """A question, and what each agent knows."""
+    """A question, with private notes of the agents and a record that all of them share."""
 
     notes: tuple[str, ...] = ()
-    """Each agent's private system prompt, in turn; without any, all know the same."""
+    """Private system prompts of the agents, in their order; agents beyond the last have none."""
     record: tuple[str, ...] = ()
-    """What all of them read before they are asked."""
+    """Messages that all agents read before the question."""
 
     @property
     def mistaken(self) -> list[int]:
-        """Whose notes say something else of what is asked: which begins as the answer does."""
-        asked = " ".join((self.answer or "").split()[:2])
-        told = [self.answer is not None and f"{asked} " in notes and self.answer not in notes for notes in self.notes]
-        return [place for place, is_wrong in enumerate(told) if is_wrong]
+        """Indices of agents with wrong notes: these have the answer's first two words, but not the whole answer."""
+        start = " ".join((self.answer or "").split()[:2])
+        wrong = [self.answer is not None and f"{start} " in notes and self.answer not in notes for notes in self.notes]
+        return [place for place, is_wrong in enumerate(wrong) if is_wrong]
 
 
 class DebateOptions(Options):
-    """How many debate how long."""
+    """Options: the number of agents and of rounds."""
 
     agents: int = Field(default=3, ge=2, le=MOST_AGENTS, description="How many debate.")
     rounds: int = Field(default=3, ge=1, description="How often each of them speaks.")
 
 
 class RecordOptions(DebateOptions):
-    """Options of a debate that is shipped: how long its record is."""
+    """Options of a bundled debate, which add the length of its record."""
 
     rounds: int = Field(default=2, ge=1, description="How often each of them speaks.")
     reports: int = Field(
@@ -48,7 +48,7 @@ class RecordOptions(DebateOptions):
 
 
 class DebateCase(Case):
-    """Agents with unequal notes; a minority's are wrong."""
+    """A debate between agents with different notes; the bundled problems give wrong notes to a minority."""
 
     name: ClassVar[str] = "debate"
     summary: ClassVar[str] = "Agents answer in parallel rounds, each hearing the others' last answers (MADpar)."
@@ -72,13 +72,13 @@ class DebateCase(Case):
 
     def judge(self, item: DebateItem, options: DebateOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         replies = [answers_of(state, name) for name in self.agents(options, prompts)]
-        last = [read_answer(each[-1], prompts("answer")) for each in replies]
+        last = [read_answer(texts[-1], prompts("answer")) for texts in replies]
         first = item.score(read_answer(replies[0][0], prompts("answer")))
         answer = majority(last)
         return Result(answer, item.score(answer), {} if first is None else {"first agent's first answer": first})
 
     def agents(self, options: DebateOptions, prompts: Prompts) -> list[str]:
-        """Who debates."""
+        """Return the names of the agents."""
         names = prompts.names("agents")
         return [names[i] if i < len(names) else f"Agent{i + 1}" for i in range(options.agents)]
 
@@ -86,11 +86,11 @@ class DebateCase(Case):
 class RecordDebate(DebateCase):
     """Agents answer in parallel rounds, each hearing the others' last answers (MADpar).
 
-    They debate over one record. All read the same reports; each agent also has notes of its own, as a private system
-    prompt: one knows the answer, a minority is wrong (of two agents, nobody), and the others have to find it in the
-    record. In every round all of them speak at once, seeing what the others said last. Then the debate as the baseline
-    holds it is repeated, word for word, under all three methods, and a table shows what each had to encode. A prefix
-    cache cannot share the record: it stands behind each agent's own prompt.
+    They debate over one record. All read the same reports; each agent also has private notes, as a system prompt: one
+    agent's have the answer, a minority's are wrong (of two agents, nobody's), and the others have to find it in the
+    record. In every round all agents speak at once and see the others' last answers. Then the baseline's debate is
+    repeated, token for token, under all three methods, and a table shows what each had to encode. A prefix cache cannot
+    share the record, because it comes after each agent's own system prompt.
 
     [dim]The embedded model was never trained to read caches, so sharing them costs it accuracy: compare
     the two final answers.[/dim]

@@ -1,4 +1,4 @@
-"""One call, on the questions of the other workflows."""
+"""Case of a single call, on the questions of the other workflows: the baseline that they have to beat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choreo_agents.workflows.cases.debate import DebateItem
 
 
 class DirectCase(Case):
-    """A single agent; of a debate's, the first."""
+    """A single agent; it has the notes of a debate's first agent."""
 
     name: ClassVar[str] = "direct"
     summary: ClassVar[str] = "One agent answers at once."

@@ -1,4 +1,4 @@
-"""MADiter: what the moderator ends with."""
+"""Case of the debate in turns (MADiter): scored by the moderator's verdict."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from choreo_agents.workflows.cases.answers import Question, read_answer
 
 
 class IterativeDebateOptions(Options):
-    """How long they debate."""
+    """Options: the number of rounds."""
 
     rounds: int = Field(default=3, ge=1, description="At most; the moderator may end it before.")
 
 
 class IterativeDebateCase(Case):
-    """One side works it out, the other checks, a moderator names the result or lets them go on."""
+    """A debate in which one side answers, the other checks, and a moderator names the result or asks to go on."""
 
     name: ClassVar[str] = "iterative_debate"
     summary: ClassVar[str] = "Two sides speak in turns until a moderator ends it (MADiter)."
@@ -35,7 +35,7 @@ class IterativeDebateCase(Case):
         sides = [side.strip() for side in prompts.names("sides", 0, 2)]
 
         def verdicts(spoken: Sequence[str]) -> Sequence[str]:
-            # Without sides the moderator names an answer of the affirmative side's, who speaks first in each round.
+            # Without sides the moderator picks an answer of the affirmative side, which speaks first in each round.
             answers = [read_answer(words, prompts("answer")) for words in spoken[::2]]
             return sides or list(dict.fromkeys(answer for answer in answers if answer))
 

@@ -1,4 +1,4 @@
-"""MultiQA: how many of the questions one reply answers."""
+"""Case of MultiQA: scored by whether one reply answers all questions."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from choreo_agents.workflows.cases.answers import states
 
 
 class Questions(Item):
-    """Questions that are asked apart."""
+    """Questions that are encoded apart, and their right answers."""
 
     questions: tuple[str, ...] = Field(min_length=1)
     answers: tuple[str, ...] = ()
-    """What is right, question by question; none if nobody knows."""
+    """The right answer to each question; empty if they are unknown."""
     notes: str | None = None
-    """What the answerer knows: its private system prompt."""
+    """The answerer's private system prompt."""
 
     @property
     def graded(self) -> bool:
         return bool(self.answers)
 
     @model_validator(mode="after")
-    def _one_answer_each(self) -> Self:
+    def _require_answers(self) -> Self:
         if self.answers and len(self.answers) != len(self.questions):
             raise ValueError(f"there are {len(self.questions)} questions and {len(self.answers)} answers")
         return self
 
 
 class QuestionsOptions(Options):
-    """Where the questions stand."""
+    """Options: the positions of the questions."""
 
     layout: Literal["serial", "parallel"] = Field(default="parallel", description="Where choreo places the questions.")
 
 
 class MultiQACase(Case):
-    """Questions encoded apart, one reply."""
+    """Questions that are encoded apart and answered in one reply."""
 
     name: ClassVar[str] = "multi_qa"
     summary: ClassVar[str] = "Questions asked apart and answered in one reply (MultiQA)."
@@ -81,5 +81,5 @@ class MultiQACase(Case):
 
         reply = answers_of(state, ANSWERER)[-1]
         right = [float(states(reply, answer, anywhere=True)) for answer in item.answers]
-        parts = {f"question {number}": each for number, each in enumerate(right, start=1)}
+        parts = {f"question {number}": score for number, score in enumerate(right, start=1)}
         return Result(reply, float(all(right)) if right else None, parts)

@@ -1,4 +1,4 @@
-"""The prisoner's dilemma: what Bob decides, by what he sees of Alice."""
+"""Case of the prisoner's dilemma: scored by Bob's decision, which shows what of Alice's private plan reached him."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Strategy = Literal["cooperate", "defect", "follow", "opposite", "free"]
 DECISIONS = "decisions"
-"""The list of what players may decide, among their texts; without it they say what they like."""
+"""Name of the prompts' list of decisions; without such a list, decisions are free text."""
 RULES: Mapping[str, tuple[Any, ...]] = {
     "baseline": (),
     "naive": (),
@@ -24,24 +24,24 @@ RULES: Mapping[str, tuple[Any, ...]] = {
     "leak plan": ("reencoded", "all", ("alice.plan",)),
     "reencoded": ("reencoded",),
 }
-"""How Bob sees Alice, as arguments of `VisibilityRule`; she sees him likewise, and in the two ablations re-encoded."""
+"""Bob's view of Alice by variant, as arguments of `VisibilityRule`. She sees him likewise; in the leaks re-encoded."""
 
 
 class Stakes(Item):
-    """One game."""
+    """Payoffs of one game, and who starts."""
 
     both: int
-    """Points of each if both cooperate."""
+    """Points for each if both cooperate."""
     none: int
-    """If both defect."""
+    """Points for each if both defect."""
     bob_first: bool = False
     """Whether Bob speaks first."""
     alice: Strategy | None = None
-    """Alice's strategy; None: that of the options."""
+    """Alice's strategy; None: the one in the options."""
 
 
 class DilemmaOptions(Options):
-    """Who plays how."""
+    """Options: the players' strategies, the number of talks, and Bob's view of Alice."""
 
     alice: Strategy = Field(default="free", description="Alice's strategy, where the item names none.")
     bob: Strategy = Field(default="free", description="Bob's strategy.")
@@ -50,7 +50,7 @@ class DilemmaOptions(Options):
 
 
 class DilemmaCase(Case):
-    """Plans in private, talk in public, and two decisions."""
+    """A game of two players with private plans, public talk, and a decision each."""
 
     name: ClassVar[str] = "prisoners_dilemma"
     summary: ClassVar[str] = "Two players plan in private, talk, and decide at once."
@@ -81,22 +81,22 @@ class DilemmaCase(Case):
     def judge(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         bob, alice = (answers_of(state, player)[-1] for player in ("bob", "alice"))
         among = _decisions(prompts)
-        together = [_cooperates(words, among) for words in (bob, alice)]
+        together = [_is_cooperative(words, among) for words in (bob, alice)]
         return Result(bob, float(together[0]), {"Alice cooperates": float(together[1])})
 
 
 def _decisions(prompts: Prompts) -> tuple[str, ...]:
-    """What players may decide, to cooperate first; nothing, if they say what they like."""
+    """Return the decisions to choose from, the cooperative one first; empty if players decide in free text."""
     return prompts.names(DECISIONS, 2) if DECISIONS in prompts.texts else ()
 
 
-def _cooperates(words: str, among: Sequence[str]) -> bool:
-    """Whether a decision is to cooperate: the first that there is, or a sentence that begins the words."""
+def _is_cooperative(words: str, among: Sequence[str]) -> bool:
+    """Return whether a decision is to cooperate: the first of `among`, or free text that begins by saying so."""
     return words == among[0] if among else read_answer(words, FIRST) in ("I cooperate.", "I will cooperate.")
 
 
 def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
-    """The game in which Bob sees of Alice what a variant says."""
+    """Return the game with Bob's view of Alice as in the variant `leak`."""
     from choreo_agents.graph import VisibilityRule
 
     rule = VisibilityRule(*RULES[leak])

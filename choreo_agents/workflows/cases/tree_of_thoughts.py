@@ -1,4 +1,4 @@
-"""ToT: what is answered from the candidate with most votes."""
+"""Case of the tree of thoughts (ToT): scored by the answer that follows from the candidate with most votes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TreeOptions(Options):
-    """The tree's size."""
+    """Options: the size of the tree."""
 
     branches: int = Field(default=8, ge=1, description="Candidates that go on from each thought that is kept.")
     voters: int = Field(default=4, ge=1, description="Votes on each level.")
@@ -24,7 +24,7 @@ class TreeOptions(Options):
 
 
 class TreeCase(Case):
-    """Careless solutions side by side; voters choose."""
+    """A tree of candidate solutions from which voters choose."""
 
     name: ClassVar[str] = "tree_of_thoughts"
     summary: ClassVar[str] = "Candidates side by side, votes, and an answer from the best (ToT)."
@@ -55,13 +55,13 @@ class TreeCase(Case):
         from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST, THINKER
 
         answer = read_answer(answers_of(state, FINALIST)[-1], prompts("answer"))
-        found = [item.score(read_answer(words, prompts("answer"))) for words in answers_of(state, THINKER)]
-        right = [score for score in found if score is not None]
+        scores = [item.score(read_answer(words, prompts("answer"))) for words in answers_of(state, THINKER)]
+        right = [score for score in scores if score is not None]
         return Result(answer, item.score(answer), {"right candidates": sum(right) / len(right)} if right else {})
 
 
 def ballot_of(prompts: Prompts) -> Ballot:
-    """Votes name a candidate, or the result that it found."""
+    """Return the function that spells a vote for a candidate: by its name or by its result, as the prompts say."""
     if prompts("ballot") not in ("value", "name"):
         raise ValueError(f"ballot in the prompts of {prompts.source} must be 'value' or 'name'")
     if prompts("ballot") == "name":

@@ -1,1 +1,1 @@
-"""The workflows as graphs."""
+"""Functions that build the graphs of the workflows."""

@@ -1,4 +1,4 @@
-"""Branch, solve, merge (Prompt Choreography, section 3.3): a plan in parts, each part solved apart, then one whole."""
+"""Branch-solve-merge (Prompt Choreography, section 3.3): a plan in parts, parallel solvers, and a merger."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def branch_solve_merge(
     speakers: Sequence[str] = ("Planner", "Merger"),
     sampling: Sampling | None = None,
 ) -> ChoreoGraph:
-    """The graph of a plan, parallel parts and their merge.
+    """Return a graph with a planner, parallel solvers and a merger.
 
     Args:
-        parts: What each solver is told: one branch for each.
-        system: The public root.
-        plan: What the planner is asked besides the problem.
-        merge: What the merger is asked.
+        parts: Prompts of the solvers: one branch for each.
+        system: System prompt that all agents share.
+        plan: Prompt of the planner, after the problem.
+        merge: Prompt of the merger.
         strategy: How the merger reads the parts (see `Synthesizer`).
-        speakers: Names of planner and merger, then of the solvers, in turn; without any they are called `Solver`.
-        sampling: How they choose tokens.
+        speakers: Names of planner and merger, then of the solvers, in turn; by default solvers are called `Solver`.
+        sampling: Sampling of all agents.
 
     Raises:
-        ValueError: There is nothing to solve, or planner and merger have no names.
+        ValueError: There are no parts, or planner and merger have no names.
     """
     if not parts:
         raise ValueError("there are no parts to solve: name at least one")

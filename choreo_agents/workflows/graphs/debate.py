@@ -20,7 +20,7 @@ MODERATOR = "moderator"
 
 
 class DebateState(ChoreoState, total=False):
-    """A debate's channels: handles, messages, and how many rounds of it are over: 0 again at its end."""
+    """Channels of a debate: handles, messages, and the number of rounds that are over, which is 0 again at the end."""
 
     rounds_over: int
 
@@ -35,17 +35,17 @@ def debate(
     sampling: Sampling | None = None,
     visibility: Mode = "shared",
 ) -> ChoreoGraph:
-    """The graph of a debate.
+    """Return the graph of a parallel debate.
 
     Args:
-        notes: Each agent's private system prompt, by its name; None for an agent that has none.
+        notes: Private system prompts by agent; None for an agent without one.
         rounds: How often each agent speaks.
-        system: The public root that all of them share.
-        question: What each is asked before it first speaks, in a turn of its own, behind its notes and the input. Then
-            the input is what all have to read, such as a record: it is encoded once, for all of them.
-        revise: What each is asked from its second round on, after it has heard the others.
-        sampling: How they choose tokens.
-        visibility: How they see each other: their own encodings, or fresh ones of their words.
+        system: System prompt that all agents share.
+        question: Prompt before an agent's first answer, after its notes and the input. With a question the input is
+            what all agents read, such as a record, and is encoded once for all of them.
+        revise: Prompt from the second round on, after the others' answers.
+        sampling: Sampling of all agents.
+        visibility: Whether agents see each other's own encodings or re-encoded text.
 
     Raises:
         ValueError: Fewer than two agents or less than one round.
@@ -63,7 +63,7 @@ def debate(
     for name in names:
         prompt = None if revise is None and question is None else asked
         graph.add_node(name, Agent(name, system=notes[name], prompt=prompt, sampling=sampling))
-        # With notes, each reads the input in their light, unless that is the record before a question: this is long.
+        # Without a question, an agent with notes encodes the input behind them; a long record is shared instead.
         graph.add_edge(START, name, visibility=None if question is None else "shared")
 
     def count_round(state: DebateState) -> dict[str, int]:
@@ -79,13 +79,13 @@ def debate(
 
 
 def graph() -> ChoreoGraph:
-    """Three debaters with notes of their own, two rounds: for the audit, and for Studio."""
+    """Return a debate of three agents with private notes and two rounds, for `choreo audit` and LangGraph Studio."""
     notes = {"Alice": "Ann has 3 red kites.", "Bruno": "Ann has 3 red kites.", "Clara": "Ann has 7 blue cups."}
     return debate(notes, rounds=2, system="Agents read their notes and answer the question.")
 
 
 def final_answer(messages: Sequence[BaseMessage], agents: Sequence[str]) -> str:
-    """The answer most agents ended with: the first sentence of each one's last message; the first of equals."""
+    """Return the answer that most agents end with: the first sentence of each one's last message, the first on ties."""
     last: dict[str, str] = {}
     for message in messages:
         if isinstance(message, AIMessage) and message.name is not None and message.name in agents:

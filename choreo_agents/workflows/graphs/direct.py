@@ -1,4 +1,4 @@
-"""One agent answers at once: what every workflow has to beat (Prompt Choreography, section 4.1)."""
+"""A single agent that answers at once: the baseline of all workflows (Prompt Choreography, section 4.1)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def direct(
     speaker: str = "Solver",
     sampling: Sampling | None = None,
 ) -> ChoreoGraph:
-    """The graph of a single call.
+    """Return a graph with a single agent.
 
     Args:
-        system: The public root.
-        private: A system prompt behind it, which the question is read in the light of: notes.
-        prompt: What it is asked besides the question.
-        speaker: Its name.
-        sampling: How it chooses tokens.
+        system: Shared system prompt.
+        private: Private system prompt, such as notes: the question is encoded behind it.
+        prompt: Prompt after the question.
+        speaker: Name of the agent.
+        sampling: Sampling of the agent.
     """
     graph = ChoreoGraph(system=system)
     graph.add_node(SOLVER, Agent(speaker, system=private, prompt=prompt, sampling=sampling))

@@ -1,5 +1,5 @@
 """Debate in turns (MADiter: Prompt Choreography, section 4 and figure 6): one side answers, the other objects, and a
-moderator ends it, or lets it go on."""
+moderator ends the debate or asks for another round."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from choreo_agents.sampling import Sampling
 
 ROLES = AFFIRMATIVE, NEGATIVE, MODERATOR = "affirmative", "negative", "moderator"
 Verdicts = Callable[[Sequence[str]], Sequence[str]]
-"""What the moderator may end with, given what the two sides have said in turns."""
+"""Returns the verdicts that the moderator may choose from, given the texts of the two sides in turns."""
 
 
 class IterativeDebateState(ChoreoState, total=False):
-    """A debate's channels: handles, messages, and how many entries there were when it began."""
+    """Channels of a debate: handles, messages, and the number of entries before it, since a thread may hold others."""
 
     before: int
 
 
 @dataclass(frozen=True)
 class Role:
-    """One of the three: its name, its private system prompt, and what it is asked before it speaks."""
+    """Role in a debate: its agent's name, private system prompt, and prompt before each answer."""
 
     speaker: str
     system: str | None = None
@@ -41,17 +41,18 @@ def iterative_debate(
     sampling: Sampling | None = None,
     visibility: Mode = "shared",
 ) -> ChoreoGraph:
-    """The graph of a debate in turns. The moderator's words are a verdict or `go_on`; in the last round a verdict, if
-    there is one to choose.
+    """Return the graph of a debate in turns.
+
+    The moderator is constrained to a verdict or `go_on`; in the last round to a verdict, if there is any.
 
     Args:
-        roles: Of `affirmative`, `negative` and `moderator`.
-        verdicts: What ends the debate.
-        go_on: What the moderator says to have another round.
-        rounds: At most.
-        system: The public root.
-        sampling: How they choose tokens.
-        visibility: How they see each other. Nobody but the moderator sees what it says.
+        roles: The roles `affirmative`, `negative` and `moderator`.
+        verdicts: Returns the texts that end the debate.
+        go_on: The moderator's text for another round.
+        rounds: Most rounds.
+        system: System prompt that all agents share.
+        sampling: Sampling of all agents.
+        visibility: How agents see each other. Only the moderator sees its own messages.
 
     Raises:
         ValueError: A role is missing, or there is no round.
@@ -90,7 +91,7 @@ def iterative_debate(
 
 
 def debate_turns(state: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Who has said what since the debate began, in order: nodes, whatever graphs they stand in, and words."""
+    """Return node and text of each message since the debate began, in order; nodes without the names of subgraphs."""
     words = {message.id: str(message.text) for message in state["messages"]}
     since = state["handles"][state.get("before", 0) :]
     return [(entry["author"].rpartition("|")[2], words.get(entry["message_id"], "")) for entry in since]

@@ -1,7 +1,7 @@
-"""Several questions, asked apart and answered in one reply (Prompt Choreography, section 3.3 and figure 4).
+"""Several questions that are encoded apart and answered in one reply (Prompt Choreography, section 3.3 and figure 4).
 
-On an engine that re-encodes text a question attends to those before it. From the cache it does not: the questions stand
-one after the other (`serial`), or all at one offset (`parallel`).
+On an engine that re-encodes text, a question attends to those before it. Read from the cache it does not: the questions
+appear one after the other (`serial`), or all at one offset (`parallel`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def multi_qa(
     speaker: str = "Answerer",
     sampling: Sampling | None = None,
 ) -> ChoreoGraph:
-    """The graph of questions that are encoded without seeing each other, and one answer.
+    """Return a graph with a node for each question, none of which sees another, and one answerer.
 
     Args:
-        questions: Each a node that asks it.
-        layout: Where the questions stand.
-        system: The public root: answer all questions.
-        notes: The answerer's private system prompt, in whose light each question is encoded.
-        prompt: What it is asked besides.
-        speaker: Its name.
-        sampling: How it chooses tokens.
+        questions: The questions.
+        layout: Positions of the questions in the answerer's view.
+        system: Shared system prompt.
+        notes: The answerer's private system prompt; each question is encoded behind it.
+        prompt: Prompt after the questions.
+        speaker: Name of the answerer.
+        sampling: Sampling of the answerer.
 
     Raises:
         ValueError: There is no question, or no such layout.
@@ -53,14 +53,14 @@ def multi_qa(
     placed: Literal["sequential", "parallel"] = "sequential" if layout == "serial" else "parallel"
     graph.add_node(ANSWERER, Agent(speaker, system=notes, prompt=prompt, sampling=sampling, positions=placed))
     for name, question in zip(names, questions, strict=True):
-        graph.add_node(name, _asking(question))
+        graph.add_node(name, _question_node(question))
         graph.add_edge(START, name)
     graph.add_edge(names, ANSWERER, visibility=rule)
     graph.add_edge(ANSWERER, END)
     return graph
 
 
-def _asking(question: str) -> Callable[[Any], dict[str, Any]]:
+def _question_node(question: str) -> Callable[[Any], dict[str, Any]]:
     def ask(_: Any) -> dict[str, Any]:
         return {"messages": [HumanMessage(question)]}
 

@@ -1,4 +1,4 @@
-"""What a call asks, of what its model says and what the call says otherwise."""
+"""Builds an engine request from a chat model's settings and a call's arguments, which override them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _OTHERS = (
 
 
 BOUND = (*SAMPLING, *CALL, *_OTHERS, "stop", "config", "ls_structured_output_format")
-"""What may be bound."""
+"""Arguments that `bind` accepts."""
 
 
 class Settings(Protocol):
-    """What is asked of a chat model about its calls; see `ChatChoreo`."""
+    """Settings of a chat model that a request needs; see `ChatChoreo`."""
 
     logprobs: bool
     top_logprobs: int | None
@@ -38,42 +38,42 @@ class Settings(Protocol):
 def request_of(
     model: Settings,
     stop: Sequence[str] | None,
-    said: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     message_id: str | None = None,
     parents: Sequence[MessageHandle | BaseMessage] = (),
 ) -> ChatRequest:
-    """What a call of a chat model asks.
+    """Return the engine request of a call.
 
     Args:
-        model: Says it where the call does not.
-        stop: Texts to stop at, if the call says so.
-        said: By the call.
-        message_id: Of its answer.
-        parents: What it merges.
+        model: Settings, for arguments that the call leaves out.
+        stop: Stop texts of the call; None: the model's.
+        overrides: Arguments of the call.
+        message_id: Id of the answer.
+        parents: Answers that the call merges.
 
     Raises:
-        InvalidRequestError: It cannot be asked so.
+        InvalidRequestError: An argument is unknown or invalid.
     """
-    require_known("a call of ChatChoreo", said, (*SAMPLING, *CALL, *_OTHERS))
+    require_known("a call of ChatChoreo", overrides, (*SAMPLING, *CALL, *_OTHERS))
 
-    def found(name: str) -> Any:
-        return said[name] if said.get(name) is not None else getattr(model, name)
+    def value(name: str) -> Any:
+        return overrides[name] if overrides.get(name) is not None else getattr(model, name)
 
-    tools = described_tools("the model", said.get("tools"), "auto")
-    tools, required = required_tools(tools, said.get("tool_choice"))
-    constraint = answer_format(said.get("response_format"))
-    sampling: dict[str, Any] = {name: found(name) for name in SAMPLING if found(name) is not None}
+    tools = described_tools("the model", overrides.get("tools"), "auto")
+    tools, required = required_tools(tools, overrides.get("tool_choice"))
+    constraint = answer_format(overrides.get("response_format"))
+    sampling: dict[str, Any] = {name: value(name) for name in SAMPLING if value(name) is not None}
     stops = [stop] if isinstance(stop, str) else model.stop if stop is None else stop
     sampling |= {"stop": tuple(stops)} if stops else {}
     sampling |= {"constraint": constraint} if constraint is not None else {}
-    if found("logprobs"):
-        sampling["logprobs"] = found("top_logprobs") or 0
-    call: dict[str, Any] = {name: tuple(found(name)) if isinstance(found(name), list) else found(name) for name in CALL}
+    if value("logprobs"):
+        sampling["logprobs"] = value("top_logprobs") or 0
+    call: dict[str, Any] = {name: tuple(value(name)) if isinstance(value(name), list) else value(name) for name in CALL}
     return ChatRequest(
         tools=tools,
         required=required,
         sampling=Sampling(**sampling),
-        timeout_s=found("timeout"),
+        timeout_s=value("timeout"),
         message_id=message_id,
         parents=tuple(parents),
         **call,

@@ -28,48 +28,48 @@ from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.chat import ChatCall, Reuse, astreamed, context_of, count_tokens, required_tools, streamed
 from choreo_agents.errors import InvalidRequestError
 from langchain_choreo.asking import BOUND, CALL, SAMPLING, request_of
-from langchain_choreo.engines import KeptEngines
+from langchain_choreo.engines import EngineCache
 from langchain_choreo.merging import ChatBinding, Merging
 from langchain_choreo.place import CallPlace, Tenant
 from langchain_choreo.structured import METHODS, Method, parser_of, response_format, tool_name, with_raw
 
 ENVIRONMENT = "CHOREO_MODEL"
-"""Names the model where nothing else does."""
+"""Environment variable with the model, if no argument names one."""
 _LIMITS = ("max_input_tokens", "max_output_tokens")
 
 
 class ChatChoreo(Merging, BaseChatModel):
-    """A chat model whose calls find what was read before, and share the steps of one engine with all others.
+    """A chat model whose calls reuse KV of earlier calls, and are batched with all other calls of its engine.
 
         ChatChoreo(model="path/to/a/model").invoke("Hello")
 
-    A call's prompt is what the model's chat template writes of its messages. By default (`reuse="prefix"`) the longest
-    prefix of it that is known is not read again. With `reuse="anywhere"` messages are also found behind other
-    messages than those that they stand behind here: see `inherits`.
+    A call's prompt is its messages in the model's chat template. By default (`reuse="prefix"`) its longest cached
+    prefix is reused. With `reuse="anywhere"`, cached messages are also reused after other messages than those after
+    which they were encoded: see `inherits`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
 
     model: str = ""
-    """A folder in Hugging Face's layout, a hub name, or `"embedded"`; by default what `CHOREO_MODEL` says. Loaded when
-    it is first used, once for all chat models of a process that name it alike."""
+    """A folder in Hugging Face's layout, a hub name, or `"embedded"`; by default the value of `CHOREO_MODEL`. Loaded on
+    first use, once for all chat models of a process with the same name and options."""
     engine: Engine | None = Field(default=None, exclude=True, repr=False)
-    """An engine that is there already, for calls of the model that it has."""
+    """An engine that is loaded already, for calls of its model."""
     load_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of `Engine.load`."""
 
     reuse: Reuse = "prefix"
-    """Which encodings are found: `"prefix"` or `"anywhere"`."""
+    """Which cached KV is reused: `"prefix"` or `"anywhere"`."""
     inherits: tuple[str, ...] = ()
-    """With `"anywhere"`: names of messages of the same thread that what is found may have attended to, though they are
-    not in the call, as `agent.role`: `("parent.system",)`."""
+    """With `"anywhere"`: messages of the same thread that reused KV may have attended to although they are not in the
+    call, as `agent.role`: `("parent.system",)`."""
     agent: str = "agent"
-    """Who speaks: its calls' messages are named by it."""
+    """Name of the agent, which names the messages of its calls."""
     tenant: Tenant | None = Field(default=None, exclude=True, repr=False)
-    """Whom calls are for, by a secret or a function of a call's config: nothing is found across tenants."""
+    """Secret salt of the tenant, or a function of a call's config that returns it: tenants share no KV."""
 
     temperature: float | None = None
-    """None, here and below: as the model's checkpoint says, or as `Sampling` does."""
+    """None, here and below: the default of the model's checkpoint, else of `Sampling`."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -79,35 +79,35 @@ class ChatChoreo(Merging, BaseChatModel):
     max_tokens: int | None = None
     seed: int | None = None
     stop: list[str] | None = None
-    """Texts with which an answer ends, and which are no part of it."""
+    """Texts that end an answer and are no part of it."""
     logprobs: bool = False
-    """Whether answers come with log-probabilities, in `response_metadata`, ..."""
+    """Whether answers have log-probabilities in `response_metadata`."""
     top_logprobs: int | None = None
-    """... and with those of so many of the likeliest tokens."""
+    """With `logprobs`: number of the likeliest tokens whose log-probabilities are included."""
     thinking: bool | int | None = None
-    """Whether the model thinks before it answers, or for how many tokens at most; None: as its template has it."""
+    """Whether the model thinks before it answers, or the most tokens of its thoughts; None: the template's default."""
     timeout: float | None = None
     """Seconds after which a call fails."""
     adapter: str | None = None
-    """The name of an adapter of the engine's."""
+    """Name of an adapter of the engine."""
     priority: int = 0
-    """Calls with a higher one come first."""
+    """Priority: higher ones are scheduled first."""
     streaming: bool = False
     """Whether `invoke` streams to callbacks."""
-    engines: KeptEngines = Field(default_factory=KeptEngines, exclude=True, repr=False)
-    """Those that were loaded: copies of this chat model share them."""
+    engines: EngineCache = Field(default_factory=EngineCache, exclude=True, repr=False)
+    """Loaded engines, which copies of this chat model share."""
 
     @model_validator(mode="before")
     @classmethod
-    def _knows(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            inside = {each: f'load_options={{"{each}": ...}}' for each in parameters_of(Engine.load)}
-            # LangChain gives the last two to models of all kinds: here nobody asks for a key, and nothing is lost.
-            require_known(cls.__name__, given, {*cls.model_fields, "api_key", "max_retries"}, inside)
-        return given
+    def _require_known_fields(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            inside = {name: f'load_options={{"{name}": ...}}' for name in parameters_of(Engine.load)}
+            # LangChain passes the last two to all chat models; they have no effect here.
+            require_known(cls.__name__, values, {*cls.model_fields, "api_key", "max_retries"}, inside)
+        return values
 
     @model_validator(mode="after")
-    def _has_a_model(self) -> ChatChoreo:
+    def _require_model(self) -> ChatChoreo:
         if not self.model:
             self.model = os.environ.get(ENVIRONMENT, "") if self.engine is None else self.engine.model.name
         if not self.model:
@@ -133,37 +133,37 @@ class ChatChoreo(Merging, BaseChatModel):
         return {name: getattr(self, name) for name in named}
 
     def _engine_of(self, model: str) -> Engine:
-        """The engine over a model, which is kept for as long as this chat model is."""
+        """Return the engine of a model, which lives at least as long as this chat model."""
         if self.engine is not None and model == self.engine.model.name:
             return self.engine
-        return self.engines.over(model, self.load_options)
+        return self.engines.get(model, self.load_options)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         adapter = None if self.engine is None else self.engine.model.adapter
         context = context_of(self.model or os.environ[ENVIRONMENT]) if adapter is None else adapter.max_positions
-        # Nothing of structured output: LangChain's agents would ask for it beside tools.
+        # Structured output is not listed: LangChain's agents would then combine it with tools.
         can = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "temperature", "open_weights")
         cannot = ("image_inputs", "audio_inputs", "video_inputs", "pdf_inputs")
-        known = {**dict.fromkeys(can, True), **dict.fromkeys(cannot, False)}
-        return cast(ModelProfile, known | ({} if context is None else dict.fromkeys(_LIMITS, context)))
+        profile = {**dict.fromkeys(can, True), **dict.fromkeys(cannot, False)}
+        return cast(ModelProfile, profile | ({} if context is None else dict.fromkeys(_LIMITS, context)))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> ChatChoreo:
-        """A copy on the same engine."""
+        """Copy the chat model; the copy uses the same engine."""
         return super().__deepcopy__({id(self.engine): self.engine} | (memo or {}))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(stop=stop or self.stop, **kwargs)
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        # Also of what is not invoked, and has no place yet: answers are a tenant's own.
-        place = self._placed(None, kwargs)["place"]
-        # The same prompt has the same answer in each of a tenant's threads.
+        # The key of LangChain's cache: answers are never shared between tenants. A call may have no place yet.
+        place = self._with_place(None, kwargs)["place"]
+        # With prefix reuse, a prompt has the same answer in all threads of a tenant.
         kwargs["place"] = place.tenant if (kwargs.get("reuse") or self.reuse) == "prefix" else place
         return super()._get_llm_string(stop=stop, **kwargs)
 
-    def _placed(self, config: RunnableConfig | None, said: dict[str, Any]) -> dict[str, Any]:
-        """What a call says, and where it is made: only here its config is known."""
-        return said if "place" in said else {**said, "place": CallPlace.of(config, self.tenant)}
+    def _with_place(self, config: RunnableConfig | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments with its place, since LangChain does not pass the config on to `_generate`."""
+        return kwargs if "place" in kwargs else {**kwargs, "place": CallPlace.of(config, self.tenant)}
 
     def invoke(
         self,
@@ -173,7 +173,7 @@ class ChatChoreo(Merging, BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        return super().invoke(input, config, stop=stop, **self._placed(config, kwargs))
+        return super().invoke(input, config, stop=stop, **self._with_place(config, kwargs))
 
     async def ainvoke(
         self,
@@ -183,7 +183,7 @@ class ChatChoreo(Merging, BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        return await super().ainvoke(input, config, stop=stop, **self._placed(config, kwargs))
+        return await super().ainvoke(input, config, stop=stop, **self._with_place(config, kwargs))
 
     def stream(
         self,
@@ -193,7 +193,7 @@ class ChatChoreo(Merging, BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        yield from super().stream(input, config, stop=stop, **self._placed(config, kwargs))
+        yield from super().stream(input, config, stop=stop, **self._with_place(config, kwargs))
 
     async def astream(
         self,
@@ -203,16 +203,16 @@ class ChatChoreo(Merging, BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        pieces: Any = super().astream(input, config, stop=stop, **self._placed(config, kwargs))
+        pieces: Any = super().astream(input, config, stop=stop, **self._with_place(config, kwargs))
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
     def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return super().stream_events(input, config, **self._placed(config, kwargs))
+        return super().stream_events(input, config, **self._with_place(config, kwargs))
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return super().astream_events(input, config, **self._placed(config, kwargs))
+        return super().astream_events(input, config, **self._with_place(config, kwargs))
 
     def _generate(
         self,
@@ -267,34 +267,34 @@ class ChatChoreo(Merging, BaseChatModel):
         messages: Sequence[BaseMessage],
         stop: Sequence[str] | None,
         run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
-        said: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> ChatCall:
-        """One call. Loads the model, if it is the first: on a thread where an event loop is running."""
-        place = said.get("place") or CallPlace.of(None, self.tenant)
-        engine = self._engine_of(said.get("model") or self.model)
-        # Where LangChain streams, it tells no run; and what is signed has its id already.
+        """Return the engine call, loading the model on first use; run it on a thread if an event loop is running."""
+        place = kwargs.get("place") or CallPlace.of(None, self.tenant)
+        engine = self._engine_of(kwargs.get("model") or self.model)
+        # LangChain passes no run to its own streams. The id is set here because the signature covers it.
         message_id = f"{LC_ID_PREFIX}-{uuid.uuid4() if run is None else run.run_id}"
         engine, answers = place.engine(engine), place.answers
-        if (merges := said.get("merges")) and engine.branches.maps(said.get("adapter") or self.adapter):
+        if (merges := kwargs.get("merges")) and engine.branches.maps(kwargs.get("adapter") or self.adapter):
             raise InvalidRequestError(
                 "the adapter has a cache mapper, which a Synthesizer and engine.branches.merge use"
             )
         parents = answers.merged(engine, merges or ())
-        request = request_of(self, stop, said, message_id, parents)
+        request = request_of(self, stop, kwargs, message_id, parents)
         return ChatCall(engine, messages, request, place.thread or answers.thread, partial(answers.signed, engine))
 
     def bind(self, **kwargs: Any) -> ChatBinding:  # type: ignore[override]
-        """The model with arguments of its calls, which it merges with, too."""
+        """Return the model with bound arguments, which also apply to `merge`."""
         require_known("ChatChoreo.bind", kwargs, BOUND)
         return ChatBinding(bound=self, kwargs=kwargs, config={})
 
     def scope(self, config: RunnableConfig | None = None) -> AbstractContextManager[object]:
-        """Keep what is answered in the block, also where no thread does, until the block ends.
+        """Lease the KV of all answers in the block until it ends, also without a thread.
 
-        Else what is answered without a thread is kept for a while, and is then read in its words where it is merged.
+        Otherwise the KV of an answer without a thread is kept only for a while; later merges encode its text again.
 
         Args:
-            config: Of the calls: tells for whom they are.
+            config: Config of the calls, from which their tenant is read.
         """
         return CallPlace.of(config, self.tenant).engine(self._engine_of(self.model)).scope()
 
@@ -305,18 +305,18 @@ class ChatChoreo(Merging, BaseChatModel):
         tool_choice: str | dict[str, Any] | bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools that it may call.
+        """Return the model with tools that it may call.
 
         Args:
-            tools: As LangChain has them.
+            tools: Tools in any of LangChain's forms.
             tool_choice: `"auto"`, the default; `"any"`: it has to call one; a name: this one; `"none"`: none.
-            kwargs: What its calls say otherwise.
+            kwargs: Further arguments of `bind`.
 
         Raises:
             InvalidRequestError: There is no such tool.
         """
         described: list[dict[str, Any]] = []
-        described += [each for each in map(convert_to_openai_tool, tools) if each not in described]
+        described += [tool for tool in map(convert_to_openai_tool, tools) if tool not in described]
         required_tools(tuple(described), tool_choice)
         return self.bind(tools=described, tool_choice=tool_choice, **kwargs)
 
@@ -329,15 +329,15 @@ class ChatChoreo(Merging, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model, whose answers have the form of a schema: it can write no others.
+        """Return the model with answers that are constrained to a schema and parsed.
 
         Args:
             schema: A pydantic model or TypedDict, a JSON schema, or a tool's description.
             method: `"json_schema"`: by a constraint; `"function_calling"`: by a call of a tool; `"json_mode"`: by a
                 constraint to any object, which is then parsed.
-            include_raw: Whether to return the message, too, and what it is parsed to or why it cannot be.
-            strict: As OpenAI has it: answers keep to the schema in any case.
-            kwargs: What its calls say otherwise.
+            include_raw: Whether to return a dict with the message, the parsed value, and the error of parsing.
+            strict: Accepted for compatibility: answers always match the schema.
+            kwargs: Further arguments of `bind`.
 
         Raises:
             ValueError: There is no such method.
@@ -350,8 +350,8 @@ class ChatChoreo(Merging, BaseChatModel):
                 [schema], tool_choice=tool_name(schema), ls_structured_output_format=noted, **kwargs
             )
         else:
-            asked = response_format(schema, method)
-            model = self.bind(response_format=asked, ls_structured_output_format=noted, **kwargs)
+            form = response_format(schema, method)
+            model = self.bind(response_format=form, ls_structured_output_format=noted, **kwargs)
         parser = parser_of(schema, method)
         return with_raw(model, parser) if include_raw else model | parser
 
@@ -359,13 +359,13 @@ class ChatChoreo(Merging, BaseChatModel):
         return self._engine_of(self.model).model.encode(PromptText.plain(text))
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Tokens that a call with these messages reads, the header of its answer among them."""
+        """Return the number of tokens that a call with these messages reads, including the header of its answer."""
         return count_tokens(self._engine_of(self.model), messages, request_of(self, None, {"tools": tools}))
 
 
 def _result(call: ChatCall) -> ChatResult:
     message = call.message
     assert message is not None, "it was heard to its end"
-    noted = message.response_metadata
-    said = ChatGeneration(message=message, generation_info={"finish_reason": noted["finish_reason"]})
-    return ChatResult(generations=[said], llm_output={"model_name": noted["model_name"]})
+    metadata = message.response_metadata
+    generation = ChatGeneration(message=message, generation_info={"finish_reason": metadata["finish_reason"]})
+    return ChatResult(generations=[generation], llm_output={"model_name": metadata["model_name"]})

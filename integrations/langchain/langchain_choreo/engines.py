@@ -1,4 +1,4 @@
-"""Engines that chat models of one process share."""
+"""Engines that the chat models of a process share."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ _ENGINES: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 
 
 @dataclass
-class KeptEngines:
-    """Those that a chat model has loaded, which it and all its copies keep: some are made for one call each."""
+class EngineCache:
+    """Engines that a chat model has loaded, kept alive by it and its copies, which LangChain makes for single calls."""
 
-    _kept: dict[str, Engine] = field(default_factory=dict)
+    _engines: dict[str, Engine] = field(default_factory=dict)
 
-    def over(self, model: str, options: Mapping[str, Any]) -> Engine:
-        """The engine over a model. Arguments, and what it raises, are those of `shared_engine`."""
-        key = _key(model, options)
-        if key not in self._kept:
-            self._kept[key] = shared_engine(model, options)
-        return self._kept[key]
+    def get(self, model: str, options: Mapping[str, Any]) -> Engine:
+        """Return the engine of a model, loading it on first use; arguments and errors are those of `shared_engine`."""
+        key = _engine_key(model, options)
+        if key not in self._engines:
+            self._engines[key] = shared_engine(model, options)
+        return self._engines[key]
 
-    def __deepcopy__(self, memo: Any) -> KeptEngines:
+    def __deepcopy__(self, memo: Any) -> EngineCache:
         return self
 
     def __reduce__(self) -> Any:
-        """In another process engines are loaded anew."""
-        return KeptEngines, ()
+        """Pickle without engines: another process loads its own."""
+        return EngineCache, ()
 
 
 def shared_engine(model: str, options: Mapping[str, Any]) -> Engine:
-    """The engine over a model: loaded once, for as long as anybody uses it.
+    """Return the engine of a model, which is loaded once and closed when nobody references it any more.
 
     Args:
-        model: What `Engine.load` takes.
-        options: Its other arguments.
+        model: Argument of `Engine.load`.
+        options: Other arguments of `Engine.load`.
 
     Raises:
-        ModelNotFoundError: There is no such model. UnsupportedModelError: It cannot be served.
+        ModelNotFoundError: There is no such model.
+        UnsupportedModelError: The model cannot be served.
     """
-    key = _key(model, options)
+    key = _engine_key(model, options)
     with _LOCK:
-        found = _ENGINES.get(key)
-        if found is None:
-            found = _ENGINES[key] = Engine.load(model, **options)
-            owner = found.admin
+        engine = _ENGINES.get(key)
+        if engine is None:
+            engine = _ENGINES[key] = Engine.load(model, **options)
+            owner = engine.admin
             assert owner is not None, "it was loaded, and is no tenant's"
-            finalize(found, owner.close)
-        return found
+            finalize(engine, owner.close)
+        return engine
 
 
-def _key(model: str, options: Mapping[str, Any]) -> str:
-    """Of an engine of this process: one that was loaded before it was forked is its parent's."""
-    return f"{os.getpid()} {model!r} {sorted(options.items(), key=lambda each: each[0])!r}"
+def _engine_key(model: str, options: Mapping[str, Any]) -> str:
+    """Return the key of an engine; it has the process id, because a forked process must not use its parent's engine."""
+    return f"{os.getpid()} {model!r} {sorted(options.items(), key=lambda option: option[0])!r}"

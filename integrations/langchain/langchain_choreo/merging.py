@@ -1,4 +1,4 @@
-"""Merging what was answered: from its KV, in the call of any chat model."""
+"""Base class of chat models that merge answers from their KV instead of their text."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Merging(Runnable[LanguageModelInput, AIMessage]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        """Answer about several answers of the same engine and tenant, reading their KV and not their words.
+        """Answer a prompt about earlier answers of the same engine and tenant, reading their KV instead of their text.
 
-        `invoke`, `stream` and the like do the same where they are given `merges=answers`: behind instructions that
-        the prompt starts with, before the rest of it. What has no encoding here is read in its words, with a
-        `LineageWarning`.
+        `invoke`, `stream` and the like do the same with `merges=answers`. Answers are read after the system messages at
+        the start of the prompt, and before its other messages. An answer without KV on this engine is encoded from its
+        text, with a `LineageWarning`.
 
         Args:
-            answers: In the order in which they are read.
-            prompt: What is asked of them, and instructions before it.
-            config: As for `invoke`, as are `kwargs`.
-            kwargs: What the call says otherwise.
+            answers: The answers, in the order in which they are read.
+            prompt: System messages, if any, and the question.
+            config: As for `invoke`.
+            kwargs: Arguments of the call, as for `invoke`.
         """
         return self.invoke(prompt, config, merges=answers, **kwargs)
 
@@ -42,12 +42,12 @@ class Merging(Runnable[LanguageModelInput, AIMessage]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        """See `merge`."""
+        """Merge answers asynchronously; see `merge`."""
         return await self.ainvoke(prompt, config, merges=answers, **kwargs)
 
 
 class ChatBinding(Merging, RunnableBinding[LanguageModelInput, AIMessage]):  # type: ignore[no-redef]
-    """A chat model with arguments of its calls, its tools among them."""
+    """A chat model with bound arguments, such as tools, which can still merge answers."""
 
     @classmethod
     def lc_id(cls) -> list[str]:

@@ -1,4 +1,4 @@
-"""Output of a given form."""
+"""Structured output: constraints and parsers for answers of a given schema."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import TBaseModel, is_basemodel_subclass
 
-from choreo_agents.chat import closed, schema_of_type
+from choreo_agents.chat import close_schema, schema_of_type
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
-"""By a constraint to JSON of the schema, the default; by a call of a tool with it; by a constraint to any JSON
-object."""
+"""How answers get their form: a constraint to JSON of the schema (the default); a tool call with the schema; or a
+constraint to any JSON object."""
 METHODS = ("json_schema", "function_calling", "json_mode")
 
 
 def response_format(schema: Any, method: Method) -> dict[str, Any]:
-    """What the model is led to."""
+    """Return the `response_format` that constrains the model's answers."""
     if method == "json_mode":
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": _held_to(schema)}
+    return {"type": "json_schema", "json_schema": _object_schema(schema)}
 
 
-def _held_to(schema: Any) -> dict[str, Any]:
-    """A schema as it is; of a type, one whose objects have no other properties."""
+def _object_schema(schema: Any) -> dict[str, Any]:
+    """Return a JSON schema as it is, or the schema of a type, with no additional properties."""
     if isinstance(schema, Mapping) and "function" in schema:
         return dict(schema["function"].get("parameters") or {"type": "object"})
     if isinstance(schema, Mapping):
         return dict(schema.get("parameters", schema.get("input_schema", schema)))
-    found = convert_to_json_schema(schema)
-    # Only a model is read by what checks it.
-    return schema_of_type(found) if is_basemodel_subclass(schema) else dict(closed(found))
+    json_schema = convert_to_json_schema(schema)
+    # Pydantic validates answers for its models; for other types the schema alone must rule out other properties.
+    return schema_of_type(json_schema) if is_basemodel_subclass(schema) else dict(close_schema(json_schema))
 
 
-class _Called(BaseOutputParser[Any]):
-    """A parser of answers, to which one that calls tools is None."""
+class _SkipsToolCalls(BaseOutputParser[Any]):
+    """A parser that returns None for an answer that calls tools."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        said = getattr(result[0], "message", None)
-        if getattr(said, "tool_calls", None):
+        message = getattr(result[0], "message", None)
+        if getattr(message, "tool_calls", None):
             return None
         return super().parse_result(result, partial=partial)
 
 
-class _Answer(_Called, JsonOutputParser):
+class _Answer(_SkipsToolCalls, JsonOutputParser):
     pass
 
 
-class _AnswerOfModel(_Called, PydanticOutputParser[TBaseModel]):
+class _AnswerOfModel(_SkipsToolCalls, PydanticOutputParser[TBaseModel]):
     pass
 
 
 def parser_of(schema: Any, method: Method) -> BaseOutputParser[Any]:
-    """Reads what the model says."""
+    """Return the parser of the model's answers."""
     is_model = isinstance(schema, type) and is_basemodel_subclass(schema)
     if method == "function_calling":
         if is_model:
@@ -68,12 +68,12 @@ def parser_of(schema: Any, method: Method) -> BaseOutputParser[Any]:
 
 
 def tool_name(schema: Any) -> str:
-    """Of the tool that a schema is, where it is called."""
+    """Return the name of the tool that a schema describes."""
     return str(convert_to_openai_tool(schema)["function"]["name"])
 
 
 def with_raw(model: Runnable[Any, Any], parser: BaseOutputParser[Any]) -> Runnable[Any, dict[str, Any]]:
-    """What the model says, what it is parsed to, and the error if it cannot be."""
+    """Return a runnable with the model's message, the parsed value, and the error if parsing fails."""
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
     return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")

@@ -85,7 +85,7 @@ def bits(spec: Spec, load: Load, name: str) -> bool:
     """Whether a reader's distributions change with ann's words."""
     step_trace = StepTrace()
     one, _, _ = run(spec, Forced(1), step_trace, echoing=False, load=load)
-    two, _, _ = run(spec, Forced(1, frozenset({"ann"})), step_trace.again(), echoing=False, load=load)
+    two, _, _ = run(spec, Forced(1, frozenset({"ann"})), step_trace.replay(), echoing=False, load=load)
     [key] = [key for key in one if key[0] == name]
     return one[key] != two[key]
 
@@ -143,7 +143,7 @@ def test_visibility_non_interference_of_encodings_through_functions(
     other, authors = changed(spec, context)
     step_trace = StepTrace()
     one, _, found = run(spec, Forced(seed), step_trace, echoing=False, load=load)
-    two, _, _ = run(other, Forced(seed, authors), step_trace.again(), echoing=False, load=load)
+    two, _, _ = run(other, Forced(seed, authors), step_trace.replay(), echoing=False, load=load)
     known = {(each.context, each.reader, each.channel) for each in report.findings}
     assert {(each.context, each.reader, each.channel) for each in found.findings} <= known, "not foreseen"
     for key in one:

@@ -1,6 +1,6 @@
-"""Engines of choreo-agents in actors of Ray's: `RayEngine.load` in the place of `Engine.load`.
+"""Engines of choreo-agents in Ray actors: `RayEngine.load` replaces `Engine.load`.
 
-`choreo_ray.remote` has what they stand on, and needs no Ray.
+`choreo_ray.remote` has the transport-independent part, and needs no Ray.
 """
 
 from importlib import import_module
@@ -14,10 +14,10 @@ __all__ = ["ClusterError", "RayEngine"]
 
 _HOMES = {"ClusterError": "errors", "RayEngine": "engine"}
 
-if not TYPE_CHECKING:  # a type checker would take any name to be here
+if not TYPE_CHECKING:  # a type checker would believe that the module has every name
 
     def __getattr__(name: str) -> object:
-        """Import what needs Ray when it is first asked for. Raises `ModuleNotFoundError` if Ray is not installed."""
+        """Import a name that needs Ray on first use. Raises `ModuleNotFoundError` if Ray is not installed."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

@@ -1,4 +1,4 @@
-"""What runs in each actor: an engine, and what has it compute for routers elsewhere."""
+"""An engine in a Ray actor, which computes for routers in other processes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from choreo_ray.remote.protocol import own_version
 LOG = logging.getLogger("choreo_ray")
 
 LISTEN_S, GONE_S = 20.0, 60.0
-"""Seconds after which a router has to ask again for what is said; and how long after that it counts as gone."""
+"""Seconds until a router has to call `listen` again; and seconds without it after which the router counts as gone."""
 
 
 @dataclass(frozen=True)
 class Loading:
-    """What an actor loads."""
+    """Arguments with which an actor loads its engine."""
 
     model: str
-    """A folder, a hub name, or `"embedded"`."""
+    """A directory, a hub name, or `"embedded"`."""
     threads: int
-    """That torch computes with on a CPU."""
+    """Threads that torch uses on a CPU."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The other arguments of `Engine.load`."""
+    """Other arguments of `Engine.load`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
@@ -55,7 +55,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Sender:
-    """Who calls, and whom it takes the engine for."""
+    """A router, and the incarnation of the actor that it has greeted."""
 
     router: str
     incarnation: str
@@ -63,23 +63,24 @@ class Sender:
 
 @dataclass(frozen=True)
 class SomeTokens:
-    """Of a call."""
+    """New tokens of one call."""
 
     since: int
-    """How many of its tokens were told before."""
+    """Number of the call's tokens that were sent before."""
     tokens: Sequence[SampledToken] = ()
-    """None: it has begun."""
+    """Empty: the call has begun."""
 
 
 class EngineActor:
-    """One engine in a process of its own. What takes a `Sender` is for routers that it has greeted.
+    """An engine in a process of its own. Methods that take a `Sender` serve only routers that it has greeted.
 
-    A process that Ray has started again knows nothing of before: each has an `incarnation`, which a router is told when
-    it greets, and which comes with all that it sends. A router that listens no longer is gone, and what it had with it.
+    A process that Ray has restarted knows nothing of before. Each process has an `incarnation`, which a router gets
+    when it greets and sends with every call. A router that stops listening is gone, and what is held for it is
+    released.
 
     Args:
-        name: The engine's.
-        loading: What is loaded by the first who needs it, also after a restart.
+        name: Name of the engine.
+        loading: Arguments of the engine, which is loaded when first needed, also after a restart.
     """
 
     def __init__(self, name: str, loading: Loading) -> None:
@@ -87,27 +88,28 @@ class EngineActor:
         self._incarnation = secrets.token_hex(8)
         self._engine: Engine | None = None
         self._server: EngineWorker | None = None
-        self._turn = asyncio.Lock()
-        """Of who loads."""
+        self._lock = asyncio.Lock()
+        """Held while the engine is loaded or closed."""
         self._routers: dict[str, _Router] = {}
 
     async def there(self) -> int:
-        """The process, once it has begun."""
+        """Return the process id, once the process has begun."""
         return os.getpid()
 
     async def load(self) -> None:
-        """Load the engine unless it is there. Raises what `Engine.load` does."""
-        async with self._turn:
+        """Load the engine unless it is loaded. Raises what `Engine.load` does."""
+        async with self._lock:
             if self._server is None:
-                self._engine = await asyncio.to_thread(_loaded, self._loading)
+                self._engine = await asyncio.to_thread(_load, self._loading)
                 assert self._engine.admin is not None, "it was loaded, and is no tenant's"
                 self._server = EngineWorker(self._engine.admin, self._name)
 
     async def meet(self, version: str) -> tuple[str, torch.dtype | None]:
-        """The model's name, and what it is in, as far as that is known: nothing is loaded for it.
+        """Return the model's name and dtype, as far as they are known: nothing is loaded for it.
 
         Args:
-            version: Of this package where the router is. Raises `EngineMismatchError` if it is another one here.
+            version: Version of this package at the router. Raises `EngineMismatchError` if it differs from the one
+                here.
         """
         if version != (own := own_version()):
             raise EngineMismatchError(
@@ -118,117 +120,119 @@ class EngineActor:
         return self._loading.model, self._engine.model.adapter.geometry.dtype
 
     async def greet(self, greeting: Hello) -> tuple[str, HelloReply]:
-        """See `EngineClient`; with the incarnation."""
+        """Greet a router (see `EngineClient`); return the incarnation, too."""
         await self.load()
         assert self._server is not None
-        greeted = await self._server.greet(greeting)
-        if (known := self._routers.get(greeting.router)) is not None:
-            known.cancel()  # it took the engine for lost, and has these calls run elsewhere
+        reply = await self._server.greet(greeting)
+        if (router := self._routers.get(greeting.router)) is not None:
+            router.cancel()  # the router took the engine for lost, and runs these calls elsewhere
         else:
             self._routers[greeting.router] = _Router()
             self._expect(greeting.router)
-        return self._incarnation, greeted
+        return self._incarnation, reply
 
     async def listen(self, sender: Sender) -> AsyncGenerator[Mapping[int, SomeTokens]]:
-        """Tokens of all calls of a router as they come, by sequence number; those that are there at once are one item.
+        """Yield new tokens of all calls of a router, by sequence number; those that are ready together are one item.
 
-        An item costs about as much as a call, however much is in it. The stream ends after a while, and is asked for
-        again by routers that are still there.
+        An item costs about as much as a call, whatever its size. The stream ends after `LISTEN_S`, and routers that are
+        still there call again.
         """
-        _, router = self._known(sender)
-        router.heard += 1
+        _, router = self._require_known(sender)
+        router.listens += 1
         until = asyncio.get_running_loop().time() + LISTEN_S
         try:
-            while told := await router.said(until):
-                yield told
+            while tokens := await router.take(until):
+                yield tokens
         finally:
             self._expect(sender.router)
 
     async def load_adapter(self, sender: Sender, adapter: SentAdapter) -> None:
-        """See `EngineClient`, as all that follow."""
-        server, _ = self._known(sender, adapter.salt)
+        """See `EngineClient` for this method and those that follow."""
+        server, _ = self._require_known(sender, adapter.salt)
         await server.load_adapter(adapter)
 
     async def run(self, sender: Sender, sent: SentCall) -> tuple[tuple[SampledToken, ...], SentAnswer | ChoreoError]:
-        """All tokens, of which some were heard before, and what was made, or why nothing was."""
-        server, router = self._known(sender, sent.salt)
-        told: list[SampledToken] = []
-        # An item of its own is dear: most calls have said or ended before.
-        begun = asyncio.get_running_loop().call_later(_BEGUN_S, router.say, sent.sequence_no, 0, ())
+        """Return all tokens, those that `listen` has yielded included, and the answer or the error that ended the
+        call.
+        """
+        server, router = self._require_known(sender, sent.salt)
+        tokens: list[SampledToken] = []
+        # An item of its own is costly: most calls have sampled or ended before the timer fires.
+        timer = asyncio.get_running_loop().call_later(_BEGUN_S, router.queue, sent.sequence_no, 0, ())
         router.calls.add(call := asyncio.current_task())
         try:
-            async with aclosing(server.run(sent)) as telling:
-                async for each in telling:
-                    if isinstance(each, SentAnswer):
-                        return tuple(told), each
-                    if each:
-                        begun.cancel()
-                        router.say(sent.sequence_no, len(told), each)
-                        told += each
+            async with aclosing(server.run(sent)) as parts:
+                async for part in parts:
+                    if isinstance(part, SentAnswer):
+                        return tuple(tokens), part
+                    if part:
+                        timer.cancel()
+                        router.queue(sent.sequence_no, len(tokens), part)
+                        tokens += part
         except ChoreoError as error:
             if isinstance(error, DeviceLostError) or server.has_ended:
-                raise self._over(error) from error
-            if not told:
+                raise self._restart(error) from error
+            if not tokens:
                 raise
-            return tuple(told), error
+            return tuple(tokens), error
         finally:
-            begun.cancel()
+            timer.cancel()
             router.calls.discard(call)
         raise EngineLostError(f"engine {self._name!r} has ended a call without an answer")
 
     async def raise_priority(self, sender: Sender, number: int, priority: int) -> None:
-        server, _ = self._known(sender)
+        server, _ = self._require_known(sender)
         await server.raise_priority(sender.router, number, priority)
 
     async def export_kv(self, sender: Sender, copying: Copying) -> list[Any]:
-        """A reference to the KV, which stays in the object store of this machine until it is taken."""
-        server, _ = self._known(sender, copying.salt)
-        parcels = await server.export_kv(copying)
-        if not parcels:
+        """Return a reference to the KV in this machine's object store, in a list; an empty list if there is no KV."""
+        server, _ = self._require_known(sender, copying.salt)
+        packets = await server.export_kv(copying)
+        if not packets:
             return []
         try:
-            return [await asyncio.to_thread(ray.put, parcels)]
+            return [await asyncio.to_thread(ray.put, packets)]
         except (ray_errors.ObjectStoreFullError, ray_errors.OutOfDiskError) as full:
             LOG.warning("KV is computed again where it is read: the object store has no room for it: %s", full)
             return []
 
-    async def import_kv(self, sender: Sender, copying: Copying, given: Sequence[Any]) -> tuple[Collection[str], int]:
-        server, _ = self._known(sender, copying.salt)
-        parcels: Sequence[Any] = ()
-        for reference in given:
+    async def import_kv(self, sender: Sender, copying: Copying, exported: Sequence[Any]) -> tuple[Collection[str], int]:
+        server, _ = self._require_known(sender, copying.salt)
+        packets: Sequence[Any] = ()
+        for reference in exported:
             try:
-                parcels = await reference
-            except ray_errors.RayError as lost:  # who gave it is gone, not who takes it
+                packets = await reference
+            except ray_errors.RayError as lost:  # the exporting engine is gone, not this one
                 LOG.warning("KV is computed again where it is read: it was lost on its way: %s", lost)
-        return await server.import_kv(copying, parcels)
+        return await server.import_kv(copying, packets)
 
     async def release(self, sender: Sender, gathered: Sequence[Releasing]) -> None:
-        """Several at once."""
-        server, _ = self._known(sender)
+        """Release messages for several requests of the router, in order."""
+        server, _ = self._require_known(sender)
         for releasing in gathered:
             await server.release(releasing)
 
     async def close_tenant(self, sender: Sender, salt: str, sequence_no: int) -> None:
-        server, router = self._known(sender)
+        server, router = self._require_known(sender)
         await server.close_tenant(sender.router, salt, sequence_no)
         if not server.serves(sender.router, salt):
             router.salts.discard(salt)
 
     async def stats(self) -> EngineStats:
-        """What the engine holds and has done."""
+        """Return the statistics of the engine."""
         await self.load()
         assert self._engine is not None and self._engine.admin is not None
         return self._engine.admin.stats()
 
     async def close(self) -> None:
-        """Write what is to be kept, and end the engine."""
-        async with self._turn:
+        """Write what is to persist, and close the engine."""
+        async with self._lock:
             engine, self._engine, self._server = self._engine, None, None
             self._routers.clear()
             if engine is not None:
                 await asyncio.to_thread(engine.close)
 
-    def _known(self, sender: Sender, salt: str | None = None) -> tuple[EngineWorker, _Router]:
+    def _require_known(self, sender: Sender, salt: str | None = None) -> tuple[EngineWorker, _Router]:
         router = self._routers.get(sender.router)
         if sender.incarnation != self._incarnation or self._server is None or router is None:
             raise EngineLostError(
@@ -239,68 +243,68 @@ class EngineActor:
         return self._server, router
 
     def _expect(self, name: str) -> None:
-        """Give up a router unless it listens before long."""
+        """Drop a router unless it listens again within `GONE_S`."""
         if (router := self._routers.get(name)) is not None:
-            heard, loop = router.heard, asyncio.get_running_loop()
-            loop.call_later(GONE_S, lambda: loop.create_task(self._give_up(name, router, heard)))
+            listens, loop = router.listens, asyncio.get_running_loop()
+            loop.call_later(GONE_S, lambda: loop.create_task(self._give_up(name, router, listens)))
 
-    async def _give_up(self, name: str, router: _Router, heard: int) -> None:
-        if self._routers.get(name) is router and router.heard == heard and self._server is not None:
+    async def _give_up(self, name: str, router: _Router, listens: int) -> None:
+        if self._routers.get(name) is router and router.listens == listens and self._server is not None:
             LOG.info("a router is gone: what engine %r has for it goes, too", self._name)
             del self._routers[name]
             router.cancel()
             for salt in tuple(router.salts):
                 await self._server.close_tenant(name, salt, sys.maxsize)
 
-    def _over(self, lost: ChoreoError) -> EngineLostError:
-        """End the process, which Ray starts again: its engine computes no more."""
+    def _restart(self, lost: ChoreoError) -> EngineLostError:
+        """End the process, which Ray restarts since its engine computes no more; return the error for callers."""
         asyncio.get_running_loop().call_later(_SOON_S, os._exit, 1)
         return EngineLostError(f"engine {self._name!r} has ended: {lost}")
 
 
 _BEGUN_S = 0.02
-"""Seconds after which a router is told that a call has begun, unless it was told more."""
+"""Seconds after which a router hears that a call has begun, unless it got tokens before."""
 _SOON_S = 0.2
-"""Seconds in which calls are told why an engine ends."""
+"""Seconds for sending the error to callers before the process ends."""
 
 
 class _Router:
-    """A router, and what was said to it and not heard yet."""
+    """A router with its calls, and the tokens that it has not fetched yet."""
 
     def __init__(self) -> None:
         self.salts: set[str] = set()
-        """Of its tenants."""
+        """Salts of its tenants."""
         self.calls: set[asyncio.Task[Any] | None] = set()
-        """Under way."""
-        self.heard = 0
-        """How often it has asked for what is said."""
+        """Tasks of the calls under way."""
+        self.listens = 0
+        """Number of its calls of `listen`."""
         self._waiting: dict[int, SomeTokens] = {}
-        self._some = asyncio.Event()
+        self._has_tokens = asyncio.Event()
 
     def cancel(self) -> None:
-        """End its calls."""
+        """Cancel its calls."""
         for call in self.calls:
             if call is not None:
                 call.cancel()
 
-    def say(self, sequence_no: int, since: int, told: Sequence[SampledToken]) -> None:
-        """Tokens of a call as it was sent once, after those that were told before."""
+    def queue(self, sequence_no: int, since: int, tokens: Sequence[SampledToken]) -> None:
+        """Queue tokens of a call, of which `since` were sent before."""
         before = self._waiting.get(sequence_no, SomeTokens(since))
-        self._waiting[sequence_no] = SomeTokens(before.since, (*before.tokens, *told))
-        self._some.set()
+        self._waiting[sequence_no] = SomeTokens(before.since, (*before.tokens, *tokens))
+        self._has_tokens.set()
 
-    async def said(self, until: float) -> Mapping[int, SomeTokens]:
-        """All that there is, once there is something; nothing if that is not before a time of the event loop's."""
+    async def take(self, until: float) -> Mapping[int, SomeTokens]:
+        """Return all queued tokens, once there are any; none if there are none by `until`, a time of the event loop."""
         loop = asyncio.get_running_loop()
         if not self._waiting and until > loop.time():
-            timer = loop.call_at(until, self._some.set)
-            await self._some.wait()
+            timer = loop.call_at(until, self._has_tokens.set)
+            await self._has_tokens.wait()
             timer.cancel()
-        self._some.clear()
+        self._has_tokens.clear()
         waiting, self._waiting = self._waiting, {}
         return waiting
 
 
-def _loaded(loading: Loading) -> Engine:
+def _load(loading: Loading) -> Engine:
     torch.set_num_threads(loading.threads)
     return Engine.load(loading.model, **loading.options)

@@ -1,4 +1,4 @@
-"""Ray's cluster: reached or started, and ended by the last engine for which it was started."""
+"""Ray's cluster: connects to it or starts it, and shuts it down with the last engine for which it was started."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_ray.errors import ClusterError
 
 _CONNECT_S = 10.0
-"""Seconds in which somebody has to listen at an address: Ray itself would try for minutes."""
+"""Seconds within which an address has to accept a connection: Ray itself would try for minutes."""
 _LOCK = threading.Lock()
 _STARTED: set[int] = set()
-"""Uses of the cluster that was started here; empty: there is none, or somebody else has started it."""
+"""Users of the cluster that this process has started, by id; empty: there is none, or somebody else has started it."""
 _BEFORE_END: dict[str, Callable[[], None]] = {}
-"""What is done before it ends."""
+"""Work to do before that cluster shuts down, by name."""
 
 
 class Cluster:
-    """The one that this process uses, for as long as somebody here does.
+    """The one Ray cluster of this process, shared by all that use it here.
 
     Args:
-        address: Of a cluster, `HOST:PORT` or `"auto"`; None: what `RAY_ADDRESS` says, else one is started on this
-            machine. A program that has called `ray.init` has chosen already.
-        object_store_bytes: Of one that is started here; None: Ray's own share of the memory.
-        starts: Whether one may be started.
+        address: Address of a cluster, `HOST:PORT` or `"auto"`; None: `RAY_ADDRESS`, else a cluster is started on this
+            machine. A cluster that the program has reached with `ray.init` is used in any case.
+        object_store_bytes: Size of the object store of a cluster that is started; None: Ray's own share of the memory.
+        starts: Whether a cluster may be started.
 
     Raises:
         ClusterError: There is none at that address, or none can be started.
@@ -40,7 +40,7 @@ class Cluster:
             raise InvalidRequestError(f"object_store_bytes must be positive, not {object_store_bytes!r}")
         with _LOCK:
             if not ray.is_initialized():
-                _STARTED.clear()  # somebody has ended it
+                _STARTED.clear()  # somebody has shut it down
                 _BEFORE_END.clear()
                 address = address or os.environ.get("RAY_ADDRESS") or "local"
                 if address == "local" and not starts:
@@ -48,22 +48,22 @@ class Cluster:
                         "there is no cluster to look in: give its address as HOST:PORT, or set RAY_ADDRESS. What was "
                         "on one that a program has started for itself has ended with it"
                     )
-                self._reach(address, object_store_bytes)
+                self._connect(address, object_store_bytes)
             else:
                 _require_ours(address)
                 if _STARTED:
                     _STARTED.add(id(self))
         self.started = id(self) in _STARTED
-        """Whether it is of this process."""
+        """Whether this process has started the cluster."""
 
-    def before_end(self, what: str, work: Callable[[], None]) -> None:
-        """Have something done before the cluster ends, once for all who say the same, if it is of this process."""
+    def before_end(self, name: str, work: Callable[[], None]) -> None:
+        """Have work done before the cluster shuts down, once for each name, if this process has started it."""
         with _LOCK:
             if id(self) in _STARTED:
-                _BEFORE_END[what] = work
+                _BEFORE_END[name] = work
 
     def close(self) -> None:
-        """It is used no longer."""
+        """Stop using the cluster; its last user shuts it down if this process has started it."""
         with _LOCK:
             if id(self) in _STARTED:
                 _STARTED.discard(id(self))
@@ -74,7 +74,7 @@ class Cluster:
                     finally:
                         ray.shutdown()
 
-    def _reach(self, address: str, object_store_bytes: int | None) -> None:
+    def _connect(self, address: str, object_store_bytes: int | None) -> None:
         try:
             if address == "local":
                 ray.init(address="local", include_dashboard=False, object_store_memory=object_store_bytes)
@@ -90,24 +90,24 @@ class Cluster:
                     f"no cluster of Ray's can be started on this machine: {error}. Its own log says more; a long path "
                     "of its temporary files is shortened with RAY_TMPDIR"
                 ) from error
-            raise ClusterError(f"{_nobody(address)}: {error}") from error
+            raise ClusterError(f"{_unreachable(address)}: {error}") from error
 
 
 def resources() -> tuple[dict[str, float], dict[str, float]]:
-    """What the cluster has, and what of it is free: CPUs and GPUs."""
+    """Return the CPUs and GPUs of the cluster: all, and those that are free."""
     every, free = ray.cluster_resources(), ray.available_resources()
-    return {each: every.get(each, 0.0) for each in ("CPU", "GPU")}, {
-        each: free.get(each, 0.0) for each in ("CPU", "GPU")
+    return {kind: every.get(kind, 0.0) for kind in ("CPU", "GPU")}, {
+        kind: free.get(kind, 0.0) for kind in ("CPU", "GPU")
     }
 
 
 def object_store_bytes() -> float:
-    """That the object stores of all its machines have room for."""
+    """Return the bytes that the object stores of all its machines hold."""
     return float(ray.cluster_resources().get("object_store_memory", 0.0))
 
 
 def _require_listener(address: str) -> None:
-    """Raise `ClusterError` if nobody is at an address."""
+    """Raise `ClusterError` if nothing listens at an address."""
     if "://" in address:
         raise ClusterError(
             f"{address!r} is for Ray's client, through which nothing can be streamed: run the program on a machine of "
@@ -121,36 +121,36 @@ def _require_listener(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except OSError as error:
-        raise ClusterError(f"{_nobody(address)}: {error}") from error
+        raise ClusterError(f"{_unreachable(address)}: {error}") from error
 
 
 def _require_ours(address: str | None) -> None:
-    """Raise `ClusterError` if this process uses another cluster already: it can use one."""
+    """Raise `ClusterError` if this process already uses another cluster: it can use only one."""
     own = str(ray.get_runtime_context().gcs_address)
-    if address not in (None, "auto", "local") and not _same(address, own):
+    if address not in (None, "auto", "local") and not _is_same(address, own):
         raise ClusterError(
             f"this process uses the cluster at {own!r} already, and can use no other: leave the address {address!r} "
             "out, or call ray.shutdown() before"
         )
 
 
-def _same(one: str, other: str) -> bool:
-    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
-    return port == other_port and (host == other_host or not _numbers(host).isdisjoint(_numbers(other_host)))
+def _is_same(address: str, own: str) -> bool:
+    (host, _, port), (own_host, _, own_port) = address.rpartition(":"), own.rpartition(":")
+    return port == own_port and (host == own_host or not _ip_addresses(host).isdisjoint(_ip_addresses(own_host)))
 
 
-def _numbers(host: str) -> set[str]:
-    """The addresses that a host's name means: of this machine, all that Ray may call it by."""
+def _ip_addresses(host: str) -> set[str]:
+    """Return the IP addresses of a host; for this machine, all that Ray may call it by."""
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None)}
     except OSError:
         return set()
-    if any(ip_address(each.partition("%")[0]).is_loopback for each in found):
-        found |= {"127.0.0.1", "::1", str(ray.util.get_node_ip_address())}
-    return found
+    if any(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+        addresses |= {"127.0.0.1", "::1", str(ray.util.get_node_ip_address())}
+    return addresses
 
 
-def _nobody(address: str) -> str:
+def _unreachable(address: str) -> str:
     return (
         f"no cluster of Ray's answers at {address!r}: start one (ray start --head --port=6379), give another as "
         "HOST:PORT, or none, and unset RAY_ADDRESS, to have one started here"

@@ -1,4 +1,4 @@
-"""What has failed in an actor, or because it is gone, as one of this package's errors."""
+"""Errors of Ray and of actors, translated into errors of this package."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _GONE = (
     ray_errors.RaySystemError,
     ray_errors.RpcError,
     ray_errors.RuntimeEnvSetupError,
-    ray_errors.TaskCancelledError,  # by the actor, which takes the router for gone: what a router cancels, it leaves
+    ray_errors.TaskCancelledError,  # by the actor, which took the router for gone; nobody awaits cancelled calls
     ray_errors.WorkerCrashedError,
 )
 
 
 class ClusterError(EngineLostError, ConnectionError):
-    """There is no such cluster of Ray's, or it has no room for the engines; the message says what it has."""
+    """A Ray cluster that is missing, or lacks the resources for the engines; the message says what it has."""
 
 
-def translated(engine: str, error: Exception) -> ChoreoError:
-    """What a call to an actor has failed with: our own errors as they were, and all else as what it means here.
+def translate(engine: str, error: Exception) -> ChoreoError:
+    """Translate the error of a call to an actor: our own errors stay as they were, others become their meaning here.
 
     Args:
-        engine: The name of what the actor serves.
-        error: Ray's.
+        engine: Name of the engine that the actor serves.
+        error: Error that Ray raised.
     """
     if isinstance(error, ray_errors.RayTaskError):
         cause = error.cause
@@ -40,13 +40,13 @@ def translated(engine: str, error: Exception) -> ChoreoError:
             return cause
         if not isinstance(cause, _GONE):
             return EngineFailedError(
-                f"engine {engine!r} has failed with {_in_a_line(cause)}: its traceback is the cause"
+                f"engine {engine!r} has failed with {_first_line(cause)}: its traceback is the cause"
             )
     elif not isinstance(error, _GONE):
-        return EngineFailedError(f"engine {engine!r} could not be asked: {_in_a_line(error)}")
-    return EngineLostError(f"engine {engine!r} is gone, or cannot be reached: {_in_a_line(error)}")
+        return EngineFailedError(f"engine {engine!r} could not be asked: {_first_line(error)}")
+    return EngineLostError(f"engine {engine!r} is gone, or cannot be reached: {_first_line(error)}")
 
 
-def _in_a_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The actors of one router, one for each engine: placed on the cluster, begun, loaded, and ended."""
+"""The actors of one router, one for each engine: schedules, starts, loads and ends them."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.client import RayEngineClient
 from choreo_ray.cluster import Cluster, object_store_bytes, resources
-from choreo_ray.errors import ClusterError, translated
-from choreo_ray.naming import ended, found_or_made, named
+from choreo_ray.errors import ClusterError, translate
+from choreo_ray.naming import actors_named, end_actors, get_or_start
 from choreo_ray.placing import Placing
 from choreo_ray.remote import COPIED_BYTES
 from choreo_ray.remote.protocol import own_version
 
 _CALLS = 1 << 14
-"""At once in an actor: what is too much for its engine waits there, and not before what concerns calls under way."""
+"""Concurrent calls of an actor. Excess calls wait in its engine, and do not block methods that control other calls."""
 _AGAIN_S = 0.1
 
 
 class Actors:
-    """One for each engine.
+    """The actors of one router, one for each engine.
 
     Args:
-        cluster: Where.
-        placing: What they ask of it.
-        loading: What each of them loads.
+        cluster: Cluster that they run on.
+        placing: Resources and placement that they ask for.
+        loading: Arguments with which each of them loads its engine.
 
     Raises:
-        ClusterError: It has no room for them. What `Engine.load` raises: by the first of them that fails.
+        ClusterError: It has no resources for them. What `Engine.load` raises in the first of them that fails.
     """
 
     def __init__(self, cluster: Cluster, placing: Placing, loading: Loading) -> None:
         self._cluster, self._placing = cluster, placing
         self._group: PlacementGroup | None = None
-        self.far: list[RayEngineClient] = []
-        self._made: list[Any] = []
-        """Actors that were not there before."""
+        self.clients: list[RayEngineClient] = []
+        self._started: list[Any] = []
+        """Actors that were started here."""
         try:
             self._require_possible()
             until = time.monotonic() + placing.start_s
             bundles = self._bundles(until)
             for number, name in enumerate(placing.names()):
                 bundle = None if bundles is None else (bundles, number)
-                self.far.append(RayEngineClient(name, self._actor(name, loading, bundle)))
+                self.clients.append(RayEngineClient(name, self._actor(name, loading, bundle)))
             self._meet(until, loading)
             self._load()
-            self._meet(time.monotonic() + placing.start_s, loading)  # now each knows what its model is in
+            self._meet(time.monotonic() + placing.start_s, loading)  # now each knows its model's dtype
         except BaseException as error:
             self.undo()
             if isinstance(error, RayError):
@@ -65,43 +65,45 @@ class Actors:
             cluster.before_end(f"{placing.namespace}/{placing.name}", self._end_named)
 
     def copied_bytes(self) -> int:
-        """Of KV that may be on its way to each at once: of all together the object store has to spill nothing."""
+        """Return the bytes of KV that may be on their way to one engine, so that all together never spill the object
+        store.
+        """
         return min(COPIED_BYTES, round(object_store_bytes() / (2 * self._placing.engines)))
 
     def stats(self) -> dict[str, EngineStats]:
-        """What each engine holds and has done, by its name; nothing of those that are gone now."""
-        asked = {each.name: each.actor.stats.remote() for each in self.far}
-        told: dict[str, EngineStats] = {}
-        for name, reference in asked.items():
+        """Return the statistics of each engine that is up, by its name."""
+        references = {client.name: client.actor.stats.remote() for client in self.clients}
+        stats: dict[str, EngineStats] = {}
+        for name, reference in references.items():
             with suppress(RayError):
-                told[name] = ray.get(reference)
-        return told
+                stats[name] = ray.get(reference)
+        return stats
 
     def undo(self) -> None:
-        """End those that were not there before, of which nothing is to be kept."""
+        """End the actors that were started here; nothing of them is kept."""
         if ray.is_initialized():
-            for each in self._made:
-                ray.kill(each, no_restart=True)
-            self._leave_group()
+            for actor in self._started:
+                ray.kill(actor, no_restart=True)
+            self._remove_group()
         self._cluster.close()
 
     def close(self) -> None:
-        """End them, unless they are to outlive this process, and the cluster does."""
+        """End the actors, unless they have a name; then only the end of the cluster ends them."""
         if self._placing.name is None and ray.is_initialized():
-            ended([each.actor for each in self.far])
-            self._leave_group()
+            end_actors([client.actor for client in self.clients])
+            self._remove_group()
         self._cluster.close()
 
     def _end_named(self) -> None:
         assert self._placing.name is not None, "others go with who has made them"
-        ended(named(self._placing.name, self._placing.namespace))
+        end_actors(actors_named(self._placing.name, self._placing.namespace))
 
-    def _leave_group(self) -> None:
+    def _remove_group(self) -> None:
         if self._group is not None:
             remove_placement_group(self._group)
 
     def _require_possible(self) -> None:
-        """A cluster that was started here does not grow: what it can never give need not be waited for."""
+        """Raise `ClusterError` if a cluster that was started here can never hold the actors: it does not grow."""
         if self._cluster.started and any(
             self._placing.engines * value > resources()[0].get(name, 0.0)
             for name, value in self._placing.bundle.items()
@@ -118,7 +120,7 @@ class Actors:
             return placing.placement
         if placing.placement is None:
             return None
-        bundle = placing.bundle or {"CPU": 0.001}  # a bundle of nothing is refused
+        bundle = placing.bundle or {"CPU": 0.001}  # Ray refuses an empty bundle
         try:
             self._group = placement_group([bundle] * placing.engines, strategy=placing.placement)
         except (TypeError, ValueError) as error:
@@ -139,59 +141,59 @@ class Actors:
         if bundle is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(*bundle)
         lasting = None if placing.name is None else name
-        actor, made = found_or_made(EngineActor, options, lasting, placing.namespace, name, loading)
-        if made:
-            self._made.append(actor)
+        actor, is_new = get_or_start(EngineActor, options, lasting, placing.namespace, name, loading)
+        if is_new:
+            self._started.append(actor)
         return actor
 
     def _meet(self, until: float, loading: Loading) -> None:
-        """Wait until they have begun, until a time at the latest; raise `EngineMismatchError` for what is another's."""
-        asked = {each.actor.meet.remote(own_version()): each for each in self.far}
-        while asked:
-            ready, _ = ray.wait([*asked], timeout=max(0.0, until - time.monotonic()))
+        """Wait until all have begun, at most until a time; raise `EngineMismatchError` if one serves another model."""
+        waiting = {client.actor.meet.remote(own_version()): client for client in self.clients}
+        while waiting:
+            ready, _ = ray.wait([*waiting], timeout=max(0.0, until - time.monotonic()))
             if not ready or time.monotonic() > until:
-                names = " and ".join(sorted(repr(each.name) for each in asked.values()))
+                names = " and ".join(sorted(repr(client.name) for client in waiting.values()))
                 raise self._no_room(f"{names} had not begun after {self._placing.start_s:g} s")
-            far = asked.pop(ready[0])
+            client = waiting.pop(ready[0])
             try:
-                self._require_alike(far, loading, *ray.get(ready[0]))
-            except ActorUnavailableError:  # one that was there before has died, and is being started again
+                self._require_alike(client, loading, *ray.get(ready[0]))
+            except ActorUnavailableError:  # an actor that existed before has died, and is being restarted
                 time.sleep(_AGAIN_S)
-                asked[far.actor.meet.remote(own_version())] = far
+                waiting[client.actor.meet.remote(own_version())] = client
             except RayError as error:
-                if isinstance(found := translated(far.name, error), EngineMismatchError):
-                    raise found from error
+                if isinstance(failure := translate(client.name, error), EngineMismatchError):
+                    raise failure from error
                 raise ClusterError(
-                    f"the actor of {far.name!r} could not begin: {error}. Each machine of the cluster needs choreo-ray "
-                    "in one version"
+                    f"the actor of {client.name!r} could not begin: {error}. Each machine of the cluster needs "
+                    "choreo-ray in one version"
                 ) from error
 
-    def _require_alike(self, far: RayEngineClient, loading: Loading, model: str, dtype: torch.dtype | None) -> None:
-        said = str(loading.options.get("dtype")).removeprefix("torch.")
-        wanted: torch.dtype | None = getattr(torch, said, None)  # of "auto", whatever each engine has taken
-        if model != loading.model or (wanted is not None and dtype not in (None, wanted)):
-            asked = f"{loading.model!r}" if wanted is None else f"{loading.model!r} in {wanted}"
+    def _require_alike(self, client: RayEngineClient, loading: Loading, model: str, dtype: torch.dtype | None) -> None:
+        dtype_name = str(loading.options.get("dtype")).removeprefix("torch.")
+        expected: torch.dtype | None = getattr(torch, dtype_name, None)  # None for "auto": each engine chooses
+        if model != loading.model or (expected is not None and dtype not in (None, expected)):
+            requested = f"{loading.model!r}" if expected is None else f"{loading.model!r} in {expected}"
             serves = f"{model!r}" if dtype is None else f"{model!r} in {dtype}"
             raise EngineMismatchError(
-                f"engine {far.name!r} was there before, and serves {serves}, not {asked}: end it with "
+                f"engine {client.name!r} was there before, and serves {serves}, not {requested}: end it with "
                 f"RayEngine.end({self._placing.name!r}), or give yours another name"
             )
 
     def _no_room(self, why: str) -> ClusterError:
         placing, (every, free) = self._placing, resources()
-        asked = " and ".join(f"{value:g} {name}" for name, value in placing.bundle.items()) or "no CPU"
-        has = " and ".join(f"{every[name]:g} {name} ({free[name]:g} free)" for name in every)
+        needs = " and ".join(f"{value:g} {name}" for name, value in placing.bundle.items()) or "no CPU"
+        available = " and ".join(f"{every[name]:g} {name} ({free[name]:g} free)" for name in every)
         return ClusterError(
-            f"the cluster has no room for {placing.engines} engines with {asked} each: {why}. It has {has}: "
+            f"the cluster has no room for {placing.engines} engines with {needs} each: {why}. It has {available}: "
             "ask for less, end what uses it, or add machines; start_s is how long is waited"
         )
 
     def _load(self) -> None:
-        loading = {each.actor.load.remote(): each.name for each in self.far}
+        loading = {client.actor.load.remote(): client.name for client in self.clients}
         while loading:
-            [done], _ = ray.wait([*loading])
-            name = loading.pop(done)
+            [reference], _ = ray.wait([*loading])
+            name = loading.pop(reference)
             try:
-                ray.get(done)
+                ray.get(reference)
             except RayError as error:
-                raise translated(name, error) from error
+                raise translate(name, error) from error

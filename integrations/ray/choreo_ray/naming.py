@@ -1,4 +1,4 @@
-"""Actors that outlive who has started them, by the name that they are found by."""
+"""Named actors, which outlive the process that started them: how to find, start and end them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import ray
 from choreo_agents.errors import InvalidRequestError
 
 _THERE_S, _CLOSE_S = 5.0, 30.0
-"""Seconds in which actors that have begun say so; and that their engines have to write what is to be kept."""
+"""Seconds to wait for actors to respond; and for their engines to write what is to persist."""
 
 
 def require_name(name: str | None, namespace: str) -> None:
-    """Raise `InvalidRequestError` for what no actors can be found by."""
-    for what, value in (("name", name), ("namespace", namespace)):
+    """Raise `InvalidRequestError` for a name or namespace that no actor can be found by."""
+    for label, value in (("name", name), ("namespace", namespace)):
         if value is not None and (not isinstance(value, str) or not value):
-            raise InvalidRequestError(f"{what} must be a text that is not empty, not {value!r}")
+            raise InvalidRequestError(f"{label} must be a text that is not empty, not {value!r}")
 
 
 def engine_name(name: str | None, number: int) -> str:
-    """Of the engine in an actor with that name, or without one."""
+    """Return the name of an engine, by the name of its actors if they have one."""
     return f"{name or 'engine'}-{number}"
 
 
-def found_or_made(
+def get_or_start(
     kind: type, options: Mapping[str, Any], name: str | None, namespace: str, *arguments: Any
 ) -> tuple[Any, bool]:
-    """The handle of an actor, and whether it was made here: one without a name always is.
+    """Return the handle of an actor, and whether it was started here: one without a name always is.
 
     Args:
-        kind: Its class.
-        options: What it asks of Ray.
-        name: It outlives this process, and others find it by that; None: it ends with this process. `namespace`: Ray's.
-        arguments: Of one that is made.
+        kind: Class of the actor.
+        options: Resources and limits that it asks of Ray.
+        name: Name by which others find it, and it outlives this process; None: it ends with it. `namespace`: Ray's.
+        arguments: Arguments of the class, if an actor is started.
     """
     lasting: dict[str, Any] = {}
     if name is not None:
@@ -44,38 +44,38 @@ def found_or_made(
         lasting = {"name": name, "namespace": namespace, "lifetime": "detached"}
     try:
         return ray.remote(kind).options(**options, **lasting).remote(*arguments), True
-    except ray.exceptions.ActorAlreadyExistsError:  # somebody was faster
+    except ray.exceptions.ActorAlreadyExistsError:  # another process was faster
         return ray.get_actor(name, namespace), False
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"Ray refuses what an actor asks for ({dict(options)!r}): {error}") from error
 
 
-def named(name: str, namespace: str) -> list[Any]:
-    """The actors of that name that there are."""
+def actors_named(name: str, namespace: str) -> list[Any]:
+    """Return the actors of a name that there are."""
     every = ray.util.list_named_actors(all_namespaces=True)
-    known = (each["name"] for each in every if each["namespace"] == namespace)
-    split = ((each, *each.rpartition("-")) for each in known)
-    found: list[Any] = []
-    for each, of, _, number in split:
-        if of == name and number.isdigit():
+    names = (actor["name"] for actor in every if actor["namespace"] == namespace)
+    split = ((full_name, *full_name.rpartition("-")) for full_name in names)
+    actors: list[Any] = []
+    for full_name, prefix, _, number in split:
+        if prefix == name and number.isdigit():
             with suppress(ValueError):  # it has ended meanwhile
-                found.append(ray.get_actor(each, namespace))
-    return found
+                actors.append(ray.get_actor(full_name, namespace))
+    return actors
 
 
-def ended(actors: Sequence[Any]) -> int:
-    """End actors for good, those that have begun once they have written what is to be kept; how many they are."""
-    asked = {each.there.remote(): each for each in actors}
-    begun = _awaited([*asked], _THERE_S)
-    _awaited([asked[each].close.remote() for each in begun], _CLOSE_S)
-    for each in actors:
-        ray.kill(each, no_restart=True)
+def end_actors(actors: Sequence[Any]) -> int:
+    """End actors for good, those that respond only once they have written what is to persist; return their number."""
+    references = {actor.there.remote(): actor for actor in actors}
+    ready = _wait([*references], _THERE_S)
+    _wait([references[reference].close.remote() for reference in ready], _CLOSE_S)
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
     return len(actors)
 
 
-def _awaited(references: list[Any], timeout_s: float) -> list[Any]:
-    """Those that are done, at the latest after so many seconds."""
+def _wait(references: list[Any], timeout_s: float) -> list[Any]:
+    """Return the references that are done within some seconds."""
     if not references:
         return []
-    done, _ = ray.wait(references, num_returns=len(references), timeout=timeout_s)
-    return list(done)
+    ready, _ = ray.wait(references, num_returns=len(references), timeout=timeout_s)
+    return list(ready)

@@ -1,4 +1,4 @@
-"""What engines in actors ask of a cluster."""
+"""Resources that engines in actors ask of a cluster, and their placement."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_ray.naming import engine_name, require_name
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-"""Of Ray's placement groups."""
+"""Strategy of a Ray placement group."""
 
 
 def absolute(path: str | Path | None) -> str | Path | None:
-    """A folder as actors find it, too, whose own folder is another: names of no folder here stay as they are."""
+    """Make a directory's path absolute, since actors have another working directory; other names stay as they are."""
     return Path(path).absolute() if path is not None and Path(path).is_dir() else path
 
 
-def with_folders(memory: Memory | None) -> Memory | None:
-    """With folders as actors find them, too; those that are not there yet are made where this process would."""
+def with_absolute(memory: Memory | None) -> Memory | None:
+    """Make directories absolute, since actors have another working directory; missing ones are created there later."""
     if memory is None:
         return None
     folders = {"disk": memory.disk, "kept": memory.persist_dir}
@@ -32,50 +32,50 @@ def with_folders(memory: Memory | None) -> Memory | None:
 
 @dataclass(frozen=True)
 class Placing:
-    """What actors ask of the cluster."""
+    """Resources and placement that actors ask of the cluster."""
 
     engines: int
     num_cpus: float
     num_gpus: float
-    """Of each."""
+    """Resources of each engine."""
     placement: Strategy | PlacementGroup | None
-    """How they lie in a placement group that is made for them, or one that has a bundle for each; None: in none."""
+    """Strategy of a new placement group, or a placement group that has a bundle for each; None: no group."""
     name: str | None
-    """Of actors that outlive this process, and that others find by it; None: they end with it."""
+    """Name of actors that outlive this process, by which others find them; None: they end with it."""
     namespace: str
     start_s: float
-    """Seconds in which they have to have found room, and begun."""
+    """Seconds within which they have to be scheduled and begin."""
 
     def __post_init__(self) -> None:
         if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
             raise InvalidRequestError(f"engines must be a whole number, at least 1, not {self.engines!r}")
-        for what in ("num_cpus", "num_gpus", "start_s"):
-            _require_number(what, getattr(self, what))
+        for field in ("num_cpus", "num_gpus", "start_s"):
+            _require_number(field, getattr(self, field))
         if not self.start_s:
             raise InvalidRequestError("start_s must be positive, not 0")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise InvalidRequestError(f"num_gpus must be whole if it is more than 1, not {self.num_gpus!r}")
         require_name(self.name, self.namespace)
         if isinstance(self.placement, str) and self.placement not in get_args(Strategy):
-            ways = ", ".join(map(repr, get_args(Strategy)))
+            strategies = ", ".join(map(repr, get_args(Strategy)))
             raise InvalidRequestError(
-                f"placement must be one of {ways}, a placement group or None, not {self.placement!r}"
+                f"placement must be one of {strategies}, a placement group or None, not {self.placement!r}"
             )
         if self.name is not None and self.placement is not None:
             raise InvalidRequestError("actors with a name outlive the placement group: leave name or placement out")
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Of one engine."""
+        """Resources of one engine, by Ray's names."""
         return {name: value for name, value in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if value}
 
     def names(self) -> list[str]:
-        """Of the engines."""
+        """Return the names of the engines."""
         return [engine_name(self.name, number) for number in range(self.engines)]
 
 
-def _require_number(what: str, value: object) -> None:
+def _require_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequestError(f"{what} must be a number, not {value!r}")
+        raise InvalidRequestError(f"{name} must be a number, not {value!r}")
     if value < 0:
-        raise InvalidRequestError(f"{what} must not be negative, but it is {value!r}")
+        raise InvalidRequestError(f"{name} must not be negative, but it is {value!r}")

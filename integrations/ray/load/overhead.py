@@ -97,7 +97,7 @@ def main() -> None:
         engines: dict[str, Engine] = {"engine": engine, "front": router, "ray": crossed}
         found = measured(engines, asked.rounds, asked.calls, asked.tokens)
         assert crossed._actors is not None
-        nothing = nothing_ms(crossed._actors.far[0].actor, asked.calls)
+        nothing = nothing_ms(crossed._actors.clients[0].actor, asked.calls)
     print(f"{'':8}{'a call':>10}{'1st token':>12}{'a token':>10}   ms")
     for name, values in found.items():
         print(f"{name:8}{values['call']:10.2f}{values['first']:12.2f}{values['token']:10.2f}")

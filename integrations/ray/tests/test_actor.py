@@ -60,13 +60,13 @@ async def test_a_front_of_another_version_is_refused(actor: EngineActor) -> None
 
 async def test_what_is_there_at_once_is_one_item(actor: EngineActor) -> None:
     known = await sender(actor)
-    _, router = actor._known(known)
+    _, router = actor._require_known(known)
     heard = actor.listen(known)
-    router.say(1, 4, [SampledToken(5)])
-    router.say(2, 0, [])
-    router.say(1, 5, [SampledToken(7)])
+    router.queue(1, 4, [SampledToken(5)])
+    router.queue(2, 0, [])
+    router.queue(1, 5, [SampledToken(7)])
     assert await anext(heard) == {1: SomeTokens(4, (SampledToken(5), SampledToken(7))), 2: SomeTokens(0)}
-    asyncio.get_running_loop().call_later(0.01, router.say, 3, 0, [SampledToken(8)])
+    asyncio.get_running_loop().call_later(0.01, router.queue, 3, 0, [SampledToken(8)])
     assert await anext(heard) == {3: SomeTokens(0, (SampledToken(8),))}
     await heard.aclose()
 
@@ -74,12 +74,12 @@ async def test_what_is_there_at_once_is_one_item(actor: EngineActor) -> None:
 async def test_who_asks_again_for_what_is_said_is_there(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "LISTEN_S", 0.01)
     known = await sender(actor)
-    _, router = actor._known(known)
-    before = router.heard
+    _, router = actor._require_known(known)
+    before = router.listens
     assert [each async for each in actor.listen(known)] == []
     await actor._give_up("front", router, before)
     await actor.release(known, [])
-    await actor._give_up("front", router, router.heard)
+    await actor._give_up("front", router, router.listens)
     with pytest.raises(EngineLostError):
         await actor.release(known, [])
 
@@ -108,7 +108,7 @@ async def test_calls_end_whose_front_has_given_them_up(actor: EngineActor, again
         assert (await actor.greet(GREETING))[0] == known.incarnation
     else:
         router = actor._routers["front"]
-        await actor._give_up("front", router, router.heard)
+        await actor._give_up("front", router, router.listens)
     with pytest.raises(asyncio.CancelledError):
         await call
     while (await actor.stats()).unfinished:

@@ -235,7 +235,7 @@ def test_a_placement_group_that_is_given_is_used_and_stays(alone: None) -> None:
         with RayEngine.load("embedded", placement=group, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
             assert engine.prefill([7] * 3).length == 3 and len(groups()) == 1
             asked = [
-                each.actor.__ray_call__.remote(lambda _: get_current_placement_group()) for each in engine._actors.far
+                c.actor.__ray_call__.remote(lambda _: get_current_placement_group()) for c in engine._actors.clients
             ]
             inside = [each.id for each in ray.get(asked)]
             assert inside == [group.id] * 2, "they lie in its bundles"
@@ -352,8 +352,8 @@ if __name__ == "__main__":
         assert one.prefill([7] * 60) == note and one.engine_stats(), "its actors go on, for whoever has the cluster"
         written = []
         from choreo_ray import naming
-        ended = naming._awaited
-        naming._awaited = lambda references, s: [*watch(written, ended(references, s), references)]
+        ended = naming._wait
+        naming._wait = lambda references, s: [*watch(written, ended(references, s), references)]
     assert written == [(1, 1), (1, 1)], "it has begun, and has closed its engine, before the cluster ended"
     assert not ray.is_initialized()
     print("done")

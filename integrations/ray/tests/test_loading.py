@@ -14,8 +14,8 @@ from choreo_ray import ClusterError, naming
 from choreo_ray import fleet as fleets
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.fleet import Actors
-from choreo_ray.naming import ended
-from choreo_ray.placing import Placing, with_folders
+from choreo_ray.naming import end_actors
+from choreo_ray.placing import Placing, with_absolute
 from choreo_ray.remote.protocol import own_version
 from ray import exceptions as ray_errors
 
@@ -99,7 +99,7 @@ def load(monkeypatch: pytest.MonkeyPatch, killed: list[str]) -> Callable[..., Ac
         def found_or_made(kind: type, options: Any, found: Any, namespace: str, own: str, *_: Any) -> tuple[Any, bool]:
             return known[own], own in new
 
-        monkeypatch.setattr(fleets, "found_or_made", found_or_made)
+        monkeypatch.setattr(fleets, "get_or_start", found_or_made)
         placing = Placing(len(handles), 1, 0, None, name, "tests", 60.0)
         return Actors(cluster or Closing(), placing, LOADING)
 
@@ -189,16 +189,16 @@ def test_those_that_have_begun_write_before_they_end_and_no_other_is_waited_for(
         return wait(references, num_returns=num_returns, timeout=timeout)
 
     monkeypatch.setattr(ray, "wait", watched)
-    assert ended([Handle("pool-0"), Handle("pool-1", begun=False)]) == 2
+    assert end_actors([Handle("pool-0"), Handle("pool-1", begun=False)]) == 2
     asked, closing = waits
     assert asked == (["pool-0 there", "pool-1 there"], naming._THERE_S) and naming._THERE_S < naming._CLOSE_S
     assert closing == (["pool-0 close"], naming._CLOSE_S)
     assert killed == ["pool-0", "pool-1"]
-    assert ended([]) == 0
+    assert end_actors([]) == 0
 
 
 def test_folders_of_memory_are_those_of_who_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    told = with_folders(Memory(persist_dir=Path("kept"), host_bytes=7))
+    told = with_absolute(Memory(persist_dir=Path("kept"), host_bytes=7))
     assert told == Memory(persist_dir=tmp_path / "kept", host_bytes=7) and not (tmp_path / "kept").exists()
-    assert with_folders(None) is None
+    assert with_absolute(None) is None

@@ -137,7 +137,7 @@ def test_an_error_arrives_as_it_was_raised(router: Make) -> None:
     with pytest.raises(ConstraintError) as refused:
         engine.decode("Bob:", sampling=Sampling(constraint={"regex": "[a-z]{90}"}, max_tokens=9))
     assert type(refused.value) is ConstraintError and "max_tokens=9" in str(refused.value)
-    assert re.fullmatch(" ?[a-z]{3,80}", refused.value.said), "its fields are there"
+    assert re.fullmatch(" ?[a-z]{3,80}", refused.value.text), "its fields are there"
 
 
 def test_a_guide_that_cannot_be_sent_is_refused_by_its_key_and_tells_no_secret(router: Make) -> None:
@@ -257,7 +257,7 @@ class Watched:
     def kill(self, name: str) -> None:
         """End an engine's process."""
         assert self.engine._actors is not None
-        [far] = [each for each in self.engine._actors.far if each.name == name]
+        [far] = [each for each in self.engine._actors.clients if each.name == name]
         os.kill(ray.get(far.actor.there.remote()), signal.SIGKILL)
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 from choreo_ray import ClusterError
-from choreo_ray.errors import translated
+from choreo_ray.errors import translate
 from ray import exceptions as ray_errors
 
 from choreo_agents.errors import ChoreoError, ConstraintError, EngineFailedError, EngineLostError
@@ -35,18 +35,18 @@ GONE = [
 
 @pytest.mark.parametrize("error", [*GONE, raised(ray_errors.ActorDiedError())], ids=lambda each: type(each).__name__)
 def test_who_is_gone_is_lost(error: Exception) -> None:
-    found = translated("engine-1", error)
+    found = translate("engine-1", error)
     assert type(found) is EngineLostError and "'engine-1' is gone" in str(found) and "\n" not in str(found)
 
 
 def test_our_own_errors_are_as_they_were() -> None:
-    found = translated("engine-1", raised(ConstraintError("no end", said="half of")))
-    assert type(found) is ConstraintError and (str(found), found.said) == ("no end", "half of")
+    found = translate("engine-1", raised(ConstraintError("no end", text="half of")))
+    assert type(found) is ConstraintError and (str(found), found.text) == ("no end", "half of")
 
 
 @pytest.mark.parametrize("error", [raised(KeyError("x")), ray_errors.GetTimeoutError("late")])
 def test_all_else_is_a_failure_whose_traceback_is_told(error: Exception) -> None:
-    found = translated("engine-1", error)
+    found = translate("engine-1", error)
     assert type(found) is EngineFailedError and "'engine-1'" in str(found)
 
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on choreo-agents: `choreo serve`, or `server_app` within a program of yours."""
+"""An OpenAI-compatible server on choreo-agents: `choreo serve`, or `server_app` in your own program."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ __all__ = ["Keys", "Limits", "server_app"]
 
 _MODULES = {"Keys": "tenancy", "Limits": "limits", "server_app": "app"}
 
-if not TYPE_CHECKING:  # a type checker would take any name to be here
+if not TYPE_CHECKING:  # a type checker would accept any name as an attribute
 
     def __getattr__(name: str) -> object:
-        """Import a public name's module when the name is first asked for: `choreo --help` imports this package."""
+        """Import a public name's module on first access: `choreo --help` imports this package and must stay fast."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""`python -m choreo_server`: what `choreo serve` does."""
+"""`python -m choreo_server`: the same as `choreo serve`."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""What every request to a server gets, whatever becomes of it: a name, a line in the log, and its place in a count."""
+"""ASGI middleware that gives each request an id, a line in the access log, and a count by status."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOG = logging.getLogger("choreo_server.access")
 USAGE = "choreo_server.usage"
-"""In a request's scope: what its answers cost, once all is said."""
+"""Key in a request's scope: the usage of its answers, once they are complete."""
 _NAME = "x-request-id"
 _IS_NAME = re.compile(r"[!-~]{1,128}")
-"""Any other might be more than one line of a log."""
+"""Ids that are taken from clients: anything else could forge lines of the log."""
 
 
 class Access:
-    """An ASGI application whose answers are named, logged, and counted by their status.
+    """ASGI middleware for ids, access log and counts of requests.
 
     Args:
         app: The application.
-        requests: Where they are counted.
+        requests: Counts of requests by status.
     """
 
     def __init__(self, app: ASGIApp, requests: Counter[int]) -> None:
@@ -35,25 +35,25 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began_s, status = time.perf_counter(), 499  # whoever leaves before is told nothing
-        told = Headers(scope=scope).get(_NAME, "")
-        name = told if _IS_NAME.fullmatch(told) else uuid.uuid4().hex
+        began_s, status = time.perf_counter(), 499  # 499: the client leaves before a response
+        header = Headers(scope=scope).get(_NAME, "")
+        request_id = header if _IS_NAME.fullmatch(header) else uuid.uuid4().hex
 
-        async def noted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._requests[status] += 1
-                MutableHeaders(scope=message)[_NAME] = name
+                MutableHeaders(scope=message)[_NAME] = request_id
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_counted)
         finally:
             used = scope.get(USAGE, {})
             LOG.info(
                 "request=%s method=%s path=%s status=%d prompt_tokens=%s completion_tokens=%s duration_s=%.3f",
-                name,
+                request_id,
                 scope["method"],
                 quote(scope["path"]),
                 status,

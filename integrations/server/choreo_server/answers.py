@@ -1,4 +1,4 @@
-"""What a model says, in OpenAI's words."""
+"""Formats a model's answers as OpenAI's chat completions and stream events."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_openai
 from langchain_core.messages.ai import UsageMetadata
 
 from choreo_agents.chat import ChatCall
-from choreo_server.handles import sealed
+from choreo_server.handles import seal_handle
 
 
 def completion(calls: Sequence[ChatCall], number: str, model: str, *, one_call: bool) -> dict[str, Any]:
-    """The whole answer to a request.
+    """Return the body of a completion.
 
     Args:
-        calls: That were heard to their end.
-        number: Of the request.
-        model: As the server calls it.
-        one_call: Whether only the first of several calls of tools is told.
+        calls: Finished calls.
+        number: Id of the request.
+        model: Name of the model for clients.
+        one_call: Whether only the first of several tool calls is returned.
     """
     choices = [_choice(place, call, one_call=one_call) for place, call in enumerate(calls)]
     return {
@@ -36,65 +36,65 @@ def completion(calls: Sequence[ChatCall], number: str, model: str, *, one_call: 
 
 
 def _choice(place: int, call: ChatCall, *, one_call: bool) -> dict[str, Any]:
-    message = _said(call)
-    told: dict[str, Any] = {"role": "assistant", "content": f"{message.text}{_broken(message)}"}
+    message = _message(call)
+    body: dict[str, Any] = {"role": "assistant", "content": f"{message.text}{_invalid_calls(message)}"}
     if thoughts := _thoughts(message):
-        told["reasoning_content"] = thoughts
+        body["reasoning_content"] = thoughts
     if message.tool_calls:
         [as_openai] = convert_to_openai_messages([message])
-        told["tool_calls"] = as_openai["tool_calls"][: 1 if one_call else None]
-        told["content"] = told["content"] or None
-    return {"index": place, "message": told, **_ending(call)}
+        body["tool_calls"] = as_openai["tool_calls"][: 1 if one_call else None]
+        body["content"] = body["content"] or None
+    return {"index": place, "message": body, **_finish(call)}
 
 
-def _broken(message: AIMessage) -> str:
-    """What was to be a call and is none, behind what else is said: the protocol has no other place for it."""
-    return "".join(f"\n{each['args']}" for each in message.invalid_tool_calls)[0 if message.text else 1 :]
+def _invalid_calls(message: AIMessage) -> str:
+    """Return invalid tool calls as text to append to the answer, since the protocol has no field for them."""
+    return "".join(f"\n{call['args']}" for call in message.invalid_tool_calls)[0 if message.text else 1 :]
 
 
-def _ending(call: ChatCall) -> dict[str, Any]:
-    """Of a choice, or of the last piece of one."""
-    noted, handle = _said(call).response_metadata, call.handle
+def _finish(call: ChatCall) -> dict[str, Any]:
+    """Return the last fields of a choice, or of its last event."""
+    noted, handle = _message(call).response_metadata, call.handle
     assert handle is not None
     return {
         "logprobs": noted.get("logprobs"),
         "finish_reason": noted["finish_reason"],
-        "choreo": {"handle": sealed(call.engine, handle)},
+        "choreo": {"handle": seal_handle(call.engine, handle)},
     }
 
 
-def _said(call: ChatCall) -> AIMessage:
+def _message(call: ChatCall) -> AIMessage:
     assert call.message is not None, "it was heard to its end"
     return call.message
 
 
 def _thoughts(message: AIMessage | AIMessageChunk) -> str:
     blocks = message.content if isinstance(message.content, list) else ()
-    return "".join(str(each["reasoning"]) for each in blocks if isinstance(each, dict) and "reasoning" in each)
+    return "".join(str(block["reasoning"]) for block in blocks if isinstance(block, dict) and "reasoning" in block)
 
 
 def usage_of(calls: Sequence[ChatCall]) -> dict[str, Any]:
-    """What a request cost: its prompt is read once, however many answer."""
-    each: list[UsageMetadata] = [used for call in calls if (used := _said(call).usage_metadata) is not None]
-    read, said = each[0]["input_tokens"], sum(one["output_tokens"] for one in each)
-    cached = min(one.get("input_token_details", {}).get("cache_read", 0) for one in each)
-    thought = sum(one.get("output_token_details", {}).get("reasoning", 0) for one in each)
+    """Return the usage of a request, whose prompt counts once however many answers it has."""
+    usages: list[UsageMetadata] = [used for call in calls if (used := _message(call).usage_metadata) is not None]
+    prompt, completion_tokens = usages[0]["input_tokens"], sum(usage["output_tokens"] for usage in usages)
+    cached = min(usage.get("input_token_details", {}).get("cache_read", 0) for usage in usages)
+    thought = sum(usage.get("output_token_details", {}).get("reasoning", 0) for usage in usages)
     return {
-        "prompt_tokens": read,
-        "completion_tokens": said,
-        "total_tokens": read + said,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
 
 class Pieces:
-    """An answer's pieces as events of a stream: as few bytes, and as little work, for each as there can be.
+    """Formatter of stream events, with as few bytes and as little work for each token as possible.
 
     Args:
-        number: Of the request.
-        model: As the server calls it.
-        one_call: Whether only the first of several calls of tools is told.
+        number: Id of the request.
+        model: Name of the model for clients.
+        one_call: Whether only the first of several tool calls is returned.
     """
 
     def __init__(self, number: str, model: str, *, one_call: bool) -> None:
@@ -102,11 +102,11 @@ class Pieces:
         self._head, self._one_call = f"data: {json.dumps(head)[:-1]}, ", one_call
 
     def first(self, place: int) -> bytes:
-        """Who speaks."""
+        """Return the first event of an answer, which has its role."""
         return self._choice(place, {"role": "assistant", "content": ""})
 
-    def said(self, place: int, chunk: AIMessageChunk) -> bytes:
-        """A piece; nothing if it tells nothing."""
+    def delta(self, place: int, chunk: AIMessageChunk) -> bytes:
+        """Return the event of a chunk; empty if the chunk has nothing for the client."""
         delta: dict[str, Any] = {}
         if isinstance(chunk.content, str):
             if chunk.content:
@@ -115,19 +115,19 @@ class Pieces:
             delta |= {"content": text} if (text := str(chunk.text)) else {}
             delta |= {"reasoning_content": thoughts} if (thoughts := _thoughts(chunk)) else {}
         if chunk.tool_call_chunks:
-            can_be_made = [each for each in chunk.tool_call_chunks if each["index"] is not None]
-            calls = [_call(each) for each in can_be_made if not (self._one_call and each["index"])]
+            can_be_made = [piece for piece in chunk.tool_call_chunks if piece["index"] is not None]
+            calls = [_call(piece) for piece in can_be_made if not (self._one_call and piece["index"])]
             delta |= {"tool_calls": calls} if calls else {}
         return self._choice(place, delta) if delta else b""
 
     def last(self, place: int, call: ChatCall) -> bytes:
-        """Why an answer ended."""
-        ending, broken = _ending(call), _broken(_said(call))
+        """Return the last event of an answer, which has its finish reason and handle."""
+        ending, broken = _finish(call), _invalid_calls(_message(call))
         choice = {"index": place, "delta": {"content": broken} if broken else {}, **ending}
         return self._event({"choices": [choice], "choreo": ending["choreo"]})
 
     def usage(self, calls: Sequence[ChatCall]) -> bytes:
-        """What all of it cost."""
+        """Return the event with the request's usage."""
         return self._event({"choices": [], "usage": usage_of(calls)})
 
     def _choice(self, place: int, delta: dict[str, Any]) -> bytes:
@@ -141,6 +141,6 @@ class Pieces:
 
 
 def _call(piece: Any) -> dict[str, Any]:
-    """A whole call of a tool."""
+    """Return a complete tool call."""
     function = {"name": piece["name"], "arguments": piece["args"]}
     return {"index": piece["index"], "function": function, "id": piece["id"], "type": "function"}

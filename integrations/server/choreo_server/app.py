@@ -24,7 +24,7 @@ from choreo_agents import Engine
 from choreo_agents.errors import ChoreoError, InvalidRequestError
 from choreo_server.access import Access
 from choreo_server.asking import ChatBody
-from choreo_server.body import body_of
+from choreo_server.body import read_body
 from choreo_server.completions import Answer, CompletionJob, Stream
 from choreo_server.errors import RefusedError, as_response
 from choreo_server.limits import Limits
@@ -34,7 +34,7 @@ from choreo_server.recording import Recording
 from choreo_server.tenancy import Keys, Tenancy
 
 _LARGE = 1 << 16
-"""Bytes of a request from which on it is read on a thread, while the event loop goes on."""
+"""Bytes above which a request is parsed on a thread, so that the event loop is not blocked."""
 
 
 def server_app(
@@ -48,23 +48,23 @@ def server_app(
     records: bool = False,
     adapters: Mapping[str, Path] | None = None,
 ) -> ServerApp:
-    """The server over an engine, which it does not close.
+    """Return the server as an ASGI application; it does not close the engine.
 
     Args:
-        engine: That `Engine.load` has returned.
-        name: What clients call the model; None: as the engine does.
-        keys: Of its tenants; None: whoever reaches it may call.
-        limits: How much it takes.
-        called: Names by which programs may call it without keys, beside its address, the machine's own and `localhost`:
-            any other may be a web site's that has been made to lead here.
-        recordings: A folder whose recordings are shown at `/inspect`: to a tenant those in the folder of its name, and
-            without keys those in it.
-        records: Whether it records there what it answers: what the page shows are then the tenants' own requests.
-        adapters: Folders of adapters, by names that clients call them by in the place of the model's.
+        engine: An engine from `Engine.load`.
+        name: Name of the model for clients; None: the engine's name.
+        keys: API keys of the tenants; None: everybody who can reach the server may call.
+        limits: Limits on requests.
+        called: Host names that clients without keys may use, besides addresses, this machine's name and `localhost`.
+            Other names are rejected, to prevent DNS rebinding.
+        recordings: Directory whose recordings are shown at `/inspect`: a tenant sees those in the sub-directory of its
+            name; without keys, everybody sees those in the directory.
+        records: Whether served calls are recorded there.
+        adapters: Directories of adapters, by the names that clients use as model names.
 
     Raises:
         AdapterError: An adapter is another model's, or its files are damaged.
-        InvalidRequestError: It is to record, and there is no folder.
+        InvalidRequestError: `records` is set without `recordings`, or an adapter has the model's name.
     """
     if records and recordings is None:
         raise InvalidRequestError("name the folder of recordings, in which it is to record (--recordings)")
@@ -78,7 +78,7 @@ def server_app(
 
 
 class ServerApp(Starlette):
-    """See `server_app`."""
+    """The ASGI application of a server; see `server_app`."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class ServerApp(Starlette):
         recording: Recording | None,
     ) -> None:
         self.stopping = False
-        """Whether new requests are refused: those under way end."""
+        """Whether new requests are rejected; those in progress end."""
         self.answers = 0
-        """Under way now."""
+        """Number of answers in progress."""
         self._tenants_answers = Counter[str | None]()
-        """Likewise, by tenant."""
+        """Number of answers in progress by tenant."""
         self._engine, self._limits = engine, limits
         self._name, *self._adapters = self._names = names
         self._tenancy, self._requests, self._since = tenancy, Counter[int](), int(time.time())
@@ -109,57 +109,57 @@ class ServerApp(Starlette):
                 Route("/inspect", looking.index),
                 Route("/inspect/{name}", looking.page),
             ],
-            lifespan=_recorded(recording),
+            lifespan=_lifespan(recording),
             exception_handlers=dict.fromkeys((ChoreoError, ValidationError, HTTPException, Exception), as_response),
         )
 
     def build_middleware_stack(self) -> ASGIApp:
-        # Around all else: what has failed is told by the outermost of Starlette's own.
+        # Outermost, because Starlette's outermost middleware makes the responses for unhandled errors.
         return Access(super().build_middleware_stack(), self._requests)
 
     async def _completions(self, request: Request) -> Response:
         engine, pace = self._tenancy.engine(request), TokenIntervals(self._waits)
         self._require_open()
         try:
-            body = await body_of(request, self._limits)
+            body = await read_body(request, self._limits)
         except ClientDisconnect:
             return Response(status_code=499)
         number = f"chatcmpl-{uuid.uuid4().hex}"
         is_large = len(body) > _LARGE
-        asked, kind = (
-            await asyncio.to_thread(self._read, body, engine, number, pace)
+        job, kind = (
+            await asyncio.to_thread(self._parse, body, engine, number, pace)
             if is_large
-            else self._read(body, engine, number, pace)
+            else self._parse(body, engine, number, pace)
         )
         if self._recording is not None:
-            asked = replace(asked, hear=partial(self._recording.astreamed, self._tenancy.name(request)))
-        return kind(asked, self._under_way(len(asked.calls), self._tenancy.name(request)))
+            job = replace(job, stream=partial(self._recording.astreamed, self._tenancy.name(request)))
+        return kind(job, self._count_answers(len(job.calls), self._tenancy.name(request)))
 
-    def _read(
+    def _parse(
         self, body: bytes, engine: Engine, number: str, pace: TokenIntervals
     ) -> tuple[CompletionJob, type[Answer]]:
-        """What a request asks, and how it is answered. Raises what `ChatBody.calls` raises, and `ValidationError`."""
-        told = ChatBody.model_validate_json(body)
-        if told.model not in (None, *self._names):
-            raise _no_model(told.model)
-        adapter = told.model if told.model in self._adapters else None
-        asked = CompletionJob(
-            calls=told.calls(engine, number, self._limits, adapter),
+        """Parse a request and choose the response class; raises as `ChatBody.calls` does, and `ValidationError`."""
+        parsed = ChatBody.model_validate_json(body)
+        if parsed.model not in (None, *self._names):
+            raise _no_model(parsed.model)
+        adapter = parsed.model if parsed.model in self._adapters else None
+        job = CompletionJob(
+            calls=parsed.calls(engine, number, self._limits, adapter),
             number=number,
             pace=pace,
-            model=told.model or self._name,
-            one_call=told.parallel_tool_calls is False,
-            with_usage=bool(told.stream_options and told.stream_options.include_usage),
+            model=parsed.model or self._name,
+            one_call=parsed.parallel_tool_calls is False,
+            with_usage=bool(parsed.stream_options and parsed.stream_options.include_usage),
             patience_s=self._limits.body_s,
         )
-        return asked, Stream if told.stream else Answer
+        return job, Stream if parsed.stream else Answer
 
     @contextmanager
-    def _under_way(self, answers: int, tenant: str | None) -> Iterator[None]:
-        """A block in which so many answers more are, of a tenant or, without keys, of nobody known.
+    def _count_answers(self, answers: int, tenant: str | None) -> Iterator[None]:
+        """Count answers of a tenant as in progress during the block; the tenant is None without keys.
 
         Raises:
-            RefusedError: They would be too many.
+            RefusedError: There would be too many.
         """
         self._require_open()
         own, most = self._tenants_answers[tenant], self._limits.tenant_answers
@@ -183,15 +183,15 @@ class ServerApp(Starlette):
 
     async def _models(self, request: Request) -> Response:
         self._tenancy.engine(request)
-        return JSONResponse({"object": "list", "data": [*map(self._described, self._names)]})
+        return JSONResponse({"object": "list", "data": [*map(self._describe, self._names)]})
 
     async def _model(self, request: Request) -> Response:
         self._tenancy.engine(request)
         if (name := request.path_params["name"]) not in self._names:
             raise _no_model(name)
-        return JSONResponse(self._described(name))
+        return JSONResponse(self._describe(name))
 
-    def _described(self, name: str) -> dict[str, object]:
+    def _describe(self, name: str) -> dict[str, object]:
         longest = self._engine.model.adapter.max_positions
         return {
             "id": name,
@@ -215,7 +215,7 @@ class ServerApp(Starlette):
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
 
-def _recorded(recording: Recording | None) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _lifespan(recording: Recording | None) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def until_the_end(_: Starlette) -> AsyncIterator[None]:
         yield

@@ -1,4 +1,4 @@
-"""What a request asks: OpenAI's fields, and ours."""
+"""Parses requests for chat completions, with OpenAI's fields and ours, and converts them to calls of the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choreo_agents import Engine, Sampling
 from choreo_agents.chat import ChatCall, ChatRequest, Reuse, answer_format, described_tools, required_tools
 from choreo_server.errors import RefusedError
 from choreo_server.fields import Fields, Harmless, Instead
-from choreo_server.handles import unsealed
+from choreo_server.handles import unseal_handle
 from choreo_server.limits import Limits
 from choreo_server.messages import MessageIn, chat_messages
 
@@ -27,22 +27,22 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class ChoreoFields(Fields):
-    """What no client of OpenAI's asks."""
+    """Fields of the `choreo` object, which extend OpenAI's protocol."""
 
     parents: Annotated[list[str], Field(max_length=1024)] | None = None
-    """Handles of earlier answers that are read as they were encoded, behind the instructions."""
+    """Handles of earlier answers, whose KV is read after the system messages."""
     reuse: Reuse | None = None
     inherits: list[str] | None = None
     thread: Name | None = None
-    """Keeps what is encoded, and so its handles good; without one they are for a while only."""
+    """Thread that leases KV and so keeps its handles valid; without one they are valid only for a while."""
     agent: Name | None = None
     thinking: bool | int | None = None
-    """Whether it thinks before it answers, or for how many tokens at most."""
+    """Whether the model thinks before it answers, or the most tokens of its thoughts."""
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
 
 
 class StreamOptions(Fields):
-    """How an answer is streamed."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """whether a stream ends with its usage; answers that are not streamed always have it"""
@@ -118,7 +118,7 @@ class ChatBody(Fields):
     audio: Annotated[Any, Instead("leave it out: answers are text")] = None
     web_search_options: Annotated[Any, Instead("give a tool that searches, in `tools`")] = None
     moderation: Annotated[Any, Instead("leave it out, and look at the answer yourself")] = None
-    # Other servers' words for what is asked otherwise here.
+    # Other servers' fields, for which OpenAI or this server has another.
     chat_template_kwargs: Annotated[Any, Instead(_THOUGHTS, unless=({},))] = None
     enable_thinking: Annotated[Any, Instead(_THOUGHTS)] = None
     thinking: Annotated[Any, Instead(_THOUGHTS)] = None
@@ -140,17 +140,18 @@ class ChatBody(Fields):
     extra_body: Annotated[Any, Instead("put what is in it into the request itself", unless=({},))] = None
 
     def calls(self, engine: Engine, number: str, limits: Limits, adapter: str | None) -> list[ChatCall]:
-        """One for each answer.
+        """Return a call for each answer.
 
         Args:
-            engine: Of the tenant who asks.
-            number: Of the request.
-            limits: Of the server.
-            adapter: Which answers; None: the model alone.
+            engine: The tenant's engine.
+            number: Id of the request.
+            limits: Limits of the server.
+            adapter: Name of the adapter; None: the model alone.
 
         Raises:
-            InvalidRequestError: It cannot be asked so. HandleError: A parent was not given to this tenant.
-            RefusedError: It asks for too many answers, or names too many tools.
+            InvalidRequestError: The request is invalid.
+            HandleError: A parent is no handle of this tenant.
+            RefusedError: The request asks for too many answers, or has too many tools.
         """
         answers = self.n or 1
         if answers > limits.choices:
@@ -180,7 +181,7 @@ class ChatBody(Fields):
             raise RefusedError(
                 400, 'reasoning_effort: "none" contradicts choreo.thinking: leave one out', param="reasoning_effort"
             )
-        told = {name: getattr(own, name) for name in ("reuse", "agent", "priority") if getattr(own, name) is not None}
+        extra = {name: getattr(own, name) for name in ("reuse", "agent", "priority") if getattr(own, name) is not None}
         return {
             "tools": tools,
             "required": required,
@@ -191,14 +192,14 @@ class ChatBody(Fields):
             "may_be_cut": True,
             "adapter": adapter,
             "inherits": tuple(own.inherits or ()),
-            "parents": tuple(unsealed(engine, word) for word in own.parents or ()),
+            "parents": tuple(unseal_handle(engine, word) for word in own.parents or ()),
             "timeout_s": limits.request_s,
-            **told,
+            **extra,
         }
 
 
 def _nth(request: Mapping[str, Any], place: int, number: str) -> ChatRequest:
-    """What one of several answers is asked: each has random numbers of its own."""
+    """Return the engine request of the answer at index `place`, with a seed of its own."""
     sampling: Sampling = request["sampling"]
     if place and sampling.seed is not None:
         sampling = sampling.model_copy(update={"seed": sampling.seed + place})

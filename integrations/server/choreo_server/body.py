@@ -1,4 +1,4 @@
-"""A request's body, which is refused for its size before anything is made of it."""
+"""Reads request bodies, and rejects those that are too large before they are parsed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from choreo_server.errors import RefusedError
 from choreo_server.limits import Limits
 
 _SIGNS = re.compile(rb'"(?:[^"\\]++|(?:\\.)++)*+["\\]?|[\[\]{},]', re.DOTALL)
-"""Whatever tells one value of a JSON text from the next; a string, whatever it holds, is one such sign. So is one that
-nothing ends: else it would be looked through anew from each quotation mark in it."""
+"""JSON punctuation and strings. A string without an end is one match, too: else it would be scanned again from each
+quotation mark in it, in quadratic time."""
 _SIGNS_OF_A_MESSAGE = 32
-"""Of a conversation with many, on average: tools, their arguments and parts are spread over all of them."""
+"""Matches per message, on average over a long conversation with tools, arguments and content parts."""
 
 
-async def body_of(request: Request, limits: Limits) -> bytes:
-    """The whole body, no larger than it may be.
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Read the whole body within the limits.
 
     Raises:
-        RefusedError: It is larger, which its length tells before a byte is read; it takes too long; or it has too many
-            messages.
-        ClientDisconnect: Nobody sends the rest.
+        RefusedError: The body is too large (known before a byte is read if the client sends its length), takes too
+            long, or has too many messages.
+        ClientDisconnect: The client has gone.
     """
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > limits.body_bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limits.body_bytes:
         raise _too_large(limits)
     pieces, size = [], 0
     try:
@@ -49,24 +49,25 @@ def _too_large(limits: Limits) -> RefusedError:
 
 
 def require_few(body: bytes, most: int) -> None:
-    """Refuse a list that stands in a JSON object and has more than so many elements, without reading the text as JSON.
+    """Reject a JSON object with a list of more than `most` elements, without parsing it.
 
-    It is looked at sign by sign, and no longer than as many messages can have signs: what has more is refused as well.
+    Only punctuation is scanned, up to `_SIGNS_OF_A_MESSAGE` for each of `most` elements; beyond, the body is rejected.
 
     Raises:
-        RefusedError: It has.
+        RefusedError: The list, or the body, is too long.
     """
     if body.count(b",") < most:
         return
     depth = elements = 0
     for number, sign in enumerate(_SIGNS.finditer(body)):
-        what = body[sign.start()]
-        if what in b"[{":
+        char = body[sign.start()]
+        if char in b"[{":
             depth += 1
+            # Depth 1 is the request, depth 2 a list in it, such as `messages`.
             elements = 1 if depth == 2 else elements
-        elif what in b"]}":
+        elif char in b"]}":
             depth -= 1
-        elif what == ord(",") and depth == 2:
+        elif char == ord(",") and depth == 2:
             elements += 1
         if elements > most or number > most * _SIGNS_OF_A_MESSAGE:
             raise _too_many(most)

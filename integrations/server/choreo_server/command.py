@@ -1,4 +1,4 @@
-"""`choreo serve`: a model for every program that speaks OpenAI's protocol."""
+"""`choreo serve`: serves a model with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import typer
 
 _GIB = 1 << 30
 _TURN_S = 0.0005
-"""Seconds for which what is said to clients may keep the engine's thread from its next operation."""
+"""Switch interval of Python's threads, in seconds: bounds how long the HTTP thread delays the engine's thread."""
 _WHERE, _LIMITS, _ENGINE = "Who may call, and where", "Limits", "The engine"
 
 
 def _configure(context: typer.Context, path: Path | None) -> None:
-    """Take options from a file where the command line has none."""
+    """Read options from a file; the command line overrides them."""
     if path is None:
         return
     try:
-        told = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text())
     except ValueError as error:
         raise typer.BadParameter(f"{path}: {error}") from None
-    told = {name.replace("-", "_"): value for name, value in told.items()}
-    known = {each.name: each for each in context.command.params if each.name not in ("help", "config")}
-    for name in told:
-        if name not in known:
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    options = {option.name: option for option in context.command.params if option.name not in ("help", "config")}
+    for name in values:
+        if name not in options:
             raise typer.BadParameter(f"{path} has {name!r}, and no option is called that: see --help")
-        if getattr(known[name], "multiple", False) and not isinstance(told[name], list):
-            told[name] = [told[name]]
-    context.default_map = told
+        if getattr(options[name], "multiple", False) and not isinstance(values[name], list):
+            values[name] = [values[name]]
+    context.default_map = values
 
 
 def serve(
@@ -199,14 +199,14 @@ def serve(
     """Serve a model to every program that speaks OpenAI's protocol.
 
     Chat completions with streams, tools, JSON schemas, log-probabilities and [b]n[/b] at
-    [b]http://127.0.0.1:8000/v1[/b], and [b]/health[/b] and [b]/metrics[/b]. What one request has read is not read again
-    for the next; all requests share the steps of one engine, or of [b]--engines[/b].
+    [b]http://127.0.0.1:8000/v1[/b], and [b]/health[/b] and [b]/metrics[/b]. Requests reuse KV of earlier requests, and
+    share the batches of one engine, or of [b]--engines[/b].
 
-    [b]Without keys[/b] whoever reaches the port may call: so it listens on this machine alone unless you say otherwise.
-    With them each key is a tenant's, and tenants find nothing of each other. The tenant called [b]operator[/b] is shown
-    the metrics of all.
+    [b]Without keys[/b] everybody who can reach the port may call, so by default it listens on this machine only. With
+    keys each belongs to a tenant, and tenants are isolated from each other. The tenant [b]operator[/b] sees the metrics
+    of all.
 
-    SIGTERM stops it gracefully: nothing new is taken, and what is under way ends.
+    SIGTERM stops it gracefully: new requests are rejected, and answers in progress end.
 
     [b]Examples[/b]
 
@@ -231,9 +231,9 @@ def serve(
     with _errors_as_lines():
         if record and recordings is None:
             raise ValueError("--record: say with --recordings in which folder")
-        known = read_keys(keys, api_key)
-        adapters = {name: _folder(name, told) for name, told in _named("--adapter", adapter)}
-        variables = {name: _variable(value) for name, value in _named("--chat", chat)}
+        tenant_keys = read_keys(keys, api_key)
+        adapters = {name: _adapter_folder(name, text) for name, text in _parse_pairs("--adapter", adapter)}
+        variables = {name: _variable(value) for name, value in _parse_pairs("--chat", chat)}
         require_free(host, port)
         limits = Limits(
             body_bytes=round(max_body_mb * (1 << 20)),
@@ -257,7 +257,7 @@ def serve(
         }
         typer.echo(f"loading {model} ...", err=True)
         engine = load_engine(model, engines, threads, dtype, options)
-    if not known and not _is_local(host):
+    if not tenant_keys and not _is_local(host):
         typer.secho(
             f"warning: listening on {host} without keys: whoever reaches it may call. Give it --keys or --api-key.",
             err=True,
@@ -268,7 +268,7 @@ def serve(
             app = server_app(
                 engine,
                 name=model_name or Path(model).name,
-                keys=known,
+                keys=tenant_keys,
                 limits=limits,
                 called=called or (),
                 recordings=recordings,
@@ -301,14 +301,14 @@ def _errors_as_lines() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _folder(name: str, told: str) -> Path:
-    if not Path(told).is_dir():
-        raise ValueError(f"--adapter {name}={told}: there is no such folder")
-    return Path(told)
+def _adapter_folder(name: str, text: str) -> Path:
+    if not Path(text).is_dir():
+        raise ValueError(f"--adapter {name}={text}: there is no such folder")
+    return Path(text)
 
 
-def _named(option: str, told: Iterable[str] | None) -> Iterable[tuple[str, str]]:
-    for text in told or ():
+def _parse_pairs(option: str, texts: Iterable[str] | None) -> Iterable[tuple[str, str]]:
+    for text in texts or ():
         name, _, value = text.partition("=")
         if not name or not value:
             raise ValueError(f"{option} {text!r} must have a name and a value, with = between")
@@ -316,7 +316,7 @@ def _named(option: str, told: Iterable[str] | None) -> Iterable[tuple[str, str]]
 
 
 def _variable(value: str) -> Any:
-    """Read a variable of a chat template as it is typed: JSON is what it says, all else is text."""
+    """Parse the value of a chat template's variable as JSON; what is no JSON is text."""
     try:
         return json.loads(value)
     except ValueError:

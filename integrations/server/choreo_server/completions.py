@@ -1,4 +1,4 @@
-"""Answers to requests, for as long as anybody listens."""
+"""HTTP responses of chat completions, whole or as server-sent events, cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from choreo_agents.chat import ChatCall, astreamed
 from choreo_server.access import USAGE
 from choreo_server.answers import Pieces, completion, usage_of
-from choreo_server.errors import LOG, error_body, refused
+from choreo_server.errors import LOG, as_refusal, error_body
 from choreo_server.metrics import TokenIntervals
 
 _HEADERS = [
@@ -26,137 +26,138 @@ _HEADERS = [
 ]
 
 _ALIVE = b": keep-alive\n\n"
-"""No event: clients pass it over, and proxies see that somebody is there."""
+"""A comment of server-sent events: clients skip it, and proxies see traffic."""
 BEGINS_S = 0.1
-"""Seconds from when the engine was asked until a stream begins, though nothing is said yet: what cannot be answered has
-a status of its own before."""
+"""Seconds after the engine has accepted the calls until a stream begins without a token: errors before that still get
+an HTTP status of their own."""
 _LOOKS = 50
-"""At so many times that it is looked whether the engine was asked; then a stream begins in any case."""
+"""Checks, every `BEGINS_S`, whether the engine has accepted the calls; after the last a stream begins in any case."""
 ALIVE_S = 10.0
-"""Seconds of silence at most in a stream that has begun."""
-Heard = tuple[int, AIMessageChunk]
+"""Seconds without an event after which a stream gets a keep-alive."""
+PlacedChunk = tuple[int, AIMessageChunk]
+"""Index of an answer, and a chunk of it."""
 
 
 @dataclass(frozen=True)
 class CompletionJob:
-    """What is to be answered."""
+    """A parsed request for chat completions."""
 
     calls: Sequence[ChatCall]
-    """One for each answer."""
+    """A call for each answer."""
     number: str
-    """Of the request."""
+    """Id of the request."""
     pace: TokenIntervals
     model: str
-    """As the server calls it."""
+    """Name of the model for clients."""
     one_call: bool
-    """Whether only the first of several calls of tools is told."""
+    """Whether only the first of several tool calls is returned."""
     with_usage: bool
-    """Whether a stream ends with what it cost."""
+    """Whether a stream ends with its usage."""
     patience_s: float
-    """Seconds in which a piece of a stream must be taken."""
-    hear: Callable[[ChatCall], AsyncGenerator[AIMessageChunk]] = astreamed
-    """Asks the engine."""
+    """Seconds in which the client must accept an event."""
+    stream: Callable[[ChatCall], AsyncGenerator[AIMessageChunk]] = astreamed
+    """Runs a call on the engine."""
 
-    def together(self) -> AsyncGenerator[Heard]:
-        """The pieces of all answers as they come, each with the place of its call."""
-        heard = [self.hear(call) for call in self.calls]
-        return _alone(heard[0]) if len(heard) == 1 else _mixed(heard)
+    def stream_all(self) -> AsyncGenerator[PlacedChunk]:
+        """Yield the chunks of all answers as they come, each with the index of its call."""
+        streams = [self.stream(call) for call in self.calls]
+        return _with_index(streams[0]) if len(streams) == 1 else _merge(streams)
 
 
 class Answer(Response):
-    """To one request. When its client has gone, the calls are cancelled.
+    """Response with the whole answer. When the client disconnects, the calls are cancelled.
 
     Args:
-        asked: By the request.
-        place: Taken among what is under way, until all is said.
+        job: The parsed request.
+        slot: Counts as concurrent answers until the response has ended.
     """
 
-    def __init__(self, asked: CompletionJob, place: AbstractContextManager[None]) -> None:
+    def __init__(self, job: CompletionJob, slot: AbstractContextManager[None]) -> None:
         super().__init__()
-        self._asked, self._place = asked, place
+        self._job, self._slot = job, slot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._place:
-            await _while_heard(self._told(scope, receive, send), receive)
-        if all(call.message for call in self._asked.calls):
-            scope[USAGE] = usage_of(self._asked.calls)
+        with self._slot:
+            await _until_disconnect(self._respond(scope, receive, send), receive)
+        if all(call.message for call in self._job.calls):
+            scope[USAGE] = usage_of(self._job.calls)
 
-    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = self._asked
-        async with aclosing(asked.together()) as pieces:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
+        async with aclosing(job.stream_all()) as pieces:
             async for place, chunk in pieces:
-                asked.pace.heard(place, asked.calls[place], chunk)
-        body = completion(asked.calls, asked.number, asked.model, one_call=asked.one_call)
+                job.pace.observe(place, job.calls[place], chunk)
+        body = completion(job.calls, job.number, job.model, one_call=job.one_call)
         await JSONResponse(body)(scope, receive, send)
 
 
 class Stream(Answer):
-    """An answer as it comes.
+    """Response that streams the answer.
 
-    Nothing is sent before there is a piece, or a while has gone: what cannot be answered has a status of its own.
+    Nothing is sent before the first token or `BEGINS_S`, so that an early error still gets an HTTP status of its own.
     """
 
-    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked, begun = self._asked, set[int]()
-        pieces = Pieces(asked.number, asked.model, one_call=asked.one_call)
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job, begun = self._job, set[int]()
+        pieces = Pieces(job.number, job.model, one_call=job.one_call)
 
         def speakers() -> bytes:
-            begun.update(range(len(asked.calls)))
+            begun.update(range(len(job.calls)))
             return b"".join(map(pieces.first, begun))
 
-        wire = _Wire(send, asked.patience_s)
-        beating = asyncio.create_task(wire.beat(lambda: all(call.decode for call in asked.calls), speakers))
+        wire = _Wire(send, job.patience_s)
+        heartbeat = asyncio.create_task(wire.keep_alive(lambda: all(call.decode for call in job.calls), speakers))
         try:
             async with aclosing(self._events(pieces, begun)) as events:
                 async for event in events:
-                    await wire.tell(event)
+                    await wire.send(event)
         except ClientDisconnect:
-            return  # without an end, so that the connection is closed
+            return  # without a last event, so that the connection is closed
         except Exception as error:
             if not wire.has_begun:
                 raise
-            known = refused(error)
-            if known.status == 500:
+            refusal = as_refusal(error)
+            if refusal.status == 500:
                 LOG.exception("a stream has failed")
-            await wire.tell(f"data: {json.dumps(error_body(known))}\n\n".encode())
+            await wire.send(f"data: {json.dumps(error_body(refusal))}\n\n".encode())
         finally:
-            beating.cancel()
+            heartbeat.cancel()
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _events(self, pieces: Pieces, begun: set[int]) -> AsyncGenerator[bytes]:
-        asked = self._asked
-        async with aclosing(asked.together()) as heard:
-            async for place, chunk in heard:
-                asked.pace.heard(place, asked.calls[place], chunk)
-                event = pieces.said(place, chunk)
+        job = self._job
+        async with aclosing(job.stream_all()) as chunks:
+            async for place, chunk in chunks:
+                job.pace.observe(place, job.calls[place], chunk)
+                event = pieces.delta(place, chunk)
                 if place not in begun:
                     begun.add(place)
                     event = pieces.first(place) + event
                 if chunk.chunk_position == "last":
-                    event += pieces.last(place, asked.calls[place])
+                    event += pieces.last(place, job.calls[place])
                 if event:
                     yield event
-        if asked.with_usage:
-            yield pieces.usage(asked.calls)
+        if job.with_usage:
+            yield pieces.usage(job.calls)
 
 
 class _Wire:
-    """The way of a stream to its client.
+    """Connection of a stream to its client.
 
     Args:
-        send: ASGI's.
-        patience_s: Seconds in which a piece must be taken.
+        send: ASGI's `send`.
+        patience_s: Seconds in which the client must accept an event.
     """
 
     def __init__(self, send: Send, patience_s: float) -> None:
         self.has_begun, self._is_silent = False, True
-        self._send, self._patience_s, self._one_at_a_time = send, patience_s, asyncio.Lock()
+        self._send, self._patience_s, self._lock = send, patience_s, asyncio.Lock()
 
-    async def tell(self, body: bytes) -> None:
-        """Send a piece. Raises `ClientDisconnect`: whom it is for does not take it."""
+    async def send(self, body: bytes) -> None:
+        """Send an event; raises `ClientDisconnect` if the client does not accept it in time."""
         self._is_silent = False
         begins, self.has_begun = not self.has_begun, True
-        async with self._one_at_a_time:
+        async with self._lock:
             if begins:
                 await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             try:
@@ -165,74 +166,74 @@ class _Wire:
             except TimeoutError:
                 raise ClientDisconnect from None
 
-    async def beat(self, is_asked: Callable[[], bool], begin: Callable[[], bytes]) -> None:
-        """Begin it, if nobody has after a while, and send something when there is nothing to tell."""
-        with suppress(ClientDisconnect):  # who tells the next piece finds out, too
+    async def keep_alive(self, is_asked: Callable[[], bool], begin: Callable[[], bytes]) -> None:
+        """Begin the stream if no token comes soon, then send a keep-alive whenever it is silent for `ALIVE_S`."""
+        with suppress(ClientDisconnect):  # sending the next event raises it, too
             for _ in range(_LOOKS):
                 may_begin = is_asked()
                 await asyncio.sleep(BEGINS_S)
                 if may_begin or self.has_begun:
                     break
             if not self.has_begun:
-                await self.tell(begin())
+                await self.send(begin())
             while True:
                 self._is_silent = True
                 await asyncio.sleep(ALIVE_S)
                 if self._is_silent:
-                    await self.tell(_ALIVE)
+                    await self.send(_ALIVE)
 
 
-async def _while_heard(work: Awaitable[None], receive: Receive) -> None:
-    """Do something, and leave it when whom it is for has gone."""
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+async def _until_disconnect(work: Awaitable[None], receive: Receive) -> None:
+    """Await `work`, and cancel it when the client disconnects."""
+    job, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((job, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        leaving.cancel()
-        if not doing.done():
-            doing.cancel()
+        disconnect.cancel()
+        if not job.done():
+            job.cancel()
             with suppress(asyncio.CancelledError):
-                await doing
-    if not doing.cancelled():
-        doing.result()
+                await job
+    if not job.cancelled():
+        job.result()
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _alone(said: AsyncGenerator[AIMessageChunk]) -> AsyncGenerator[Heard]:
-    async with aclosing(said) as pieces:
+async def _with_index(answer: AsyncGenerator[AIMessageChunk]) -> AsyncGenerator[PlacedChunk]:
+    async with aclosing(answer) as pieces:
         async for piece in pieces:
             yield 0, piece
 
 
-async def _mixed(answers: Sequence[AsyncGenerator[AIMessageChunk]]) -> AsyncGenerator[Heard]:
-    """Where one fails, all are left."""
-    arrived: asyncio.Queue[Heard | Exception | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_put(place, said, arrived)) for place, said in enumerate(answers)]
+async def _merge(answers: Sequence[AsyncGenerator[AIMessageChunk]]) -> AsyncGenerator[PlacedChunk]:
+    """Yield the chunks of several answers as they come; if one fails, all are cancelled."""
+    arrived: asyncio.Queue[PlacedChunk | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_forward(place, answer, arrived)) for place, answer in enumerate(answers)]
     try:
-        left = len(tasks)
-        while left:
-            found = await arrived.get()
-            if isinstance(found, Exception):
-                raise found
-            if found is None:
-                left -= 1
+        running = len(tasks)
+        while running:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
             else:
-                yield found
+                yield item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _put(
-    place: int, said: AsyncGenerator[AIMessageChunk], arrived: asyncio.Queue[Heard | Exception | None]
+async def _forward(
+    place: int, answer: AsyncGenerator[AIMessageChunk], arrived: asyncio.Queue[PlacedChunk | Exception | None]
 ) -> None:
     try:
-        async with aclosing(said) as pieces:
+        async with aclosing(answer) as pieces:
             async for piece in pieces:
                 arrived.put_nowait((place, piece))
     except Exception as error:

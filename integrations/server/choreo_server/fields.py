@@ -1,4 +1,4 @@
-"""What stands in a request: fields that are honoured, harmless, or refused with what to say in their place."""
+"""Base class of request objects, whose fields are honoured, harmless, or rejected with a hint what to use instead."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from pydantic_core import PydanticCustomError, core_schema
 
 @dataclass(frozen=True)
 class Harmless:
-    """Marks a field that may be there, and changes nothing."""
+    """Marker of a field that is accepted and has no effect."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Instead:
-    """Marks a field that is refused."""
+    """Marker of a field that is rejected."""
 
     say: str
-    """What to do in its place."""
+    """Hint what to do instead."""
     unless: tuple[Any, ...] = ()
-    """Values that ask for what is done in any case."""
+    """Values that are accepted because they ask for the default behaviour."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_after_validator_function(self._required, core_schema.any_schema())
+        return core_schema.no_info_after_validator_function(self._reject, core_schema.any_schema())
 
-    def _required(self, value: Any) -> None:
+    def _reject(self, value: Any) -> None:
         if value is not None and value not in self.unless:
             raise PydanticCustomError("instead", "it is not known here: {say}", {"say": self.say})
 
 
 class Fields(BaseModel):
-    """Fields of one object: their docstrings and marks say what they do. None, of an optional one, is left out.
+    """Object of a request. Docstrings and markers describe its fields; None means that an optional field is left out.
 
-    All others are refused: they could not be kept.
+    Unknown fields are rejected, because ignoring them could change what the client asked for.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     @model_validator(mode="after")
-    def _has_no_others(self) -> Self:
+    def _reject_unknown(self) -> Self:
         for name in self.model_extra or ():
             near = get_close_matches(name[:64], honoured := self.honoured(), 1)
             says = f"the nearest is {honoured[near[0]]}" if near else f"there are {', '.join(honoured.values())}"
@@ -54,7 +54,7 @@ class Fields(BaseModel):
 
     @classmethod
     def honoured(cls) -> dict[str, str]:
-        """Names of fields that do anything, also of those in an object of ours, and where each stands."""
+        """Return the names of fields that have an effect, including those of nested objects, with their paths."""
         own = {name: field for name, field in cls.model_fields.items() if not marks(field)}
         inner = {
             below: f"{name}.{below}"
@@ -66,5 +66,5 @@ class Fields(BaseModel):
 
 
 def marks(field: Any) -> list[Harmless | Instead]:
-    """What a declared field is marked by, unless it is honoured."""
+    """Return the markers of a declared field; an honoured field has none."""
     return [mark for mark in field.metadata if isinstance(mark, Harmless | Instead)]

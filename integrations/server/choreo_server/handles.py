@@ -1,4 +1,4 @@
-"""Handles as programs elsewhere keep them: sealed, so that what comes back is what the tenant was given."""
+"""Handles as text for clients, sealed so that a tenant can only send back handles that it was given."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from choreo_agents.errors import UnknownHandleError
 _KIND = "choreo-server handle"
 
 
-def sealed(engine: Engine, handle: MessageHandle) -> str:
-    """A handle as one word.
+def seal_handle(engine: Engine, handle: MessageHandle) -> str:
+    """Encode and seal a handle as URL-safe text.
 
     Args:
-        engine: The tenant's, under whose key it is sealed.
-        handle: Of a message.
+        engine: The tenant's engine, whose key seals it.
+        handle: Handle of a message.
     """
-    said = urlsafe_b64encode(handle.model_dump_json().encode()).decode().rstrip("=")
-    return f"{said}.{engine.lineage.seals.seal(_KIND, said)}"
+    payload = urlsafe_b64encode(handle.model_dump_json().encode()).decode().rstrip("=")
+    return f"{payload}.{engine.lineage.seals.seal(_KIND, payload)}"
 
 
-def unsealed(engine: Engine, word: str) -> MessageHandle:
-    """The handle that a tenant was given; whether its message is still there, its reader finds out.
+def unseal_handle(engine: Engine, word: str) -> MessageHandle:
+    """Verify and decode a handle; whether its message still exists is checked when it is read.
 
     Raises:
-        UnknownHandleError: This tenant was not.
+        UnknownHandleError: The handle was not given to this tenant.
     """
-    said, _, seal = word.partition(".")
-    if not engine.lineage.seals.holds(seal, _KIND, said):
+    payload, _, seal = word.partition(".")
+    if not engine.lineage.seals.holds(seal, _KIND, payload):
         raise UnknownHandleError("no seal of this tenant's holds")
-    return MessageHandle.model_validate_json(urlsafe_b64decode(said + "=" * (-len(said) % 4)))
+    return MessageHandle.model_validate_json(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

@@ -1,4 +1,4 @@
-"""How much a server takes at once."""
+"""Limits of a server: sizes of requests, concurrent answers and time-outs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Limits(BaseModel):
-    """Of one server. What is beyond is refused at once, and says so."""
+    """Limits of a server. A request beyond one is rejected at once, with the HTTP status that its field names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     body_bytes: int = Field(4 << 20, ge=1)
-    """Of one request: 413."""
+    """Bytes of a request: 413."""
     messages: int = Field(4096, ge=1)
-    """In one request, and so many tools: 413."""
+    """Messages of a request, and likewise its tools: 413."""
     body_s: float = Field(30.0, gt=0)
-    """Seconds in which a request must be told: 408; and in which a piece of a stream must be taken, else it is left."""
+    """Seconds for a request to arrive: 408; also for a client to accept an event of a stream, else it is closed."""
     request_s: float | None = Field(600.0, gt=0)
-    """Seconds in which it must be answered: 504."""
+    """Seconds for an answer: 504; None: no limit."""
     answers: int = Field(256, ge=1)
-    """Answers under way at once, those that wait for their turn among them: 429."""
+    """Concurrent answers, including queued ones: 429."""
     tenant_answers: int | None = Field(None, ge=1)
-    """The same of one tenant with a key, and 400 for a request that asks for more; None: as many as there may be."""
+    """Concurrent answers of a tenant: 429, or 400 for a single request with more; None: only `answers` counts."""
     tenant_calls_per_second: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Calls of the engine that a tenant with a key may start, the others wait: a request makes one for each message
-    that it tells and each answer. None: as many as come."""
+    """Engine calls that a tenant may start per second, one for each new message and each answer; more calls wait.
+    None: no limit."""
     choices: int = Field(16, ge=1)
-    """Answers to one request, its `n`: 400."""
+    """Answers to a request, its `n`: 400."""

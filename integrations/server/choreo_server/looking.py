@@ -1,4 +1,4 @@
-"""`/inspect`: the pages of a tenant's recordings, made anew of what they hold whenever they are asked for."""
+"""`/inspect`: pages of a tenant's recordings, rendered from the files on each request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from choreo_server.errors import RefusedError
 from choreo_server.tenancy import Tenancy
 
 _NAME = re.compile(r"[A-Za-z0-9_@+-][A-Za-z0-9_.@+-]*")
-"""What a folder or a file may be called that is looked into: nothing that leads anywhere else."""
+"""Names of directories and files that may be read: no path separators, no `..`."""
 LARGEST = 64 << 20
-"""Bytes of a recording that is shown: a page is made of all of it, whenever it is asked for."""
+"""Most bytes of a recording that is shown: each request renders all of it."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -25,50 +25,50 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _PAGE = _HEADERS | {"Content-Security-Policy": "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
-"""A page says itself which scripts it runs: its own, by their hashes."""
+"""Headers of a page, whose own policy allows its scripts by their hashes."""
 
 
-def is_name(name: str) -> bool:
-    """Whether a folder or a file of that name may be looked into."""
+def is_safe_name(name: str) -> bool:
+    """Return whether a directory or a file of that name may be read."""
     return _NAME.fullmatch(name) is not None
 
 
 class Looking:
-    """What tenants may look at.
+    """Handlers of `/inspect`.
 
     Args:
-        folder: Of their recordings, `FOLDER/TENANT/*.jsonl`; without keys `FOLDER/*.jsonl`. None: there are none.
-        tenancy: Says who asks.
+        folder: Directory of recordings: `FOLDER/TENANT/*.jsonl`; without keys `FOLDER/*.jsonl`. None: there is none.
+        tenancy: Authenticates the caller.
     """
 
     def __init__(self, folder: Path | None, tenancy: Tenancy) -> None:
         self._folder, self._tenancy = folder, tenancy
-        self._one_at_a_time = asyncio.Semaphore()
+        self._lock = asyncio.Semaphore()
 
     async def index(self, request: Request) -> Response:
-        """The recordings of who asks, the newest first."""
-        found = await asyncio.to_thread(_recordings, self._folder_of(request))
+        """List the caller's recordings, the newest first."""
+        paths = await asyncio.to_thread(_list_recordings, self._folder_of(request))
         links = "".join(
-            f'<li><a href="inspect/{html.escape(path.name)}">{html.escape(path.stem)}</a></li>' for path in found
+            f'<li><a href="inspect/{html.escape(path.name)}">{html.escape(path.stem)}</a></li>' for path in paths
         )
-        told = f"<ul>{links}</ul>" if links else "<p>Nothing was recorded yet.</p>"
+        body = f"<ul>{links}</ul>" if links else "<p>Nothing was recorded yet.</p>"
         return HTMLResponse(
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title><h1>Runs</h1>{told}</html>',
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title><h1>Runs</h1>{body}</html>',
             headers=_HEADERS,
         )
 
     async def page(self, request: Request) -> Response:
-        """One of them, as far as it is written."""
+        """Show the page of a recording, as far as it is written."""
         folder, name = self._folder_of(request), request.path_params["name"]
         path = folder / name
-        # A link might lead to what is another's.
-        if not is_name(name) or path.suffix != ".jsonl" or path.is_symlink() or not path.is_file():
+        # A symbolic link could lead to another tenant's file.
+        if not is_safe_name(name) or path.suffix != ".jsonl" or path.is_symlink() or not path.is_file():
             raise RefusedError(404, "there is no such recording: GET /inspect lists them", "not_found")
         if path.stat().st_size > LARGEST:
             raise RefusedError(
                 413, f"it has more than {LARGEST >> 20} MiB: choreo inspect run makes its page", "too_large"
             )
-        async with self._one_at_a_time:
+        async with self._lock:
             return HTMLResponse((await asyncio.to_thread(run_page, path)).html, headers=_PAGE)
 
     def _folder_of(self, request: Request) -> Path:
@@ -77,13 +77,13 @@ class Looking:
             raise RefusedError(404, "nothing is shown here: start the server with --recordings FOLDER", "not_found")
         if name is None:
             return self._folder
-        if not is_name(name):
+        if not is_safe_name(name):
             raise RefusedError(404, "a tenant of that name has no folder", "not_found")
         return self._folder / name
 
 
-def _recordings(folder: Path) -> list[Path]:
+def _list_recordings(folder: Path) -> list[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return []
-    found = [path for path in folder.glob("*.jsonl") if is_name(path.name) and not path.is_symlink()]
-    return sorted(found, key=lambda path: -path.stat().st_mtime)
+    paths = [path for path in folder.glob("*.jsonl") if is_safe_name(path.name) and not path.is_symlink()]
+    return sorted(paths, key=lambda path: -path.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""OpenAI's messages as LangChain's."""
+"""Parses OpenAI's messages and converts them to LangChain's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from choreo_server.fields import Fields, Harmless, Instead
 
 _ANEW = 'an answer is not continued, but `response_format: {"regex": "Begin.*"}` says how one begins'
 _OWN = {"assistant": ("tool_calls", "refusal", "reasoning_content", "reasoning"), "tool": ("tool_call_id",)}
-"""Fields that only a message of that role has."""
+"""Fields that only messages of that role may have."""
 
 
 class FunctionIn(Fields):
-    """What is called."""
+    """The function of a tool call."""
 
     name: str
     """of the tool"""
@@ -28,7 +28,7 @@ class FunctionIn(Fields):
 
 
 class ToolCallIn(Fields):
-    """One call that a model has made."""
+    """A tool call of the model."""
 
     id: str
     """which its result names"""
@@ -41,7 +41,7 @@ class ToolCallIn(Fields):
 
 
 class MessageIn(Fields):
-    """One message of a request."""
+    """A message of a request."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """`"system"` and `"developer"` alike, `"user"`, `"assistant"`, `"tool"`"""
@@ -70,52 +70,52 @@ class MessageIn(Fields):
     partial: Annotated[Any, Instead(_ANEW, unless=(False,))] = None
 
     @model_validator(mode="after")
-    def _says_what_its_role_says(self) -> Self:
+    def _require_role_fields(self) -> Self:
         for role, names in _OWN.items():
             for name in names if role != self.role else ():
                 if getattr(self, name):
-                    raise _misplaced(name, f"only messages of role {role!r} have it: leave it out")
+                    raise _field_error(name, f"only messages of role {role!r} have it: leave it out")
         if self.reasoning and self.reasoning_content not in (None, "", self.reasoning):
-            raise _misplaced("reasoning", "`reasoning_content` says something else: leave one of them out")
+            raise _field_error("reasoning", "`reasoning_content` says something else: leave one of them out")
         return self
 
 
-def _misplaced(name: str, why: str) -> PydanticCustomError:
+def _field_error(name: str, why: str) -> PydanticCustomError:
     return PydanticCustomError("misplaced", "{why}", {"why": why, "field": name})
 
 
-def chat_messages(told: Sequence[MessageIn]) -> list[BaseMessage]:
-    """A conversation."""
-    return [_answer(each) if each.role == "assistant" else _message(each) for each in told]
+def chat_messages(messages: Sequence[MessageIn]) -> list[BaseMessage]:
+    """Convert the messages of a request."""
+    return [_answer(message) if message.role == "assistant" else _message(message) for message in messages]
 
 
-def _message(told: MessageIn) -> BaseMessage:
-    said: dict[str, Any] = {"role": told.role, "content": told.content or "", "name": told.name}
-    if told.role == "tool":
-        said["tool_call_id"] = told.tool_call_id or ""
-    return convert_to_messages([said])[0]
+def _message(message: MessageIn) -> BaseMessage:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content or "", "name": message.name}
+    if message.role == "tool":
+        fields["tool_call_id"] = message.tool_call_id or ""
+    return convert_to_messages([fields])[0]
 
 
-def _answer(told: MessageIn) -> AIMessage:
-    """What a model has said, calls that nobody can read among it."""
-    content: Any = told.content or told.refusal or ""
+def _answer(message: MessageIn) -> AIMessage:
+    """Convert an assistant message; tool calls that cannot be parsed become `invalid_tool_calls`."""
+    content: Any = message.content or message.refusal or ""
     if not isinstance(content, str):
-        content = [_refused(part) for part in content]
-    if thoughts := told.reasoning_content or told.reasoning:
+        content = [_as_text_part(part) for part in content]
+    if thoughts := message.reasoning_content or message.reasoning:
         text = [{"type": "text", "text": content}] if isinstance(content, str) else content
         content = [{"type": "reasoning", "reasoning": thoughts}, *text]
     calls, broken = [], []
-    for call in told.tool_calls or ():
+    for call in message.tool_calls or ():
         raw = {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments or "{}"}}
         try:
             if (read := parse_tool_call(raw, return_id=True)) is not None:
                 calls.append(read)
         except (OutputParserException, ValueError, RecursionError) as error:  # numbers too long, lists too deep
             broken.append(make_invalid_tool_call(raw, str(error)))
-    return AIMessage(content, name=told.name, tool_calls=calls, invalid_tool_calls=broken)
+    return AIMessage(content, name=message.name, tool_calls=calls, invalid_tool_calls=broken)
 
 
-def _refused(part: dict[str, Any]) -> dict[str, Any]:
-    """A part that is a refusal as words."""
+def _as_text_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Convert a content part that is a refusal to text."""
     is_refusal = part.get("type") == "refusal" and isinstance(part.get("refusal"), str)
     return {"type": "text", "text": part["refusal"]} if is_refusal else part

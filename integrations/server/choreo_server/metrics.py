@@ -1,4 +1,4 @@
-"""What an engine and its server do, as Prometheus reads it."""
+"""Metrics of an engine and its server in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOW = frozenset(
         "threads",
     )
 )
-"""What may fall; all else of an engine's are totals."""
+"""Fields of `EngineStats` that are gauges; all others are counters."""
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,20 +34,20 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def exposition(
     stats: EngineStats, requests: Mapping[int, int] | None, answers: int | None, waits: Waits | None = None
 ) -> str:
-    """All of it as text.
+    """Return metrics in Prometheus' text format.
 
     Args:
-        stats: Of the engine, or of what a tenant may know of it.
-        requests: That were answered, by status; None: it is not for who asks.
-        answers: Under way now.
-        waits: For answers so far; None: they are not for who asks, either.
+        stats: Statistics of the engine, or a tenant's share of them.
+        requests: Requests by status; None if the caller may not see them.
+        answers: Answers in progress.
+        waits: Latency histograms; None if the caller may not see them.
     """
     lines: list[str] = []
-    told = asdict(stats)
-    words = {name: told.pop(name) for name, value in [*told.items()] if isinstance(value, str)}
-    info = ",".join(f'{name}="{_escaped(value)}"' for name, value in words.items())
+    values = asdict(stats)
+    words = {name: values.pop(name) for name, value in [*values.items()] if isinstance(value, str)}
+    info = ",".join(f'{name}="{_escape(value)}"' for name, value in words.items())
     lines += ["# TYPE choreo_engine_info gauge", f"choreo_engine_info{{{info}}} 1"]
-    for name, value in told.items():
+    for name, value in values.items():
         kind = "gauge" if name in _NOW else "counter"
         metric = f"choreo_{name}" if kind == "gauge" else f"choreo_{name}_total"
         lines += [f"# TYPE {metric} {kind}", f"{metric} {value}"]
@@ -59,23 +59,23 @@ def exposition(
     return "\n".join([*lines, ""])
 
 
-def _escaped(label: str) -> str:
+def _escape(label: str) -> str:
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class Histogram:
-    """Of durations."""
+    """A histogram of durations."""
 
     def __init__(self) -> None:
         self._counts, self._sum_s = [0] * (len(_BOUNDS_S) + 1), 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add a duration."""
         self._counts[bisect_left(_BOUNDS_S, seconds)] += 1
         self._sum_s += seconds
 
     def lines(self, name: str) -> list[str]:
-        """All of it as text."""
+        """Return the histogram's lines in Prometheus' text format."""
         [*below, all_of_them] = accumulate(self._counts)
         buckets = [*zip(_BOUNDS_S, below, strict=True), ("+Inf", all_of_them)]
         return [
@@ -87,13 +87,13 @@ class Histogram:
 
 
 class Waits:
-    """How long answers of a server were waited for."""
+    """Latency histograms of a server: time to first token, between tokens, and in the queue."""
 
     def __init__(self) -> None:
         self.first, self.next, self.queued = Histogram(), Histogram(), Histogram()
 
     def lines(self) -> list[str]:
-        """All of it as text."""
+        """Return all histograms in Prometheus' text format."""
         return [
             *self.first.lines("choreo_time_to_first_token_seconds"),
             *self.next.lines("choreo_inter_token_latency_seconds"),
@@ -102,23 +102,23 @@ class Waits:
 
 
 class TokenIntervals:
-    """How long one request waits for its answers.
+    """Measures the latencies of one request.
 
     Args:
-        waits: Of the server.
+        waits: Histograms of the server.
     """
 
     def __init__(self, waits: Waits) -> None:
         self._waits, self._began_s = waits, time.perf_counter()
         self._before_s: dict[int, float] = {}
 
-    def heard(self, place: int, call: ChatCall, chunk: AIMessageChunk) -> None:
-        """A piece of an answer has come: a token as a rule.
+    def observe(self, place: int, call: ChatCall, chunk: AIMessageChunk) -> None:
+        """Measure the arrival of a chunk, which is a token as a rule.
 
         Args:
-            place: Of the answer.
-            call: Which it answers.
-            chunk: The piece; the last tells no token.
+            place: Index of the answer.
+            call: Call of the answer.
+            chunk: The chunk; the last one has no token.
         """
         now_s, before_s = time.perf_counter(), self._before_s.get(place)
         is_last, self._before_s[place] = chunk.chunk_position == "last", now_s

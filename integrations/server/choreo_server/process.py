@@ -1,4 +1,4 @@
-"""The process of `choreo serve`: the engine that it loads, and how it ends."""
+"""The process of `choreo serve`: logging, loading of engines, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from choreo_server.app import ServerApp
 
 
 def log_to_stderr(level: str) -> None:
-    """Write what the server and its engine log from a level on."""
+    """Log messages of the server and its engine from a level on to stderr."""
     config = deepcopy(LOGGING_CONFIG)
     config["formatters"]["default"]["fmt"] = "%(asctime)s %(levelprefix)s %(message)s"
     ours = {"handlers": ["default"], "level": level.upper()}
@@ -29,7 +29,7 @@ def log_to_stderr(level: str) -> None:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise `InvalidRequestError` if a server could not listen there: before a model is loaded for it."""
+    """Raise `InvalidRequestError` if the server could not listen there; checked before the slow loading of a model."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
@@ -40,7 +40,7 @@ def require_free(host: str, port: int) -> None:
 
 
 def load_engine(model: str, engines: int, threads: int | None, dtype: str, options: dict[str, Any]) -> Engine:
-    """Load a model in this process, or in several actors of Ray's."""
+    """Load a model in this process, or with several engines in Ray actors."""
     options["dtype"] = dtype
     if engines == 1:
         if threads is not None:
@@ -52,12 +52,12 @@ def load_engine(model: str, engines: int, threads: int | None, dtype: str, optio
         raise InvalidRequestError(
             f"several engines are actors of Ray's, and {missing.name!r} is not installed: pip install choreo-ray"
         ) from None
-    each: dict[str, Any] = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
-    return RayEngine.load(model, engines=engines, **each, **options)
+    actor: dict[str, Any] = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
+    return RayEngine.load(model, engines=engines, **actor, **options)
 
 
 def _gpus(device: str) -> int:
-    """That each of several engines has for itself."""
+    """Return the number of GPUs of each of several engines: 0 or 1."""
     kind, _, number = device.partition(":")
     if kind == "cuda" and number not in ("", "0"):
         raise InvalidRequestError(f"each of several engines has a GPU of its own: say --device cuda, not {device!r}")
@@ -65,7 +65,7 @@ def _gpus(device: str) -> int:
 
 
 class StoppingServer(uvicorn.Server):
-    """Takes nothing new from the moment on that it is told to stop."""
+    """A uvicorn server that rejects new requests as soon as it gets a signal to stop."""
 
     def __init__(self, config: uvicorn.Config, app: ServerApp) -> None:
         super().__init__(config)
@@ -74,5 +74,5 @@ class StoppingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._app.stopping = True
         super().handle_exit(sig, frame)
-        # Else it would be raised again when all has ended, and kill us before the engine is closed.
+        # Else uvicorn raises the signal again after shutdown, and kills the process before the engine is closed.
         self._captured_signals.clear()

@@ -1,4 +1,4 @@
-"""Who calls: a key is a tenant's, and tenants find nothing of each other."""
+"""Authentication: API keys of tenants, each of which has an isolated view of the engine."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_server.errors import RefusedError
 
 OPERATOR = "operator"
-"""The tenant whose keys are shown what all tenants do."""
+"""Tenant whose keys may see the metrics of all tenants."""
 _PORTS = {"http": 80, "https": 443}
-"""Where none is told."""
+"""Default ports."""
 KEYS = "CHOREO_KEYS"
-"""Keys of a server where no file is named: `key tenant`, a line each, or with commas between."""
+"""Environment variable with keys, if no file is given: `key tenant` pairs, separated by newlines or commas."""
 API_KEY = "CHOREO_API_KEY"
-"""The one key of a server without tenants."""
+"""Environment variable with the only key of a server without tenants."""
 
 
 class Keys:
-    """Of a server's tenants. They are compared in constant time, and kept as digests only.
+    """API keys of a server's tenants, compared in constant time and kept only as digests.
 
     Args:
-        lines: `key tenant`; a tenant may have several keys. Empty lines, and those that start with `#`, say nothing.
+        lines: `key tenant` pairs; a tenant may have several keys. Empty lines and `#` comments are skipped.
 
     Raises:
-        InvalidRequestError: A line is none, or a key is two tenants'.
+        InvalidRequestError: A line is no pair, or two tenants have the same key.
     """
 
     def __init__(self, lines: Iterable[str] = ()) -> None:
@@ -55,7 +55,7 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Those of a file. Raises `OSError` if it cannot be read, and what `Keys` raises, also if it has none."""
+        """Read keys from a file; raises `OSError`, or `InvalidRequestError` as `Keys` does and if there are none."""
         keys = cls(path.read_text().splitlines())
         if not keys:
             raise InvalidRequestError(f"{path} has no keys: write a key and its tenant on each line")
@@ -69,26 +69,26 @@ class Keys:
         return frozenset(self._tenants.values())
 
     def tenant(self, authorization: str | None) -> str | None:
-        """Whose key a header has; None: nobody's."""
+        """Return the tenant of a bearer token; None if the key is unknown."""
         scheme, _, key = (authorization or "").partition(" ")
-        return self._whose(_digest(key.strip()) if scheme.lower() == "bearer" else b"")
+        return self._tenant_of(_digest(key.strip()) if scheme.lower() == "bearer" else b"")
 
     def viewer(self, authorization: str | None) -> str | None:
-        """The same of a browser's header, too: the key is the password that it has asked for, whatever the name."""
-        scheme, _, told = (authorization or "").partition(" ")
+        """Return the tenant of a bearer token or of HTTP Basic credentials, whose password is the key."""
+        scheme, _, credentials = (authorization or "").partition(" ")
         if scheme.lower() != "basic":
             return self.tenant(authorization)
         try:
-            _, _, key = base64.b64decode(told, validate=True).decode().partition(":")
+            _, _, key = base64.b64decode(credentials, validate=True).decode().partition(":")
         except ValueError:
             return None
-        return self._whose(_digest(key))
+        return self._tenant_of(_digest(key))
 
-    def _whose(self, given: bytes) -> str | None:
-        found = None
-        for digest, tenant in self._tenants.items():  # all of them, whichever it is
-            found = tenant if hmac.compare_digest(digest, given) else found
-        return found
+    def _tenant_of(self, key_digest: bytes) -> str | None:
+        owner = None
+        for digest, tenant in self._tenants.items():  # all of them, so that the time tells nothing
+            owner = tenant if hmac.compare_digest(digest, key_digest) else owner
+        return owner
 
 
 def _digest(key: str) -> bytes:
@@ -96,11 +96,14 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path | None, only: str | None = None) -> Keys:
-    """Read keys from a file; where none is named, from the environment.
+    """Read keys from a file, or without one from the environment.
 
     Args:
-        path: Of the file.
-        only: The one key that there is, the operator's; None: the environment may have it.
+        path: The file.
+        only: The only key, which is the operator's; None: the one in `CHOREO_API_KEY`, if that is set.
+
+    Raises:
+        InvalidRequestError: Keys are invalid, or given in two ways.
     """
     only = os.environ.get(API_KEY) if only is None else only
     if only is not None:
@@ -115,25 +118,25 @@ def read_keys(path: Path | None, only: str | None = None) -> Keys:
         return Keys([f"{only.strip()} {OPERATOR}"])
     if path is not None:
         return Keys.read(path)
-    if (told := os.environ.get(KEYS)) is None:
+    if (text := os.environ.get(KEYS)) is None:
         return Keys()
-    if not (keys := Keys(told.replace(",", "\n").splitlines())):
+    if not (keys := Keys(text.replace(",", "\n").splitlines())):
         raise InvalidRequestError(f"{KEYS} has no keys: write KEY TENANT into it, or unset it to let everybody in")
     return keys
 
 
 class Tenancy:
-    """The engine, as whoever calls has it.
+    """Maps callers to tenants and tenants to their engines.
 
     Args:
-        engine: The server's.
-        keys: Without any, all calls are those of whoever has loaded the engine.
-        calls_per_second: Of the engine, that a tenant with a key may start; None: as many as come.
-        called: Names by which programs call the server, if there are no keys.
-        adapters: Folders, by the names that all tenants call them.
+        engine: The server's engine.
+        keys: API keys; without any, all calls use the server's engine directly.
+        calls_per_second: Engine calls that each tenant may start per second; None: no limit.
+        called: Host names by which the server may be called without keys.
+        adapters: Directories of adapters by name, for all tenants.
 
     Raises:
-        AdapterError: One is another model's, or its files are damaged.
+        AdapterError: An adapter is another model's, or its files are damaged.
     """
 
     def __init__(
@@ -146,34 +149,34 @@ class Tenancy:
     ) -> None:
         self._engine, self._keys, self._called = engine, keys, frozenset(name.lower() for name in called)
         self._calls_per_second = calls_per_second
-        # Handles of a server end with its engine: so may the salts that they are sealed under.
+        # Handles end with the engine, so the salts that seal them need not survive it either.
         self._secret = secrets.token_bytes(32)
         self._engines: dict[str, Engine] = {}
         for name, folder in (adapters or {}).items():
-            for each in map(self._of, keys.tenants) if keys else (engine,):
-                each.load_adapter(folder, name)
+            for tenant_engine in map(self._tenant_engine, keys.tenants) if keys else (engine,):
+                tenant_engine.load_adapter(folder, name)
 
     def engine(self, request: Request) -> Engine:
-        """The tenant's who calls.
+        """Return the engine of the caller's tenant.
 
         Raises:
-            RefusedError: Nobody is known to call, or a web page does.
+            RefusedError: The key is unknown, or without keys the caller is another site's web page.
         """
         name = self.name(request)
-        return self._engine if name is None else self._of(name)
+        return self._engine if name is None else self._tenant_engine(name)
 
-    def _of(self, name: str) -> Engine:
+    def _tenant_engine(self, name: str) -> Engine:
         if name not in self._engines:
             salt = hmac.digest(self._secret, name.encode(), "sha256").hex()
             self._engines[name] = self._engine.tenant(salt, calls_per_second=self._calls_per_second)
         return self._engines[name]
 
     def sees_all(self, request: Request) -> bool:
-        """Whether who calls may know what all tenants do. Raises what `engine` raises."""
+        """Return whether the caller may see the metrics of all tenants; raises as `engine` does."""
         return self.name(request) in (OPERATOR, None)
 
     def viewer(self, request: Request) -> str | None:
-        """The tenant who looks at pages, in a browser, say; None: there are no keys. Raises what `engine` raises."""
+        """Return the tenant of a browser that views pages; None if there are no keys. Raises as `engine` does."""
         if not self._keys:
             return self.name(request)
         name = self._keys.viewer(request.headers.get("authorization"))
@@ -182,7 +185,7 @@ class Tenancy:
         return name
 
     def name(self, request: Request) -> str | None:
-        """The tenant who calls; None: there are no keys. Raises what `engine` raises."""
+        """Return the caller's tenant; None if there are no keys. Raises as `engine` does."""
         if not self._keys:
             require_no_other_site(request.headers, self._called)
             return None
@@ -194,21 +197,21 @@ class Tenancy:
         return name
 
 
-def require_no_other_site(headers: Mapping[str, str], known: Collection[str]) -> None:
-    """Where there are no keys, a web page that somebody has opened must not call in their place.
+def require_no_other_site(headers: Mapping[str, str], names: Collection[str]) -> None:
+    """Reject calls from other sites' web pages, which could reach a server without keys through a user's browser.
 
-    A browser says which site asks: another than the one that is asked may not. A site's own name may have been made to
-    lead here: so a server is called by its address, by a name that leads to this machine alone, or by one it was told.
+    A browser sends the page's origin, which must be the server's. Against DNS rebinding, the host must be an address,
+    `localhost`, this machine's name, or one of `names`.
 
     Args:
-        headers: Of a request, by their names in small letters.
-        known: Names that the server may be called by.
+        headers: Headers of a request, with lower-case names.
+        names: Host names that the server may be called by.
 
     Raises:
-        RefusedError: One does.
+        RefusedError: The host or the origin is not allowed.
     """
     host, origin = headers.get("host"), headers.get("origin")
-    if host is not None and not _is_ours(_site("http", host)[0], known):
+    if host is not None and not _is_own_host(_parse_authority("http", host)[0], names):
         raise RefusedError(
             403, "this server is not called by that name: give it --keys, or the name as --called", "unknown_host"
         )
@@ -217,21 +220,21 @@ def require_no_other_site(headers: Mapping[str, str], known: Collection[str]) ->
 
 
 def _same_site(origin: str, host: str) -> bool:
-    scheme, _, rest = origin.partition("://")
-    return scheme in _PORTS and _site(scheme, rest) == _site(scheme, host)
+    scheme, _, authority = origin.partition("://")
+    return scheme in _PORTS and _parse_authority(scheme, authority) == _parse_authority(scheme, host)
 
 
-def _site(scheme: str, told: str) -> tuple[str, int | None]:
-    """Name and port of a host as it is told; no name if that is nothing."""
+def _parse_authority(scheme: str, authority: str) -> tuple[str, int | None]:
+    """Parse an authority into host and port; the host is empty if that fails."""
     try:
-        parts = urlsplit(f"//{told}")
+        parts = urlsplit(f"//{authority}")
         return (parts.hostname or "").rstrip("."), parts.port or _PORTS[scheme]
     except ValueError:
         return "", None
 
 
-def _is_ours(name: str, known: Collection[str]) -> bool:
-    if name in known or name == "localhost" or name.endswith(".localhost"):
+def _is_own_host(name: str, names: Collection[str]) -> bool:
+    if name in names or name == "localhost" or name.endswith(".localhost"):
         return True
     try:
         ip_address(name)

@@ -128,7 +128,7 @@ def test_a_reader_does_not_depend_on_anothers_secret(model: LoadedModel, who: di
     """Bit by bit, in the same steps: two users, the same question, other secrets."""
     step_trace = StepTrace()
     one = reader(model, ONE, step_trace, **who)
-    assert torch.equal(one, reader(model, OTHER, step_trace.again(), **who))
+    assert torch.equal(one, reader(model, OTHER, step_trace.replay(), **who))
 
 
 def test_it_does_where_its_caller_says_so(model: LoadedModel) -> None:
@@ -170,7 +170,7 @@ def test_a_fork_does_not_depend_on_its_siblings_prompts(model: LoadedModel) -> N
     """Bit by bit, in the same steps: what both are asked has attended to the sibling's prompt, which nobody allows."""
     step_trace = StepTrace()
     one = sibling(model, ONE, step_trace, **PARENTS)
-    assert torch.equal(one, sibling(model, OTHER, step_trace.again(), **PARENTS))
+    assert torch.equal(one, sibling(model, OTHER, step_trace.replay(), **PARENTS))
     allowed = {"inherits": ("parent.system", "sibling.system")}
     one, other = (sibling(model, secret, StepTrace(), **allowed) for secret in (ONE, OTHER))
     assert not torch.allclose(one, other, atol=1e-2), "so the test above would notice"
@@ -237,7 +237,7 @@ def test_what_is_forgotten_is_not_remembered_by_its_words(model: LoadedModel, mo
             call(engine, [HumanMessage(f"Document {number}.")], thread=None)
         remembered = engine.kv.get_or_create(Encodings)
         said = [HumanMessage(f"Document {number}.") for number in range(60)]
-        known = [remembered.saying((None, message_turn(each, engine.chat).text)) for each in said]
+        known = [remembered.with_content((None, message_turn(each, engine.chat).text)) for each in said]
         assert known[-1] and sum(map(len, known)) < 40
 
 

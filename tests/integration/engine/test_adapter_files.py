@@ -28,7 +28,7 @@ from choreo_agents.errors import AdapterError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models import files as tensor_files
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
-from choreo_agents.models.lora import LoraAdapter, LowRank, adapting, hook_layers
+from choreo_agents.models.lora import LoraAdapter, LowRank, apply_adapters, hook_layers
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuned import Tuned
@@ -369,8 +369,8 @@ def test_a_part_adds_to_the_rows_it_serves_also_of_transposed_layers() -> None:
     added = x @ (part.up @ part.down).T * 0.5
     for name, layer in model.items():
         assert torch.equal(layer(x), plain[name])
-        with adapting([(adapter, torch.tensor([1, 3]))]):
-            with adapting([(adapter, None)]):
+        with apply_adapters([(adapter, torch.tensor([1, 3]))]):
+            with apply_adapters([(adapter, None)]):
                 torch.testing.assert_close(layer(x), plain[name] + added)
             wanted = plain[name].clone()
             wanted[:, [1, 3]] += added[:, [1, 3]]

@@ -157,9 +157,9 @@ def test_attack_a_watch_that_raises_stops_nobody_else(make_engine: MakeEngine) -
 
 
 def _one(call: Decode) -> Any:
-    from choreo_agents.engine.calling import called
+    from choreo_agents.engine.calling import plan_call
 
-    return called(Decode, [call], (), {})
+    return plan_call(Decode, [call], (), {})
 
 
 def _not_copied() -> RuntimeError:

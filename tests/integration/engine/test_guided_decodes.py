@@ -136,12 +136,12 @@ def test_what_is_cut_is_an_error_with_the_words_and_the_others_go_on(talker: Eng
     before = talker.stats().steps
     cut, led, free = asyncio.run(all_of_them())
     assert isinstance(cut, ConstraintError) and isinstance(cut, ChoreoError | ValueError)
-    assert re.fullmatch(" ?[a-z]{3,80}", cut.said) and "max_tokens=9" in str(cut)
+    assert re.fullmatch(" ?[a-z]{3,80}", cut.text) and "max_tokens=9" in str(cut)
     jsonschema.validate(json.loads(words(talker, led)), SCHEMA)
     assert isinstance(free, MessageHandle) and talker.stats().steps - before <= 125, "no step was repeated"
     with pytest.raises(ConstraintError, match="allows nothing") as nothing:
         talker.decode(HEADER, [root], sampling=with_({"grammar": "start: <|end|>"}))
-    assert nothing.value.said == ""
+    assert nothing.value.text == ""
     talker.check()
 
 
@@ -174,7 +174,7 @@ def test_a_memo_a_replay_and_a_stream_know_the_same_answer(talker: Engine) -> No
     with pytest.raises(ConstraintError) as cut:
         for item in talker.stream(HEADER, [root], sampling=with_({"regex": "[a-z]{90}"}, max_tokens=6)):
             shown += item.text if isinstance(item, StreamedToken) else ""
-    assert shown and cut.value.said.startswith(shown)
+    assert shown and cut.value.text.startswith(shown)
 
 
 def test_a_stop_ends_an_answer_where_it_may_end(talker: Engine) -> None:

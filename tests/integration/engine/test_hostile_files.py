@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage
 from safetensors import SafetensorError
 
 from choreo_agents import Engine
-from choreo_agents.chat.turns import calls_made
+from choreo_agents.chat.turns import tool_calls_of
 from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.errors import ChoreoError, PMLError
 from choreo_agents.kv.store import files
@@ -83,13 +83,13 @@ def test_an_index_of_weights_that_is_none_is_damaged(tmp_path: Path, content: st
     header = HOSTILE[content]
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(OSError, match="damaged"):
-        needs._tensors(tmp_path / "model.safetensors")
+        needs._read_header(tmp_path / "model.safetensors")
 
 
 def test_arguments_of_a_call_in_a_block_may_be_nested_without_end() -> None:
     """A message may be anybody's."""
     block = {"type": "tool_use", "name": "f", "input": "[" * DEEP, "id": "1"}
-    [call] = calls_made(AIMessage([block]))
+    [call] = tool_calls_of(AIMessage([block]))
     assert (call.name, call.arguments) == ("f", {"": "[" * DEEP})
 
 

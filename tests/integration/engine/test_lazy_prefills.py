@@ -306,7 +306,7 @@ def test_runs_that_share_their_steps_share_their_bits(make_engine: MakeEngine, l
     asyncio.run(both(make_engine(step_trace=step_trace)))
     first = {seed: list(seen) for seed, seen in logits_by_seed.items()}
     logits_by_seed.clear()
-    asyncio.run(both(make_engine(step_trace=step_trace.again())))
+    asyncio.run(both(make_engine(step_trace=step_trace.replay())))
     for seed in (0, 1):
         assert all(torch.equal(*pair) for pair in zip(first[seed], logits_by_seed[seed], strict=True))
 
@@ -323,7 +323,7 @@ def test_a_timetable_of_readers_in_another_order_is_kept_to(make_engine: MakeEng
     run(make_engine(step_trace=step_trace), (0, 1))
     first = {seed: list(seen) for seed, seen in logits_by_seed.items()}
     logits_by_seed.clear()
-    replayed = step_trace.again()
+    replayed = step_trace.replay()
     run(make_engine(step_trace=replayed), (1, 0))
     assert replayed.steps == step_trace.steps
     for seed in (0, 1):
@@ -353,7 +353,7 @@ def test_words_encoded_again_are_told_apart_by_what_they_are_of(make_engine: Mak
 
     step_trace = StepTrace()
     run(make_engine(step_trace=step_trace, max_batched_tokens=64), (0, 1))
-    kept = step_trace.again()
+    kept = step_trace.replay()
     run(make_engine(step_trace=kept, max_batched_tokens=64), (1, 0))
     assert kept.steps == step_trace.steps
 

@@ -255,7 +255,7 @@ def test_a_fingerprint_is_of_the_weights_as_they_were_read(
     folder = settled(save_tiny_llama(tmp_path / "model"), monkeypatch)
     adapter = load_model(folder).adapter
     adapter.model.lm_head.to(torch.float64)
-    assert WeightFiles.of(folder).remembered(adapter.model) == fingerprint.fingerprint(adapter.model)
+    assert WeightFiles.of(folder).cached_fingerprint(adapter.model) == fingerprint.fingerprint(adapter.model)
     assert adapter.fingerprint != fingerprint.fingerprint(adapter.model)
 
 

@@ -212,6 +212,6 @@ def test_messages_that_are_not_seen_change_no_bit_beside_adapters_and_mappers(
 
     step_trace = StepTrace()
     one, two = run(words(50, 20), step_trace)
-    other_one, other_two = run(words(99, 20), step_trace.again())
+    other_one, other_two = run(words(99, 20), step_trace.replay())
     assert torch.equal(two, other_two)
     assert not torch.equal(one, other_one), "who reads the branch that saw it"

@@ -149,13 +149,13 @@ def test_a_source_that_goes_while_it_is_mapped_leaves_no_copy(
 ) -> None:
     engine = make_engine(adapter=mapper)
     branches = [engine.prefill(words(i, 20)) for i in range(3)]
-    keep = Branches._keep
+    keep = Branches._attach
 
     def releasing(*args: Any) -> None:
         engine.release(branches[1])
         keep(*args)
 
-    monkeypatch.setattr(Branches, "_keep", releasing)
+    monkeypatch.setattr(Branches, "_attach", releasing)
     with pytest.raises(ReleasedHandleError):
         engine.branches.map(branches)
     monkeypatch.undo()
@@ -177,7 +177,7 @@ def test_branches_stand_where_they_left_the_trunk(make_engine: MakeEngine) -> No
     assert (view.handles, view.offsets, view.end) == ([*trunk, early, late], [0, 10, 20, 10, 30], 35)
     give_back(engine, view)
     view = view_of(engine, [early, late, apart], trunk=trunk)
-    assert view.offsets == [0, 10, 20, 10, 30, 30] and view.made == [], "of the trunk they have seen nothing: after it"
+    assert view.offsets == [0, 10, 20, 10, 30, 30] and view.owned == [], "of the trunk they have seen nothing: after it"
     view = view_of(engine, [early, late], strategy="sequential")
     assert (view.handles, view.offsets, view.end) == ([trunk[0], early, late], [0, 10, 18], 23)
     give_back(engine, view)
@@ -228,7 +228,7 @@ def test_a_summary_is_said_by_the_branchs_own_worker(
         ]
     )
     view = view_of(engine, branches, strategy="summary")
-    encoders = [handle.model for handle in view.made if handle != root]
+    encoders = [handle.model for handle in view.owned if handle != root]
     assert encoders == [branch.model for branch in branches] * 2, "what they are asked, and what they say"
     assert encoders[0] != encoders[1]
     assert all("~" in handle.model for handle in view.handles[1:])
@@ -312,7 +312,7 @@ async def test_a_merged_view_streams(engine: Engine) -> None:
     merged = await engine.branches.amerge(branches, [9, 9], strategy="sequential", header=[10], sampling=SHORT)
     tokens = [item.token for item in items if isinstance(item, StreamedToken)]
     assert tokens == engine.tokens(merged)[1:6]
-    for handle in (*view.made, items[-1], merged, *trunk, *branches):
+    for handle in (*view.owned, items[-1], merged, *trunk, *branches):
         engine.release(handle)
     require_nothing_left(engine)
 

@@ -250,5 +250,5 @@ def test_every_backend_of_the_engines_own_is_checked_once(make_engine: MakeEngin
     model = load_model(tiny_path)
     for name in ("auto", "folded", "reference", "reference"):
         assert make_engine(model, backend=name).prefill([5, 6]).length == 2
-    assert set(model.exact_with) == {"auto", "folded", "reference"}
+    assert set(model.checked_backends) == {"auto", "folded", "reference"}
     assert isinstance(make_engine(model, backend="reference").prefill([5]), MessageHandle)

@@ -148,7 +148,7 @@ def test_a_route_that_changes_brings_new_calls_and_leaves_others_out(make_engine
     taken, other = ("bob", "cleo") if "bob" in said else ("cleo", "bob")
     report = fork(app, path, set={"ann:1.words": "B." if other == "bob" else "x."})
     assert outcomes(report)[f"{other}:1"] == "new" and outcomes(report)["ann:1"] == "set"
-    assert [place[0] for place in report.gone] == [taken]
+    assert [place[0] for place in report.missing] == [taken]
     assert [call.recorded for call in report.calls if call.place[0] == other] == [None]
 
 

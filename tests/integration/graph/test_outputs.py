@@ -123,8 +123,8 @@ def test_what_a_type_refuses_is_an_error_with_the_words_and_leaves_nothing_behin
         graph = app(engine, judge(response_format=Report, output_key="report"))
         with pytest.raises(ConstraintError, match="it must say something") as refused:
             graph.invoke(ASK)
-        assert refused.value.said == said and "'judge'" in str(refused.value)
-        assert pickle.loads(pickle.dumps(refused.value)).said == said
+        assert refused.value.text == said and "'judge'" in str(refused.value)
+        assert pickle.loads(pickle.dumps(refused.value)).text == said
         engine.check()
 
 
@@ -148,7 +148,7 @@ def test_numbers_that_no_checkpoint_can_carry_are_an_error_of_that_name(said: st
         graph = app(Script({"judge": f"[{said}]"}).load(), judge(response_format=output), checkpointer=InMemorySaver())
         with pytest.raises(ConstraintError, match="no number that a checkpoint can carry") as large:
             graph.invoke(ASK, {"configurable": {"thread_id": "t"}})
-        assert large.value.said == f"[{said}]"
+        assert large.value.text == f"[{said}]"
     highest = app(Script({"judge": str((1 << 64) - 1)}).load(), judge(response_format=int, output_key="report"))
     assert highest.invoke(ASK)["report"] == (1 << 64) - 1
 
@@ -157,7 +157,7 @@ def test_a_message_that_is_cut_is_an_error_that_is_not_retried(embedded: LoadedM
     graph = app(make_engine(embedded), judge(response_format={"regex": "[a-z]{400}"}, sampling=Sampling(max_tokens=5)))
     with pytest.raises(ConstraintError, match="cut at max_tokens=5") as cut:
         graph.invoke(ASK)
-    assert cut.value.said and isinstance(cut.value, ValueError)
+    assert cut.value.text and isinstance(cut.value, ValueError)
 
 
 def test_instances_and_their_samples_write_lists() -> None:

@@ -442,7 +442,7 @@ def test_a_policy_is_kept_at_call_time_inside_a_subgraph(engine: Engine) -> None
     said = pair(prompt("<budget/>")).compile(engine=engine).invoke(QUESTION)
     entry = next(each for each in said["handles"] if each["author"] == "bob")
     signer = Signer(engine.lineage.seals, ["LangGraph", None])
-    moved = signer.signed(HandleEntry(**{**entry, "author": "team|bob", "persona": "team|bob"}))
+    moved = signer.sign_entry(HandleEntry(**{**entry, "author": "team|bob", "persona": "team|bob"}))
     given = {**said, "handles": [moved]}
     with pytest.raises(VisibilityError, match="keeps 'trip/budget' from 'cleo'"):
         outer.compile(engine=engine).invoke(given)
@@ -465,7 +465,7 @@ def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rul
     assert len(SCHEMA.format(money=5)) == len(SCHEMA.format(money=7))
     step_trace = StepTrace()
     one, report = run(5, step_trace)
-    two, _ = run(7, step_trace.again())
+    two, _ = run(7, step_trace.replay())
     assert ("trip/budget" in report.reached("bob", "encoding")) == reaches
     assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches
     assert one["ann", 1, 0] != two["ann", 1, 0], "who imports it"

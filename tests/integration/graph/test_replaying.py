@@ -283,7 +283,7 @@ def test_masked_calls_of_one_place_are_compared_with_what_each_was_asked(
     report = replay(app, path)
     assert report.same and outcomes(report) == {"ask|ida:1": "same", "ask|ida:2": "same", "bob:1": "taken"}, report
     once = replay(asking(engine, AGAIN, confidential=True).compile(engine=engine), path)
-    assert once.gone == (("ask|ida", 1, 0, 0),) and not once.same
+    assert once.missing == (("ask|ida", 1, 0, 0),) and not once.same
 
 
 @pytest.mark.parametrize("confidential", [False, True])
@@ -374,6 +374,6 @@ def test_a_recording_that_is_cut_anywhere_is_run_again_up_to_there(make_engine: 
         path.write_bytes(b"".join(lines[:end]) + lines[end][:5])
         for report in (replay(app, path), fork(app, path, set={"bob.system": "Bob likes boats."})):
             assert len(report.calls) == kinds[:end].count("call") and "is not whole" in report.notes[0]
-            assert report.gone == () and [call.outcome for call in report.calls[:1]] in ([], ["taken"])
+            assert report.missing == () and [call.outcome for call in report.calls[:1]] in ([], ["taken"])
     after = engine.stats()
     assert (after.messages, after.leases) == (before.messages, before.leases)

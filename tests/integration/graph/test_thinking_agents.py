@@ -458,7 +458,7 @@ def test_a_debate_in_which_models_think(model: LoadedModel) -> None:
     seen: list[dict[tuple[str, int], list[torch.Tensor]]] = []
     first = StepTrace()
     for letter in "xyz":
-        step_trace = first if letter == "x" else first.again()
+        step_trace = first if letter == "x" else first.replay()
         rows: dict[tuple[str, int], list[torch.Tensor]] = {}
         scheduling = Scheduling(step_trace=step_trace)
         with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 24), scheduling=scheduling, salt="s") as engine:

@@ -292,5 +292,5 @@ def test_attack_words_that_go_around_lose_none_of_those_who_said_them(engine: En
     for first in permutations(entries):
         labels = InfluenceTracker([engine], Declared(), entries)  # type: ignore[arg-type]
         for entry in first:
-            reached = {name.removeprefix("|") for name, _ in labels.of(entry) or ()}  # type: ignore[arg-type]
+            reached = {name.removeprefix("|") for name, _ in labels.trace(entry) or ()}  # type: ignore[arg-type]
             assert reached >= {"ann", "bob", "carl", "ann.system", "bob.system", "carl.system"}

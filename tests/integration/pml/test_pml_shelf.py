@@ -21,7 +21,7 @@ from choreo_agents.engine.persistent_kv import WantedKV
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.pml.compiler import SchemaPiece
-from choreo_agents.pml.library import ModuleCache, written
+from choreo_agents.pml.library import ModuleCache, flush_kv
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -66,8 +66,8 @@ def make_module_cache(make_engine: MakeEngine) -> Iterator[MakeModuleCache]:
 
 
 def flush(module_cache: ModuleCache) -> None:
-    assert module_cache._kept is not None
-    written(module_cache._kept)
+    assert module_cache._persistent is not None
+    flush_kv(module_cache._persistent)
 
 
 def kv(engine: Engine, module_cache: ModuleCache, key: str) -> HostKV:
@@ -265,10 +265,10 @@ def test_a_file_is_read_once_for_all_who_wait_for_it(
     with filling.brought(["root"]):
         flush(filling)
     engine, module_cache = make_module_cache(tmp_path)
-    store = module_cache._kept.store if module_cache._kept is not None else None
+    store = module_cache._persistent.store if module_cache._persistent is not None else None
     assert store is not None
     load, reads, waiting = store.load, list[str](), threading.Barrier(3)
-    filed, asked, all_asked = module_cache._filed, list[bool](), threading.Event()
+    filed, asked, all_asked = module_cache._has_file, list[bool](), threading.Event()
 
     def counted(slot: Any) -> bool:
         asked.append(filed(slot))
@@ -282,7 +282,7 @@ def test_a_file_is_read_once_for_all_who_wait_for_it(
         return load(key)
 
     monkeypatch.setattr(store, "load", slowly)
-    monkeypatch.setattr(module_cache, "_filed", counted)
+    monkeypatch.setattr(module_cache, "_has_file", counted)
 
     brought: list[list[int]] = []
 
@@ -427,8 +427,8 @@ def test_files_that_were_evicted_do_not_come_back_from_who_still_writes_them(
 ) -> None:
     """What was encoded after eviction had waited for the writer is still to be written when it removes files."""
     _, module_cache = make_module_cache(tmp_path)
-    assert module_cache._kept is not None
-    inside, gate, read, wait = threading.Event(), threading.Event(), WantedKV.read, module_cache._kept.wait
+    assert module_cache._persistent is not None
+    inside, gate, read, wait = threading.Event(), threading.Event(), WantedKV.read, module_cache._persistent.wait
 
     def late(wanted: WantedKV) -> tuple[KVKey, HostKV]:
         inside.set()
@@ -443,7 +443,7 @@ def test_files_that_were_evicted_do_not_come_back_from_who_still_writes_them(
             threading.Timer(0.05, gate.set).start()
 
     monkeypatch.setattr(WantedKV, "read", late)
-    monkeypatch.setattr(module_cache._kept, "wait", waited)
+    monkeypatch.setattr(module_cache._persistent, "wait", waited)
     module_cache.evict(["root"], files=True)
     assert inside.is_set() and files(tmp_path) == [] and module_cache.place("root")[0] == "nowhere"
     flush(module_cache)

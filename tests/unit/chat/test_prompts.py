@@ -170,7 +170,7 @@ def test_what_was_said_is_not_kept_by_who_spells_it() -> None:
     assert isinstance(spelling, RustSafeTokenizer)
     for length in (10, 10_000):
         spelling.encode(PromptText.special("x" * length))
-    assert spelling._named.cache_info().currsize == 1
+    assert spelling._cached.cache_info().currsize == 1
 
 
 def test_what_a_template_refuses_is_put_together_of_turns() -> None:

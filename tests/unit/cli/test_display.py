@@ -35,7 +35,7 @@ def display_of(setting: Setting) -> PlayDisplay:
 
 def played(display: PlayDisplay) -> None:
     with display:
-        run_method(display.setting, "choreo", on_token=display.add, on_decode=display.told)
+        run_method(display.setting, "choreo", on_token=display.add, on_decode=display.add_cost)
 
 
 def told(agent: str, words: str, read: int, encoded: int) -> dict[str, Any]:
@@ -44,19 +44,19 @@ def told(agent: str, words: str, read: int, encoded: int) -> dict[str, Any]:
 
 def test_cells_tell_who_reads_who_speaks_and_what_was_read() -> None:
     display = display_of(setting_of(Script().model, 1))
-    assert printed(display.shown()).count("reads ...") == 3, "all of them, in the first round"
+    assert printed(display.render()).count("reads ...") == 3, "all of them, in the first round"
     display.add("Alice", "a", "Ann has", (1, 0))
-    assert "Ann has" in printed(display.shown()) and printed(display.shown()).count("reads ...") == 2
+    assert "Ann has" in printed(display.render()) and printed(display.render()).count("reads ...") == 2
     display.add("Alice", "a", " 3 red kites.", (1, 0))
-    display.told(told("Alice", "Ann has 3 red kites.", 1900, 10))
-    assert "1,900 read, 10 encoded" in printed(display.shown())
-    assert printed(display.shown()).count("reads ...") == 2, "Alice waits for the others before she reads again"
+    display.add_cost(told("Alice", "Ann has 3 red kites.", 1900, 10))
+    assert "1,900 read, 10 encoded" in printed(display.render())
+    assert printed(display.render()).count("reads ...") == 2, "Alice waits for the others before she reads again"
     for agent in ("Bruno", "Clara"):
         display.add(agent, agent, "Ann has 3 red kites.", (1, 0))
-        display.told(told(agent, "Ann has 3 red kites.", 0, 1))
-    assert printed(display.shown()).count("reads ...") == 3, "all of them, in the second round"
-    display.told(told("a stranger", "", 7, 7))
-    assert "7 read" not in printed(display.shown())
+        display.add_cost(told(agent, "Ann has 3 red kites.", 0, 1))
+    assert printed(display.render()).count("reads ...") == 3, "all of them, in the second round"
+    display.add_cost(told("a stranger", "", 7, 7))
+    assert "7 read" not in printed(display.render())
 
 
 @pytest.mark.parametrize("number", range(20))
@@ -86,9 +86,9 @@ def test_a_tree_is_drawn_with_its_votes_and_the_winner() -> None:
         {"thinker": thought, "voter": lambda _: f"Well. I vote for {next(votes)}", "finalist": "So.\nAnswer: 5"}
     )
     display = display_of(tree(script, branches=3, voters=3))
-    assert "level 1" not in printed(display.shown()), "nobody has said a word"
+    assert "level 1" not in printed(display.render()), "nobody has said a word"
     played(display)
-    words = printed(display.shown())
+    words = printed(display.render())
     candidates = re.findall(r"(Candidate \d)( {2}goes on)?  ([\d,]+) read, ([\d,]+) encoded", words)
     assert [(name, bool(won)) for name, won, *_ in candidates] == [
         ("Candidate 1", False),
@@ -119,16 +119,16 @@ def test_every_level_of_a_tree_has_its_own_candidates() -> None:
     first, second = display.facts()["levels"]
     assert first["candidates"] == ["Candidate 1", "Candidate 2"] and first["elected"] == ["Candidate 2"]
     assert second["candidates"] == ["Candidate 3", "Candidate 4"] and second["elected"] == ["Candidate 4"]
-    assert "who reads Candidate 4's thought" in printed(display.shown())
+    assert "who reads Candidate 4's thought" in printed(display.render())
 
 
 def test_messages_with_the_same_words_have_each_its_cost() -> None:
     display = display_of(tree(Script(), branches=2, voters=1))
     for number in range(2):
         display.add("thinker", str(number), "Answer: 5", (2, number))
-    display.told(told("thinker", "Answer: 5", 0, 9))
+    display.add_cost(told("thinker", "Answer: 5", 0, 9))
     assert [each.get("tokens_encoded") for each in display.messages()] == [9, None]
-    display.told(told("thinker", "Answer: 5", 4, 5))
+    display.add_cost(told("thinker", "Answer: 5", 4, 5))
     assert [each["tokens_encoded"] for each in display.messages()] == [9, 5]
 
 

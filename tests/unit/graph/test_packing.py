@@ -25,9 +25,9 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
-    text = Packing(None).packed(value)
+    text = Packing(None).pack(value)
     assert text is not None
-    back = Packing(None).unpacked(text)
+    back = Packing(None).unpack(text)
     assert back == value and repr(back) == repr(value)
 
 
@@ -44,13 +44,13 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
 )
 def test_inputs_come_back(value: Any) -> None:
     packing = Packing(None)
-    text = packing.packed(value)
-    assert text is not None and repr(packing.unpacked(text)) == repr(value)
+    text = packing.pack(value)
+    assert text is not None and repr(packing.unpack(text)) == repr(value)
 
 
 def test_a_tuple_comes_back_as_a_list() -> None:
-    text = Packing(None).packed({"messages": [("user", "Hm.")]})
-    assert text is not None and Packing(None).unpacked(text) == {"messages": [["user", "Hm."]]}
+    text = Packing(None).pack({"messages": [("user", "Hm.")]})
+    assert text is not None and Packing(None).unpack(text) == {"messages": [["user", "Hm."]]}
 
 
 @dataclass
@@ -65,10 +65,10 @@ class MyState(TypedDict):
 
 
 def test_only_types_that_the_graphs_schemas_name_are_read_back() -> None:
-    assert Packing(None).packed({"mine": Mine(3)}) is None
+    assert Packing(None).pack({"mine": Mine(3)}) is None
     named = Packing(ChoreoGraph(MyState))
-    text = named.packed({"mine": Mine(3)})
-    assert text is not None and named.unpacked(text) == {"mine": Mine(3)}
+    text = named.pack({"mine": Mine(3)})
+    assert text is not None and named.unpack(text) == {"mine": Mine(3)}
 
 
 def test_nothing_is_unpickled() -> None:
@@ -76,7 +76,7 @@ def test_nothing_is_unpickled() -> None:
 
     written = base64.b64encode(pickle.dumps([1])).decode()
     with pytest.raises(ValueError, match="'pickle' is not read"):
-        Packing(None).unpacked(f"pickle:{written}")
+        Packing(None).unpack(f"pickle:{written}")
 
 
 def test_confidential_words_and_thoughts_are_seen_wherever_they_stand() -> None:

@@ -23,11 +23,11 @@ class Slow:
 def test_what_is_still_coming_is_waited_for_by_whoever_looks_at_it_and_by_nobody_else() -> None:
     keys, values = torch.zeros(2, 1, 3, 8), torch.ones(2, 1, 3, 8)
     slow = Slow(keys)
-    kv = HostKV(keys, values, coming=slow)
+    kv = HostKV(keys, values, copied=slow)
     assert kv.nbytes == 2 * keys.nbytes and kv.shapes()["keys"] == ((2, 1, 3, 8), torch.float32)
     assert slow.waits == 0, "sizes are known before"
     for look in (lambda: kv.keys, lambda: kv.values, kv.tensors, lambda: pickle.dumps(kv)):
         look()
     assert slow.waits == 1 and bool((kv.keys == 7.0).all())
-    kv = HostKV(keys, values, coming=Slow(keys.zero_()))
+    kv = HostKV(keys, values, copied=Slow(keys.zero_()))
     assert bool((pickle.loads(pickle.dumps(kv)).keys == 7.0).all())

@@ -17,7 +17,7 @@ from support.templates import TEMPLATES, tokenizer_for, tokenizer_with
 
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
-from choreo_agents.models.chat.thinking import switched
+from choreo_agents.models.chat.thinking import find_switch
 from choreo_agents.models.checking.needs import StoredWeights
 from choreo_agents.models.checking.talk import views
 from choreo_agents.models.files import write_tensors
@@ -191,6 +191,6 @@ def test_files_of_weights_say_what_they_take_in_another_dtype(tmp_path: Any) -> 
 
 
 def test_templates_tell_what_turns_thinking_off() -> None:
-    found = {family: switched(comparing(family).template)[0] for family in TEMPLATES}
+    found = {family: find_switch(comparing(family).template)[0] for family in TEMPLATES}
     spoken = [family for family, switch in found.items() if switch == "/no_think"]
     assert spoken == ["Nemotron Nano 2"] and found["DeepSeek V3.1"] == "thinking" and found["Phi-4-reasoning"] is None

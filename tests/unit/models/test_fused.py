@@ -64,7 +64,7 @@ def off(one: list[Any], other: list[Any]) -> float:
 def test_it_says_what_the_modelling_code_says(tmp_path: Path, family: str, passes: list[int]) -> None:
     path = save_tiny(tmp_path, family, FAMILIES[family], seed=5)
     fused = load_model(path, dtype=torch.float32, backend="triton")
-    assert isinstance(fused.adapter.lean, FusedForward), fused.modelling
+    assert isinstance(fused.adapter.lean, FusedForward), fused.fallback_reason
     assert fused.computed_with(fused.backend("triton")) == "fused"
     said = spoken(fused)
     assert len(passes) > 4
@@ -76,7 +76,7 @@ def test_it_says_what_the_modelling_code_says(tmp_path: Path, family: str, passe
 @pytest.mark.parametrize("family", ["gemma2", "mixtral", "phi", "cohere", "nanochat"])
 def test_models_of_another_build_say_why_not(tmp_path: Path, family: str) -> None:
     model = load_model(save_tiny(tmp_path, family, FAMILIES[family]), dtype=torch.float32, backend="triton")
-    assert model.adapter.lean is None and model.modelling
+    assert model.adapter.lean is None and model.fallback_reason
     assert model.computed_with(model.backend("triton")).startswith("transformers: ")
 
 
@@ -122,11 +122,11 @@ def test_kernels_between_products_beside_torch(dtype: torch.dtype) -> None:
     x, added, weight = drawn(5, 72), drawn(5, 72), drawn(72)
     for more in (None, added):
         own = x.clone()
-        got = forward._normed(own, more, weight, 1e-5)
+        got = forward._normalise(own, more, weight, 1e-5)
         assert torch.equal(own, x if more is None else x + more)
         wide = own.float()
         wanted = (wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()).to(dtype) * weight
         assert (got.float() - wanted.float()).abs().max() <= near * 4
     both = drawn(3, 2 * 1300)
     wanted = nn.functional.silu(both[:, :1300]) * both[:, 1300:]
-    assert (forward._gated(both).float() - wanted.float()).abs().max() <= near * 4
+    assert (forward._gate(both).float() - wanted.float()).abs().max() <= near * 4

@@ -91,7 +91,7 @@ def test_what_no_token_can_say_is_an_error_of_its_own_call() -> None:
     assert answer.allowed() is None
     with pytest.raises(ConstraintError, match="allows nothing") as failed:
         answer.take(words["b"])
-    assert failed.value.said == "a"
+    assert failed.value.text == "a"
 
 
 def test_tokenizers_whose_tokens_are_no_bytes_are_refused() -> None:

@@ -62,14 +62,16 @@ def talk(engine: Engine) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_models_that_are_built_so_are_served_and_the_others_say_why_not(tmp_path: Path, family: str) -> None:
     model = load_model(save_tiny(tmp_path, family, FAMILIES[family], seed=3))
-    assert (model.adapter.lean is not None, model.modelling is None) == ((family in LEAN,) * 2), model.modelling
+    assert (model.adapter.lean is not None, model.fallback_reason is None) == ((family in LEAN,) * 2), (
+        model.fallback_reason
+    )
 
 
 @pytest.mark.parametrize("family", LEAN)
 def test_it_says_what_the_modelling_code_says(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_tiny(tmp_path, family, FAMILIES[family], seed=5)
     lean, plain = load_model(path), load_model(path, prepacked=False)
-    assert plain.adapter.lean is None and "not to be laid out" in (plain.modelling or "")
+    assert plain.adapter.lean is None and "not to be laid out" in (plain.fallback_reason or "")
     with counted(monkeypatch) as passes, Engine.load(lean, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         said = talk(engine)
         assert sum(passes) > 100, "the lean pass has served"
@@ -80,7 +82,7 @@ def test_it_says_what_the_modelling_code_says(tmp_path: Path, family: str, monke
 def test_a_model_that_multiplies_what_others_do_not_is_found_out(tmp_path: Path) -> None:
     settings = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
     model = load_model(save_tiny(tmp_path, "granite", settings, seed=3))
-    assert model.adapter.lean is None and "otherwise than its modules say" in (model.modelling or "")
+    assert model.adapter.lean is None and "otherwise than its modules say" in (model.fallback_reason or "")
 
 
 @pytest.fixture
@@ -226,7 +228,7 @@ def test_layers_that_are_wider_than_their_heads_say_are_left_to_their_own_code(t
     """A kernel would write beyond what is its own."""
     settings = {"layer_types": ["full_attention"] * 4}
     model = load_model(save_tiny(tmp_path, "qwen3_5_text", settings, seed=3))
-    assert model.adapter.lean is None and "widths" in (model.modelling or "")
+    assert model.adapter.lean is None and "widths" in (model.fallback_reason or "")
 
 
 def test_a_pool_that_was_given_up_is_not_read(tiny: LoadedModel) -> None:
@@ -311,5 +313,5 @@ def test_bfloat16s_are_left_to_tiles_that_the_kernels_may_not_have(
     monkeypatch.setattr(shape, "has_tiles", lambda: True)
     monkeypatch.setattr(shape, "multiply_tiles", lambda: False)
     model = load_model(save_tiny_llama(tmp_path / "tiny"), dtype=torch.bfloat16)
-    assert model.adapter.lean is None and "tiles" in (model.modelling or "")
+    assert model.adapter.lean is None and "tiles" in (model.fallback_reason or "")
     assert load_model(save_tiny_llama(tmp_path / "wide")).adapter.lean is not None

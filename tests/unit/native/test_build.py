@@ -157,7 +157,7 @@ def test_without_it_the_engine_serves_and_says_why(tmp_path: Path) -> None:
     try:
         loaded = load_model("embedded")
         adapter = loaded.adapter
-        assert adapter.lean is None and "not compiled" in (loaded.modelling or "")
+        assert adapter.lean is None and "not compiled" in (loaded.fallback_reason or "")
         assert type(loaded.backend("auto")) is FoldedBackend
         with pytest.raises(
             InvalidRequestError, match=r'not compiled when the package was installed.*"auto" goes without'

@@ -71,8 +71,8 @@ def test_a_row_draws_the_same_in_any_company_and_all_but_always_for_sure(threads
                 together = lottery.draw(logits, range(24), draws)
                 assert together is not None
                 alone = [lottery.draw(logits, [row], [draws[row]]) for row in range(24)]
-                assert together._told == [each._told[0] for each in alone if each is not None]
-                kinds.update(row[2] for row in together._told)
+                assert together._results == [each._results[0] for each in alone if each is not None]
+                kinds.update(row[2] for row in together._results)
     finally:
         torch.set_num_threads(before)
     assert kinds[SURE] >= 0.95 * kinds.total()
@@ -87,7 +87,7 @@ def test_who_are_near_each_other_are_decided_exactly(monkeypatch: pytest.MonkeyP
         lottery = native_lottery(kernels)
         tickets = lottery.draw(logits, range(64), draws)
         assert tickets is not None
-        kinds = Counter(row[2] for row in tickets._told)
+        kinds = Counter(row[2] for row in tickets._results)
         assert kinds[SURE] > 8 and kinds[NEAR] > 4 and kinds[UNSURE] > 2, "all of them are met"
         for token, exact in zip(tickets.tokens(), wanted, strict=True):
             assert token in (None, exact)
@@ -126,4 +126,4 @@ def test_a_third_that_shares_a_lane_with_the_two_highest_is_not_forgotten(monkey
     monkeypatch.setitem(CONSTANTS, "MARGIN", 50.0)
     for kernels in VARIANTS:
         tickets = native_lottery(kernels).draw(logits, [0], [Draw(Sampling(temperature=1.0), noise_key(1, 0))])
-        assert tickets is not None and tickets._told[0][2] == UNSURE
+        assert tickets is not None and tickets._results[0][2] == UNSURE

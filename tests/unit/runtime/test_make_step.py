@@ -13,7 +13,7 @@ def test_a_prefill_reads_itself_causally() -> None:
     assert step.layout.positions == (5, 6, 7)
     assert step.layout.write_slots == (16, 17, 18)
     assert step.layout.reads == (Read(16, 3, 5, (QuerySpan(0, 3, 0),), causal=True),)
-    assert step.wanted == (2,)
+    assert step.logits_at == (2,)
 
 
 def test_a_decode_reads_all_of_itself_as_one_run() -> None:
@@ -33,7 +33,7 @@ def test_a_chunk_across_two_runs_is_causal_in_each() -> None:
         Read(34, 2, 2, (QuerySpan(2, 3, 0),)),
         Read(8, 3, 4, (QuerySpan(2, 3, 0),), causal=True),
     }
-    assert step.wanted == ()
+    assert step.logits_at == ()
 
 
 def test_rows_that_share_a_message_read_it_once() -> None:
@@ -47,15 +47,15 @@ def test_rows_that_share_a_message_read_it_once() -> None:
     assert step.layout.reads[0] == Read(0, 8, 10, (QuerySpan(0, 1, 0), QuerySpan(1, 2, 22)))
     assert [read for read in step.layout.reads if read.start == 0] == [step.layout.reads[0]]
     assert step.layout.positions == (18, 40, 41)
-    assert step.wanted == (0, 2)
+    assert step.logits_at == (0, 2)
 
 
 def test_only_the_rows_that_sample_want_logits() -> None:
     segments = [Segment((Run(8 * i, 8),), 0) for i in range(3)]
     rows = [Row(i, (1, 2), 0, segment, (), samples=i != 1) for i, segment in enumerate(segments)]
-    assert make_step(rows).wanted == (1, 5)
+    assert make_step(rows).logits_at == (1, 5)
 
 
 def test_no_rows_make_an_empty_step() -> None:
     step = make_step([])
-    assert (step.tokens, step.wanted, step.layout.positions, step.layout.reads) == ((), (), (), ())
+    assert (step.tokens, step.logits_at, step.layout.positions, step.layout.reads) == ((), (), (), ())

@@ -39,11 +39,11 @@ def test_each_who_waits_is_heard_once_when_he_cancels() -> None:
     waiting: list[Future[Any]] = [Future(), Future()]
     request = Request(1, None, None, futures=waiting)  # type: ignore[arg-type]
     for _ in range(3):
-        request.tell_cancelled(lambda: told.append(1))
+        request.watch_cancellation(lambda: told.append(1))
     waiting[1].cancel()
     assert len(told) == 1
     waiting.append(Future())
-    request.tell_cancelled(lambda: told.append(1))
+    request.watch_cancellation(lambda: told.append(1))
     waiting[2].cancel()
     waiting[0].set_result(None)
     assert len(told) == 2, "who has what he waited for has not cancelled"

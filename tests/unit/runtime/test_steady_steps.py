@@ -59,9 +59,9 @@ class Watched:
 
     @staticmethod
     def _compare(steps: NextSteps, found: NextStep) -> None:
-        running = list(steps._under_way.running.values())
-        assert not steps._under_way.waiting and found.unfinished == len(running)
-        anew = steps._planned()
+        running = list(steps._active.running.values())
+        assert not steps._active.waiting and found.unfinished == len(running)
+        anew = steps._plan_step()
         assert anew.rows == found.rows and anew.arrivals == found.arrivals == []
         assert dict(anew.samplers) == dict(found.samplers) and anew.unfinished == found.unfinished
         assert all(row.view is other.view for row, other in zip(anew.rows, found.rows, strict=True))

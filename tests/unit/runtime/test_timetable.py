@@ -37,13 +37,13 @@ def test_another_engine_runs_the_same_steps_whoever_comes_first(tiny: LoadedMode
     with Engine.load(tiny, scheduling=Scheduling(step_trace=written)) as engine:
         say(engine, "ann", "bob")
         steps = engine.stats().steps
-    assert len(written.steps) == steps >= 4 and not written.is_kept_to
+    assert len(written.steps) == steps >= 4 and not written.is_replaying
     for order in (("ann", "bob"), ("bob", "ann")):
-        again = written.again()
+        again = written.replay()
         with Engine.load(tiny, scheduling=Scheduling(step_trace=again)) as engine:
-            assert again.is_kept_to
+            assert again.is_replaying
             say(engine, *order)
-            assert again.steps == written.steps and not again.is_kept_to
+            assert again.steps == written.steps and not again.is_replaying
             engine.prefill("Whatever comes after is planned as ever.")
 
 
@@ -89,9 +89,9 @@ def test_one_authors_calls_of_other_lengths_are_told_apart_whoever_comes_first(t
 
     written = StepTrace()
     asked(written, 9, 10)
-    again = written.again()
+    again = written.replay()
     asked(again, 10, 9)
-    assert again.steps == written.steps and not again.is_kept_to
+    assert again.steps == written.steps and not again.is_replaying
 
 
 def test_calls_that_never_come_fail_the_others(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +100,5 @@ def test_calls_that_never_come_fail_the_others(tiny: LoadedModel, monkeypatch: p
         engine.prefill("Ann has 3 red kites.", author="ann")
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
     missed = pytest.raises(EngineFailedError, match="holds 1 calls that have not come")
-    with Engine.load(tiny, scheduling=Scheduling(step_trace=written.again())) as engine, missed:
+    with Engine.load(tiny, scheduling=Scheduling(step_trace=written.replay())) as engine, missed:
         engine.prefill("Ann has 3 red kites.", author="bob")

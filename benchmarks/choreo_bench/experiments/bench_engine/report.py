@@ -1,4 +1,4 @@
-"""What a run of all engines is held against, and how it is shown."""
+"""Report of a run of all engines: bars, tables and a figure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def as_report(report: SpeedReport, scenarios: Sequence[SpeedScenario], *, whole:
     """
     lines = [str(bar) for bar in bars(report)] if whole else []
     return Report(
-        [_table(report, each) for each in scenarios if each.name in report.results],
+        [_table(report, scenario) for scenario in scenarios if scenario.name in report.results],
         asdict(report),
         f"{report.model}, {report.dtype}, {report.threads} threads. {report.made_by}. Medians of {report.repeats} runs "
         "that take turns.",
@@ -70,11 +70,11 @@ def as_report(report: SpeedReport, scenarios: Sequence[SpeedScenario], *, whole:
 
 
 def _table(report: SpeedReport, scenario: SpeedScenario) -> Table:
-    """Rival, milliseconds, spread, against choreo, against the sum of parts."""
-    found = report.results[scenario.name]
-    ours, floor = found["choreo"].spread.middle, report.sum_of_parts(scenario.name)
+    """Competitor, milliseconds, spread, against choreo, against the sum of parts."""
+    results = report.results[scenario.name]
+    ours, floor = results["choreo"].spread.middle, report.sum_of_parts(scenario.name)
     rows: list[tuple[str, ...]] = []
-    for name, measured in found.items():
+    for name, measured in results.items():
         if measured.absent:
             rows.append((name, "-", measured.absent, "", ""))
             continue
@@ -92,24 +92,24 @@ def _ms(seconds: float) -> str:
 
 def figure(report: SpeedReport) -> Figure:
     """Draw for each scenario one bar for each engine, on a logarithmic scale."""
-    rivals = [name for name in next(iter(report.results.values())) if name not in PARTS]
-    greys = [str(0.3 + 0.5 * place / len(rivals)) for place in range(len(rivals))]
-    colours = {name: "#d1495b" if name == OURS else grey for name, grey in zip(rivals, greys, strict=True)}
+    competitors = [name for name in next(iter(report.results.values())) if name not in PARTS]
+    greys = [str(0.3 + 0.5 * place / len(competitors)) for place in range(len(competitors))]
+    colours = {name: "#d1495b" if name == OURS else grey for name, grey in zip(competitors, greys, strict=True)}
     from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
 
     drawn = Figure(figsize=(10, 2.1 * len(report.results) + 0.8), layout="constrained")
     drawn.suptitle(f"{report.model}, {report.dtype}, {report.threads} threads: milliseconds, shorter is better")
     panels = drawn.subplots(len(report.results), 1, squeeze=False)[:, 0]
-    for axes, (scenario, found) in zip(panels, report.results.items(), strict=True):
-        times = {name: found[name].spread for name in rivals if found[name].seconds}
-        middles = [1000 * each.middle for each in times.values()]
+    for axes, (scenario, results) in zip(panels, report.results.items(), strict=True):
+        times = {name: results[name].spread for name in competitors if results[name].seconds}
+        middles = [1000 * spread.middle for spread in times.values()]
         errors = [
-            [1000 * (each.middle - each.least) for each in times.values()],
-            [1000 * (each.most - each.middle) for each in times.values()],
+            [1000 * (spread.middle - spread.least) for spread in times.values()],
+            [1000 * (spread.most - spread.middle) for spread in times.values()],
         ]
         barred = axes.barh(list(times), middles, xerr=errors, color=[colours[name] for name in times], ecolor="#555555")
         axes.bar_label(barred, [f"{middle:,.1f}" for middle in middles], padding=6, fontsize=8)
-        if found[NO_ATTENTION].seconds and found[ATTENTION].seconds:
+        if results[NO_ATTENTION].seconds and results[ATTENTION].seconds:
             axes.axvline(1000 * report.sum_of_parts(scenario), color="#222222", linestyle="--", linewidth=1)
         axes.set_xscale("log")
         axes.set_title(f"{scenario} (dashed: the sum of its parts)", loc="left", fontsize=9)

@@ -35,8 +35,8 @@ from choreo_agents.pml import (
 from choreo_agents.pml.markup.syntax import Module
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
+from choreo_bench.competitors import PlainGenerate
 from choreo_bench.language import vocabulary
-from choreo_bench.rivals import PlainGenerate
 from choreo_bench.timing import rest
 
 MODULE_TOKENS = 1024
@@ -75,8 +75,8 @@ def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> Pr
     word = vocabulary.PEOPLE[0]
     around = len(model.encode(chat.turn("user", word))) - len(model.encode(f" {word}"))
     around += len(model.encode(chat.header(None)))
-    left, asked = length - len(model.encode(chat.bos)), new - around
-    if left < 1 or asked < 1:
+    left, words_left = length - len(model.encode(chat.bos)), new - around
+    if left < 1 or words_left < 1:
         raise ValueError(f"{length} cached and {new} new tokens leave no room for words: ask for more")
     modules: list[Module] = []
     while left:
@@ -85,7 +85,7 @@ def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> Pr
         left -= tokens
     schema = Schema.from_python(f"random-{length}", modules)
     imports = "".join(f"<{module.name}/>" for module in modules)
-    prompt = schema.prompt(f"{imports}<user>{_words(model, asked, rng).strip()}</user>")
+    prompt = schema.prompt(f"{imports}<user>{_words(model, words_left, rng).strip()}</user>")
     return PromptCase(f"{length:,} tokens", schema, prompt, length)
 
 
@@ -95,23 +95,23 @@ def example_cases(folder: Path) -> list[PromptCase]:
     Raises:
         PMLError: With all that is wrong in one of them. OSError: It cannot be read.
     """
-    found = []
+    cases = []
     for path in sorted(folder.glob(f"*{_PROMPT}")):
         schema = Schema.from_file(path.with_name(path.name.removesuffix(_PROMPT) + _SUFFIX))
-        found.append(PromptCase(schema.name, schema, schema.prompt_file(path)))
-    return found
+        cases.append(PromptCase(schema.name, schema, schema.prompt_file(path)))
+    return cases
 
 
 def that_fit(cases: Sequence[PromptCase], model: LoadedModel, say: Callable[[str], None]) -> list[PromptCase]:
     """Leave out the cases that do not fit into the model's context, and say which."""
-    found = []
+    fitting = []
     for case in cases:
         try:
             case.sizes(model)
-            found.append(case)
+            fitting.append(case)
         except PMLError as error:
             say(f"{case.name} is left out: {error}")
-    return found
+    return fitting
 
 
 def _words(model: LoadedModel, tokens: int, rng: random.Random) -> str:
@@ -173,15 +173,15 @@ class PromptTimer:
         with self.library.assemble(self.prompt) as view:
             return [token for handle in view.handles for token in self.engine.tokens(handle)]
 
-    def run(self, way: Way, rival: PlainGenerate | None = None) -> Record:
+    def run(self, way: Way, competitor: PlainGenerate | None = None) -> Record:
         """Time one run, and count the tokens that it encodes and those that it finds encoded."""
         fresh, cached = self._assembly.fresh_tokens + self._header, self._assembly.cached_tokens
         if way == "host copy":
             return {"seconds": self._copied(), "encoded": 0, "reused": cached}
         if way == "HF generate":
-            assert rival is not None
+            assert competitor is not None
             header = self.engine.model.encode(self.engine.chat.header(None))
-            seconds = rival.first_token_s([*self.tokens, *header])
+            seconds = competitor.first_token_s([*self.tokens, *header])
         else:
             seconds = self._text() if way == "text" else self._cached(way)
         return {"seconds": seconds} | (
@@ -235,7 +235,7 @@ class PromptTimer:
 
 
 def _first(stream: Iterator[StreamedToken | MessageHandle]) -> float:
-    """When the first token came. What comes after it is waited for: nothing is to run during the next measurement."""
+    """Return the time of the first token, after the stream has ended: nothing may run during the next measurement."""
     times = [time.perf_counter() for _ in stream]
     return times[0]
 
@@ -247,7 +247,7 @@ def key_of(case: PromptCase, way: Way, number: int) -> str:
 
 @dataclass(frozen=True)
 class ModuleBench:
-    """What is timed, and on what.
+    """Timer of prompts on one model.
 
     Args:
         model: Serves both engines.
@@ -263,17 +263,17 @@ class ModuleBench:
 
     @property
     def ways(self) -> list[Way]:
-        """That are timed."""
+        """Ways of serving that are timed."""
         return [way for way in WAYS if self.path is not None or way != "HF generate"]
 
     @cached_property
-    def rival(self) -> PlainGenerate | None:
+    def competitor(self) -> PlainGenerate | None:
         """Hugging Face, ready."""
         if self.path is None:
             return None
-        rival = PlainGenerate(self.path, self.dtype, str(self.model.adapter.device))
-        rival.first_token_s([3] * 64)
-        return rival
+        competitor = PlainGenerate(self.path, self.dtype, str(self.model.adapter.device))
+        competitor.first_token_s([3] * 64)
+        return competitor
 
     def runs(self, case: PromptCase) -> list[tuple[Way, int]]:
         """All that is timed of a case, in this order; those of round 0 are not counted."""
@@ -303,7 +303,7 @@ class ModuleBench:
                 if way in left and key not in journal:
                     assert timer is not None
                     rest()
-                    record = timer.run(way, self.rival)
+                    record = timer.run(way, self.competitor)
                     if number:
                         journal.add(key, {"case": case.name, "length": case.length, "way": way, **record})
                 on_progress(case.name, way)

@@ -1,4 +1,4 @@
-"""What a journal of first tokens adds up to, as tables and as a figure."""
+"""Tables and a figure from a journal of first tokens."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ class ModuleReport:
 
     def cases(self) -> list[str]:
         """Prompts, those of a length first, ascending."""
-        found = {record["case"]: record["length"] for record in self.records}
-        return sorted(found, key=lambda name: (found[name] is None, found[name] or 0, name))
+        lengths = {record["case"]: record["length"] for record in self.records}
+        return sorted(lengths, key=lambda name: (lengths[name] is None, lengths[name] or 0, name))
 
     def lengths(self) -> dict[int, str]:
         """The names of prompts that were made for a length, by it."""
-        found = {record["length"]: record["case"] for record in self.records if record["length"] is not None}
-        return dict(sorted(found.items()))
+        names = {record["length"]: record["case"] for record in self.records if record["length"] is not None}
+        return dict(sorted(names.items()))
 
     def seconds(self, case: str, way: Way) -> list[float]:
-        """Of every run, in order."""
-        return [each["seconds"] for each in self.records if each["case"] == case and each["way"] == way]
+        """Return the seconds of every run, in order."""
+        return [record["seconds"] for record in self.records if record["case"] == case and record["way"] == way]
 
     def ratio(self, case: str, above: Way, way: Way) -> Spread | None:
-        """How many times as long another way takes: run by run, in the order in which they took turns.
+        """Return how many times as long another way takes: run by run, in the order in which they took turns.
 
         Where one of them ran once, that is held against every run of the other.
         """
@@ -80,23 +80,23 @@ class ModuleReport:
 
     def bars(self) -> list[Bar]:
         """Compute every bar, also those that nothing was measured for; the faster full encoding counts."""
-        lengths, found = self.lengths(), []
+        lengths, bars = self.lengths(), []
         for length, wanted in LENGTH_BARS.items():
             ratio = self.ratio(lengths[length], self.whole(lengths[length]), "device") if length in lengths else None
             what = f"everything encoded / on the device, {length:,} cached tokens"
-            found.append(Bar(what, wanted, ratio, at_least=True, style="{:,.1f}x"))
+            bars.append(Bar(what, wanted, ratio, at_least=True, style="{:,.1f}x"))
         for length, case in lengths.items():
             what = f"host copy / first token from host memory, {length:,} cached"
-            found.append(Bar(what, COPY_BAR, self.ratio(case, HOST_COPY, "host"), style="{:.1%}"))
-        return found
+            bars.append(Bar(what, COPY_BAR, self.ratio(case, HOST_COPY, "host"), style="{:.1%}"))
+        return bars
 
     def rows(self, cases: Sequence[str]) -> list[tuple[str, ...]]:
         """Make the cells of a table of these prompts."""
         return [self._row(case, way) for case in cases for way in WAYS if self.seconds(case, way)]
 
     def _row(self, case: str, way: Way) -> tuple[str, ...]:
-        *_, record = (each for each in self.records if each["case"] == case and each["way"] == way)
-        times = [1000 * each for each in self.seconds(case, way)]
+        *_, record = (row for row in self.records if row["case"] == case and row["way"] == way)
+        times = [1000 * seconds for seconds in self.seconds(case, way)]
         spread = f"{min(times):,.1f} to {max(times):,.1f}" if len(times) > 1 else ""
         counts = (str(len(times)), f"{record['encoded']:,}", f"{record['reused']:,}")
         ratio = self.ratio(case, "text", way) if way in (*PLACES, "HF generate") else None
@@ -119,7 +119,7 @@ class ModuleReport:
             if (ratio := self.ratio(case, above, way)) is not None
         ]
         bars = [
-            {"what": bar.what, "wanted": bar.wanted, "met": bar.met, "found": bar.found and asdict(bar.found)}
+            {"what": bar.what, "wanted": bar.wanted, "met": bar.met, "found": bar.measured and asdict(bar.measured)}
             for bar in self.bars()
         ]
         return Report(
@@ -150,7 +150,7 @@ class ModuleReport:
         for axes, (ways, degree, title) in zip(figure.subplots(1, 2), panels, strict=True):
             for way in ways:
                 times = {length: self.seconds(case, way) for length, case in self.lengths().items()}
-                points = {length: median(found) for length, found in times.items() if found}
+                points = {length: median(seconds) for length, seconds in times.items() if seconds}
                 if points:
                     [line] = axes.plot(list(points), list(points.values()), marker="o", linestyle="none", label=way)
                 if len(points) > degree:

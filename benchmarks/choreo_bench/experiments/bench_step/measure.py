@@ -92,13 +92,13 @@ def _timed(clock: _Clock) -> Iterator[None]:
     )
     patches = [patch.object(owner, name, clock.around(part, getattr(owner, name))) for part, owner, name in parts]
     patches.append(patch.object(EngineLoop, "_account", clock.around("account", EngineLoop._account, ends=True)))
-    for each in patches:
-        each.start()
+    for patched in patches:
+        patched.start()
     try:
         yield
     finally:
-        for each in patches:
-            each.stop()
+        for patched in patches:
+            patched.stop()
 
 
 def shapes_named(text: str, tokens: int) -> list[StepShape]:
@@ -108,17 +108,15 @@ def shapes_named(text: str, tokens: int) -> list[StepShape]:
         text: `8x1,64x16`, say.
         tokens: That all messages of a shape have together.
     """
-    found = []
-    for said in text.split(","):
-        rows, times, messages = said.strip().partition("x")
+    shapes = []
+    for part in text.split(","):
+        rows, times, messages = part.strip().partition("x")
         if not times or not rows.isdecimal() or not messages.isdecimal() or "0" in (rows, messages):
-            raise InvalidRequestError(f"a shape is ROWSxMESSAGES, such as 64x16, not {said!r}")
+            raise InvalidRequestError(f"a shape is ROWSxMESSAGES, such as 64x16, not {part!r}")
         if tokens < int(messages):
-            raise InvalidRequestError(
-                f"{tokens} tokens are not enough for {messages} messages: give --tokens {messages}"
-            )
-        found.append(StepShape(int(rows), int(messages), tokens // int(messages)))
-    return found
+            raise InvalidRequestError(f"{tokens} tokens are too few for {messages} messages: give --tokens {messages}")
+        shapes.append(StepShape(int(rows), int(messages), tokens // int(messages)))
+    return shapes
 
 
 def measure_steps(
@@ -138,15 +136,15 @@ def measure_steps(
         repeats: Rounds of all shapes.
         on_progress: Told what comes next.
     """
-    found: dict[tuple[StepShape, Way], list[dict[str, float]]] = defaultdict(list)
+    seconds: dict[tuple[StepShape, Way], list[dict[str, float]]] = defaultdict(list)
     for number in range(repeats):
         for shape in shapes:
             for way, backend in WAYS.items():
                 on_progress(f"{shape.rows} rows over {shape.messages} x {shape.tokens}: {way}")
-                found[shape, way] += decode_steps(model, shape, backend, steps, seed=number)
+                seconds[shape, way] += decode_steps(model, shape, backend, steps, seed=number)
     times = [
         StepTimes(shape, way, {part: median(step.get(part, 0.0) for step in every) for part in PARTS}, len(every))
-        for (shape, way), every in found.items()
+        for (shape, way), every in seconds.items()
     ]
     computed = {way: model.computed_with(model.backend(backend)) for way, backend in WAYS.items()}  # type: ignore[arg-type]
     return step_report(_machine(model), computed, times)
@@ -176,7 +174,7 @@ def decode_steps(
     with Engine.load(model, backend=backend, memory=Memory(kv_budget_bytes=budget)) as engine:  # type: ignore[arg-type]
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(3, words, (shape.messages, shape.tokens), generator=generator).tolist()
-        seen = [engine.prefill(each) for each in drawn]
+        seen = [engine.prefill(message) for message in drawn]
         sampling = Sampling(max_tokens=steps + 2 * _LEFT_OUT, stop_tokens=(), **sampled)
         calls = [Decode([3 + row % (words - 3)], parents=seen, sampling=sampling) for row in range(shape.rows)]
         clock = _Clock()
@@ -229,7 +227,7 @@ def measure_sampled(
     kinds: tuple[Logits, ...] = ("peaked", "flat")
     most = max(shape.rows for shape in shapes)
     logits = {kind: drawn_logits(kind, most, model.adapter.vocabulary_size) for kind in kinds}
-    found: dict[tuple[StepShape, Logits, bool], list[dict[str, float]]] = defaultdict(list)
+    seconds: dict[tuple[StepShape, Logits, bool], list[dict[str, float]]] = defaultdict(list)
     for number in range(repeats):
         for shape in shapes:
             for kind in kinds:
@@ -238,14 +236,14 @@ def measure_sampled(
                     on_progress(f"{shape.rows} rows over {shape.messages} x {shape.tokens}, {kind}: {what}")
                     with _as_if(logits[kind]), torch.inference_mode():
                         sampling = DRAWN if drawn else {}
-                        found[shape, kind, drawn] += decode_steps(model, shape, "auto", steps, number, **sampling)
+                        seconds[shape, kind, drawn] += decode_steps(model, shape, "auto", steps, number, **sampling)
     times = [
         SampledTimes(
             shape,
             kind,
-            median(sum(step.values()) for step in found[shape, kind, False]),
-            median(sum(step.values()) for step in found[shape, kind, True]),
-            median(step.get("sample", 0.0) for step in found[shape, kind, True]),
+            median(sum(step.values()) for step in seconds[shape, kind, False]),
+            median(sum(step.values()) for step in seconds[shape, kind, True]),
+            median(step.get("sample", 0.0) for step in seconds[shape, kind, True]),
         )
         for shape in shapes
         for kind in kinds

@@ -1,4 +1,4 @@
-"""What the parts of a decode step cost, and what drawing tokens adds to one, as tables."""
+"""Tables of the parts of a decode step, and of what sampling adds to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run was measured on."""
+    """Machine and settings of a run."""
 
     model: str
     dtype: str
@@ -76,21 +76,21 @@ def step_report(machine: Machine, computed: Mapping[Way, str], times: list[StepT
         computed: What computes a step, by way.
         times: In the order of rows.
     """
-    torch = {each.shape: each.whole for each in times if each.way != "choreo"}
+    torch = {row.shape: row.whole for row in times if row.way != "choreo"}
     rows = []
-    for each in times:
-        seconds = [*(each.seconds[part] for part in HOST), each.host]
-        seconds += [each.seconds["sample"], each.seconds["forward"], each.whole]
-        against = f"{torch[each.shape] / each.whole:.2f}x" if each.way == "choreo" else ""
-        rows.append((*each.shape.cells(), each.way, *(f"{1e3 * part:.2f}" for part in seconds), against))
+    for step in times:
+        seconds = [*(step.seconds[part] for part in HOST), step.host]
+        seconds += [step.seconds["sample"], step.seconds["forward"], step.whole]
+        against = f"{torch[step.shape] / step.whole:.2f}x" if step.way == "choreo" else ""
+        rows.append((*step.shape.cells(), step.way, *(f"{1e3 * part:.2f}" for part in seconds), against))
     lines = [f"{way}: {words}" for way, words in computed.items()]
     lines += [
-        str(Bar("schedule, plan and account at 64 x 16", BAR_MS, Spread.of([1e3 * each.host]), style="{:.2f} ms"))
-        for each in times
-        if each.way == "choreo" and (each.shape.rows, each.shape.messages) == BAR_AT
+        str(Bar("schedule, plan and account at 64 x 16", BAR_MS, Spread.of([1e3 * step.host]), style="{:.2f} ms"))
+        for step in times
+        if step.way == "choreo" and (step.shape.rows, step.shape.messages) == BAR_AT
     ]
-    found = asdict(machine) | {"computed": dict(computed), "times": [asdict(each) for each in times], "lines": lines}
-    return Report([Table(COLUMNS, rows, machine.title, words=3)], found, machine.made_by, lines)
+    result = asdict(machine) | {"computed": dict(computed), "times": [asdict(step) for step in times], "lines": lines}
+    return Report([Table(COLUMNS, rows, machine.title, words=3)], result, machine.made_by, lines)
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ class SampledTimes:
 def sampled_report(machine: Machine, times: list[SampledTimes]) -> Report:
     """Report a row for each shape and kind of logits; the bars, where they were measured."""
     rows, lines = [], []
-    for each in times:
-        ratio = each.drawn / each.greedy
-        ms = (f"{1e3 * seconds:.1f}" for seconds in (each.greedy, each.drawn, each.sampling))
-        rows.append((*each.shape.cells(), each.logits, *ms, f"{ratio:.2f}x"))
-        if each.shape.rows == SAMPLED_ROWS:
-            what = f"{SAMPLED_ROWS} rows, {each.logits} logits, over a greedy step"
-            lines.append(str(Bar(what, SAMPLED_BARS[each.logits], Spread.of([ratio]))))
-    found = asdict(machine) | {"times": [asdict(each) for each in times], "lines": lines}
-    return Report([Table(SAMPLED_COLUMNS, rows, machine.title, words=3)], found, machine.made_by, lines)
+    for step in times:
+        ratio = step.drawn / step.greedy
+        ms = (f"{1e3 * seconds:.1f}" for seconds in (step.greedy, step.drawn, step.sampling))
+        rows.append((*step.shape.cells(), step.logits, *ms, f"{ratio:.2f}x"))
+        if step.shape.rows == SAMPLED_ROWS:
+            what = f"{SAMPLED_ROWS} rows, {step.logits} logits, over a greedy step"
+            lines.append(str(Bar(what, SAMPLED_BARS[step.logits], Spread.of([ratio]))))
+    result = asdict(machine) | {"times": [asdict(step) for step in times], "lines": lines}
+    return Report([Table(SAMPLED_COLUMNS, rows, machine.title, words=3)], result, machine.made_by, lines)

@@ -23,7 +23,7 @@ from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.synthesis.placing import Strategy
 from choreo_agents.training.journal import Journal, Record
-from choreo_bench.rivals import PlainGenerate
+from choreo_bench.competitors import PlainGenerate
 from choreo_bench.timing import rest
 
 Way = Literal[
@@ -52,7 +52,7 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is merged, in tokens."""
+    """Numbers of branches and tokens that are merged."""
 
     branches: int = 4
     length: int = 1024
@@ -106,7 +106,7 @@ class BranchWords:
 
 @dataclass(frozen=True)
 class SynthesisBench:
-    """What is timed, and on what.
+    """Timer of merges on one model.
 
     Args:
         model: Serves both engines.
@@ -142,8 +142,8 @@ class SynthesisBench:
         for cells, timing in ((MERGES, self._merges), (WAYS[-2:-1], self._text), (WAYS[-1:], self._plain)):
             wanted = [way for way in todo if way in cells]
             for way, record in timing(words, wanted) if wanted else ():
-                said = {"branches": sizes.branches, "length": sizes.length, "way": way}
-                journal.add(keys[way], {**said, "prompt_tokens": sizes.prompt, **record})
+                cell = {"branches": sizes.branches, "length": sizes.length, "way": way}
+                journal.add(keys[way], {**cell, "prompt_tokens": sizes.prompt, **record})
                 on_progress(keys[way])
         return [journal.records[key] for key in keys.values()]
 
@@ -158,7 +158,7 @@ class SynthesisBench:
                 yield way, _repeated(partial(_merged, engine, branches, words, way), self.repeats)
 
     def _text(self, words: BranchWords, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
-        """One prompt, whose trunk alone the prefix cache holds: what workers said came after their own contexts."""
+        """Time one prompt of text. The prefix cache holds only its trunk: workers spoke after contexts of their own."""
         with self._engine(words.sizes, "baseline") as engine:
             trunk = engine.prefill(words.trunk)
             engine.decode(words.header, [trunk], sampling=_ONE)
@@ -170,13 +170,17 @@ class SynthesisBench:
                 yield way, self._few(run, words.sizes)
 
     def _plain(self, words: BranchWords, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
-        rival = PlainGenerate(self.path, self.dtype, str(self.model.adapter.device))
-        rival.first_token_s(words.trunk)
+        plain = PlainGenerate(self.path, self.dtype, str(self.model.adapter.device))
+        plain.first_token_s(words.trunk)
 
         def run(number: int) -> Record:
-            said = [token for branch in words.branches(number) for token in branch]
-            prompt = [*words.trunk, *said, *words.question, *words.header]
-            return {"first_token_s": rival.first_token_s(prompt), "tokens_encoded": len(prompt), "tokens_mapped": 0}
+            branches = [token for branch in words.branches(number) for token in branch]
+            prompt = [*words.trunk, *branches, *words.question, *words.header]
+            return {
+                "first_token_s": plain.first_token_s(prompt),
+                "tokens_encoded": len(prompt),
+                "tokens_mapped": 0,
+            }
 
         for way in ways:
             yield way, self._few(run, words.sizes)
@@ -201,7 +205,7 @@ _ONE = Sampling(temperature=0.0, max_tokens=1, stop_tokens=())
 
 
 def _workers(engine: Engine, words: BranchWords, run: int) -> list[MessageHandle]:
-    """What workers said, each after the trunk and its own context."""
+    """Return the handles of what workers said, each after the trunk and its own context."""
     trunk = engine.prefill(words.trunk)
     own = [words.draw(f"context {i}", words.sizes.context) for i in range(words.sizes.branches)]
     contexts = engine.prefill([Prefill(tokens, [trunk]) for tokens in own])
@@ -212,7 +216,7 @@ def _workers(engine: Engine, words: BranchWords, run: int) -> list[MessageHandle
 
 
 def _merged(engine: Engine, branches: Sequence[MessageHandle], words: BranchWords, way: Way, _: int) -> Record:
-    """One merge from caches."""
+    """Time one merge from caches."""
     strategy: Strategy = "parallel" if way.startswith("parallel") else "sequential"
     name = MAPPER if "mapped" in way else BASE
     if name == MAPPER:
@@ -235,7 +239,7 @@ def _first_token(
                 took = time.perf_counter() - started
             else:
                 engine.release(item)
-        for handle in view.made:
+        for handle in view.owned:
             engine.release(handle)
         return took
 
@@ -252,12 +256,12 @@ def _first_token(
 
 def _repeated(run: Callable[[int], Record], repeats: int, *, warm_up: bool = True) -> Record:
     """The counts of one run, the times of all but the first."""
-    found = [run(number) for number in range(1, repeats + 1 + warm_up)]
-    return {**found[-1], "first_token_s": [each["first_token_s"] for each in found[warm_up:]]}
+    records = [run(number) for number in range(1, repeats + 1 + warm_up)]
+    return {**records[-1], "first_token_s": [record["first_token_s"] for record in records[warm_up:]]}
 
 
 def _random_mapper(model: LoadedModel) -> CacheMapper:
-    """One of the usual rank: what it says means nothing, what it costs is what a trained one does."""
+    """Make a random mapper of the usual rank: it costs what a trained one does."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)

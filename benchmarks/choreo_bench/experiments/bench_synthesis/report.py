@@ -1,4 +1,4 @@
-"""What a journal of merges adds up to, as a table and as a figure."""
+"""A table and a figure from a journal of merges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SynthesisReport:
     records: Sequence[Record]
 
     def lengths(self) -> list[tuple[int, int]]:
-        """How many branches of how many tokens, ascending."""
+        """Return the pairs of branches and tokens that were measured, ascending."""
         return sorted({(record["branches"], record["length"]) for record in self.records})
 
     def seconds(self, size: tuple[int, int], way: Way) -> float | None:
@@ -50,17 +50,17 @@ class SynthesisReport:
         return None if record is None else median(record["first_token_s"])
 
     def ratio(self, size: tuple[int, int], above: Way, way: Way) -> float | None:
-        """How many times as long another way takes."""
+        """Return how many times as long another way takes."""
         long, short = self.seconds(size, above), self.seconds(size, way)
         return None if long is None or not short else long / short
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table's cells."""
-        found = {size: self._of(size) for size in self.lengths()}
-        return [self._row(size, way, of[way]) for size, of in found.items() for way in WAYS if way in of]
+        records = {size: self._of(size) for size in self.lengths()}
+        return [self._row(size, way, of[way]) for size, of in records.items() for way in WAYS if way in of]
 
     def _row(self, size: tuple[int, int], way: Way, record: Record) -> tuple[str, ...]:
-        times = [1000 * each for each in record["first_token_s"]]
+        times = [1000 * seconds for seconds in record["first_token_s"]]
         spread = f"{min(times):,.0f} to {max(times):,.0f}" if len(times) > 1 else ""
         counts = (f"{record['tokens_encoded']:,}", f"{record['tokens_mapped']:,}")
         ratios = [self.ratio(size, above, way) if above != way else None for above in (TEXT, PLAIN)]

@@ -15,6 +15,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.workflows.playing import run_graph
+from choreo_bench.competitors import Absent, ChatHuggingFaceDebate
 from choreo_bench.experiments.bench_workflows.scenarios import (
     Instance,
     Lengths,
@@ -22,7 +23,6 @@ from choreo_bench.experiments.bench_workflows.scenarios import (
     WorkflowScenario,
     vocabulary_of,
 )
-from choreo_bench.rivals import Absent, ChatHuggingFaceDebate
 from choreo_bench.timing import rest
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
@@ -39,7 +39,7 @@ def key_of(scenario: str, lengths: Lengths, problem: int, method: str) -> str:
 
 @dataclass(frozen=True)
 class WorkflowBench:
-    """What runs, and on what.
+    """Runner of workflows on one model, under several methods.
 
     Args:
         model: Serves all.
@@ -64,24 +64,24 @@ class WorkflowBench:
         return [method for method in turns if not (few and method == "naive")] + [CHAT] * chats
 
     def run(self, method: str, instance: Instance) -> Record:
-        """One run's figures."""
+        """Run a scenario once, and return its figures."""
         rest()
         if method == CHAT:
             return self._run_chat(instance)
         name: Any = method
         with Engine.load(self.model, method=name, memory=Memory(kv_budget_bytes=self.kv_budget_bytes)) as engine:
             question = [("user", instance.question)]
-            _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
+            _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.texts))
         return asdict(cost)
 
     def _run_chat(self, instance: Instance) -> Record:
         shape = instance.chat
         assert shape is not None and self.chat is not None
         run = self.chat.debate(
-            shape.agents, rounds=shape.rounds, system=shape.system, question=instance.question, said=instance.said_in
+            shape.agents, rounds=shape.rounds, system=shape.system, question=instance.question, texts=instance.text_in
         )
         # The last token that a call decodes is never encoded.
-        decoded = sum(len(tokens) - 1 for tokens in instance.said.values())
+        decoded = sum(len(tokens) - 1 for tokens in instance.texts.values())
         return {
             "ttft_s": list(run.ttft_s),
             "end_to_end_s": run.end_to_end_s,
@@ -93,14 +93,14 @@ class WorkflowBench:
 
 def methods_named(names: str) -> list[MethodName]:
     """Find methods by name, with commas between, in the order of `METHODS`; raises `InvalidRequestError`."""
-    asked = {name.strip() for name in names.split(",")}
-    if unknown := asked - set(METHODS):
+    chosen = {name.strip() for name in names.split(",")}
+    if unknown := chosen - set(METHODS):
         raise InvalidRequestError(f"there is no method {min(unknown)!r}: there are {', '.join(METHODS)}")
-    return [method for method in METHODS if method in asked]
+    return [method for method in METHODS if method in chosen]
 
 
 @contextmanager
-def chat_rival(
+def chat_competitor(
     model: LoadedModel, path: Path, say: Callable[[str], None], *, wanted: bool
 ) -> Iterator[ChatHuggingFaceDebate | None]:
     """Load the same model as a `ChatHuggingFace`, if that is wanted and can be had.
@@ -112,13 +112,13 @@ def chat_rival(
         wanted: Whether it is.
     """
     try:
-        rival = ChatHuggingFaceDebate(path, model.adapter.geometry.dtype, str(model.adapter.device)) if wanted else None
+        chat = ChatHuggingFaceDebate(path, model.adapter.geometry.dtype, str(model.adapter.device)) if wanted else None
     except Absent as reason:
         say(f"[yellow]not measured: {ChatHuggingFaceDebate.name}: {reason}[/]")
-        rival = None
-    yield rival
-    if rival is not None:
-        rival.close()
+        chat = None
+    yield chat
+    if chat is not None:
+        chat.close()
 
 
 def measure_workflows(
@@ -143,7 +143,7 @@ def measure_workflows(
     Returns:
         The records of these runs: a journal may hold more.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     vocabulary = vocabulary_of(bench.model)
     warm: set[tuple[str, str]] = set()
     for problem in range(problems):
@@ -157,6 +157,6 @@ def measure_workflows(
                     figures = bench.run(method, scenario.build(ScenarioWords(vocabulary, lengths, problem)))
                     named = {"scenario": scenario.name, "problem": problem, "method": method}
                     journal.add(key, {**named, "lengths": asdict(lengths), **figures})
-                found.append(journal.records[key])
+                records.append(journal.records[key])
                 on_progress(key)
-    return found
+    return records

@@ -1,4 +1,4 @@
-"""What a journal of workflow runs adds up to, as a table and as figures."""
+"""A table and figures from a journal of workflow runs."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ class WorkflowReport:
         """Report all of it; raw runs and ratios as plain JSON."""
         ratios = [
             {"scenario": setting[0], "lengths": setting[1], "method": method, "figure": figure}
-            | {"ratio": found.ratio, "interval": found.interval}
+            | {"ratio": ratio.ratio, "interval": ratio.interval}
             for setting in self._runs
             for method in self.methods(setting)
             for figure in FIGURES
-            if method != "choreo" and (found := self.ratio(setting, method, figure)) is not None
+            if method != "choreo" and (ratio := self.ratio(setting, method, figure)) is not None
         ]
         title = f"{title_of(self.settings)}; lengths: system/problem/utterance"
         return Report(
@@ -139,8 +139,8 @@ class WorkflowReport:
         figure.suptitle(f"baseline / choreo, more is better: {title_of(self.settings)}", fontsize=9)
         for axes, (name, words) in zip(figure.subplots(1, 2), FIGURES.items(), strict=True):
             for colour, (label, points) in zip(_COLOURS * len(lines), lines.items(), strict=False):
-                found = [(at, self.ratio(setting, "baseline", name)) for at, setting in sorted(points)]
-                known = [(at, ratio) for at, ratio in found if ratio is not None]
+                ratios = [(at, self.ratio(setting, "baseline", name)) for at, setting in sorted(points)]
+                known = [(at, ratio) for at, ratio in ratios if ratio is not None]
                 places = [at for at, _ in known]
                 axes.plot(places, [ratio.ratio for _, ratio in known], marker="o", color=colour, label=label)
                 bounds = [ratio.interval or (ratio.ratio, ratio.ratio) for _, ratio in known]

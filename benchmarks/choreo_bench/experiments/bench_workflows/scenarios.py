@@ -20,7 +20,7 @@ _FEWEST = 50
 
 @dataclass(frozen=True)
 class Lengths:
-    """In tokens, but for the headers of chat turns."""
+    """Lengths of texts in tokens, without the headers of chat turns."""
 
     system: int = 64
     """Of each system prompt and instruction."""
@@ -39,12 +39,12 @@ def vocabulary_of(model: LoadedModel) -> Vocabulary:
         InvalidRequestError: There are too few of them.
     """
     encoded = [(word, model.encode(f" {word}")) for word in vocabulary.words() if word.isalpha()]
-    found = tuple((word, tokens[0]) for word, tokens in encoded if len(tokens) == 1)
-    if len(found) < _FEWEST:
+    words = tuple((word, tokens[0]) for word, tokens in encoded if len(tokens) == 1)
+    if len(words) < _FEWEST:
         raise InvalidRequestError(
-            f"only {len(found)} words of ours are one token of {model.name!r}: texts of a given length take {_FEWEST}"
+            f"only {len(words)} words of ours are one token of {model.name!r}: texts of a given length take {_FEWEST}"
         )
-    return found
+    return words
 
 
 class ScenarioWords:
@@ -71,7 +71,7 @@ class ScenarioWords:
 
 
 class Utterances(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
-    """What every call says, by (author, superstep, branch, call): so many tokens, others for each call.
+    """Forced texts by (author, superstep, branch, call): as many tokens each, different ones for each call.
 
     Args:
         words: Of the problem.
@@ -97,7 +97,7 @@ class Utterances(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class ChatDebate:
-    """A parallel debate, for rivals that build the graph themselves."""
+    """A parallel debate, for competitors that build the graph themselves."""
 
     agents: tuple[str, ...]
     rounds: int
@@ -110,17 +110,17 @@ class Instance:
 
     graph: ChoreoGraph
     question: str
-    said: Utterances
+    texts: Utterances
     chat: ChatDebate | None = None
 
-    def said_in(self, agent: str, round_: int) -> tuple[int, ...]:
-        """What an agent of a debate says in a round, the first being 0: input stands in the superstep before it."""
-        return self.said[agent, round_ + 1, 0, 0]
+    def text_in(self, agent: str, round_: int) -> tuple[int, ...]:
+        """Return the text of an agent in a round of a debate. Round 0 comes after the superstep of the input."""
+        return self.texts[agent, round_ + 1, 0, 0]
 
 
 @dataclass(frozen=True)
 class WorkflowScenario:
-    """One workflow of a given size."""
+    """A workflow of a given size."""
 
     name: str
     what: str
@@ -187,8 +187,8 @@ def scenarios_named(parts: Sequence[str], *, sweep: bool, critics: bool) -> list
     """
     if critics and not sweep:
         raise InvalidRequestError("--critics is for --sweep: the workflows of the paper have voters that are all alike")
-    found = [tree(b, v, critics=critics) for b in SWEEP_BRANCHES for v in SWEEP_VOTERS] if sweep else list(PAPER)
-    chosen = [each for each in found if not parts or any(part.lower() in each.name.lower() for part in parts)]
+    scenarios = [tree(b, v, critics=critics) for b in SWEEP_BRANCHES for v in SWEEP_VOTERS] if sweep else list(PAPER)
+    chosen = [case for case in scenarios if not parts or any(part.lower() in case.name.lower() for part in parts)]
     if not chosen:
-        raise InvalidRequestError(f"no workflow is named so: there are {', '.join(each.name for each in found)}")
+        raise InvalidRequestError(f"no workflow is named so: there are {', '.join(case.name for case in scenarios)}")
     return chosen

@@ -30,7 +30,7 @@ OnProgress = Callable[[], None]
 
 @dataclass(frozen=True)
 class Way:
-    """One column of a table."""
+    """A column of a table: one way of answering."""
 
     name: str
     adapter: Path | None = None
@@ -54,7 +54,7 @@ def ways(adapter: Path | None) -> list[Way]:
 
 @dataclass(frozen=True)
 class Exam:
-    """Which problems are asked, of which model.
+    """Problems that a model is asked.
 
     Args:
         model: Speaks the embedded language.
@@ -69,7 +69,7 @@ class Exam:
     split: Split = "test"
 
     def settings(self) -> dict[str, Any]:
-        """What decides an answer besides its key in a journal."""
+        """Return the settings that decide an answer, besides its key in a journal."""
         return {"weights": self.model.adapter.fingerprint, "split": self.split}
 
     def numbers(self) -> range:
@@ -90,13 +90,13 @@ class Exam:
 
                 async def ask(task: Task, number: int) -> None:
                     problem = draw_problem(task, self.split, number)
-                    asked = DocumentQuestion.of(problem, f"{task.name}-{number}")
-                    record = await answering.answer(asked)
-                    score = problem.score({asked.parts.answer.name: record["answer"]})
+                    query = DocumentQuestion.of(problem, f"{task.name}-{number}")
+                    record = await answering.answer(query)
+                    score = problem.score({query.parts.answer.name: record["answer"]})
                     journal.add(keys[task.name, number], {"score": score, **record})
                     on_progress()
 
-                asyncio.run(at_once([partial(ask, *each) for each in left], room(answering.engine)))
+                asyncio.run(at_once([partial(ask, *pair) for pair in left], room(answering.engine)))
         return {
             task.name: [journal.records[keys[task.name, number]] for number in self.numbers()] for task in self.tasks
         }
@@ -108,7 +108,7 @@ class Answerer(Protocol):
     engine: Engine
 
     @abstractmethod
-    async def answer(self, asked: DocumentQuestion) -> Record:
+    async def answer(self, query: DocumentQuestion) -> Record:
         """The words, and how many tokens of the prompt were encoded beforehand and with it."""
         ...
 
@@ -131,11 +131,11 @@ class FromPlainText:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def answer(self, asked: DocumentQuestion) -> Record:
-        """As there."""
-        [prompt] = await self.engine.aprefill([Prefill(asked.as_text(self.engine.chat))])
-        [said] = await self.engine.adecode([_decode(self.engine, asked.parts.answer, [prompt])])
-        return _record(self.engine, asked, [prompt, said], 0, prompt.length)
+    async def answer(self, query: DocumentQuestion) -> Record:
+        """Answer a question (see the base class)."""
+        [prompt] = await self.engine.aprefill([Prefill(query.as_text(self.engine.chat))])
+        [answer] = await self.engine.adecode([_decode(self.engine, query.parts.answer, [prompt])])
+        return _note(self.engine, query, [prompt, answer], 0, prompt.length)
 
 
 class FromModules:
@@ -148,16 +148,16 @@ class FromModules:
     def __init__(self, library: SchemaLibrary) -> None:
         self.library, self.engine = library, library.engine
 
-    async def answer(self, asked: DocumentQuestion) -> Record:
-        """As there."""
-        self.library.register(asked.schema)
+    async def answer(self, query: DocumentQuestion) -> Record:
+        """Answer a question (see the base class)."""
+        self.library.register(query.schema)
         try:
-            with await asyncio.to_thread(self.library.assemble, asked.prompt) as view:
-                call = _decode(self.engine, asked.parts.answer, view.handles, view.offsets, view.end)
-                [said] = await self.engine.adecode([call])
-                return _record(self.engine, asked, [said], view.cached_tokens, view.fresh_tokens)
+            with await asyncio.to_thread(self.library.assemble, query.prompt) as view:
+                call = _decode(self.engine, query.parts.answer, view.handles, view.offsets, view.end)
+                [answer] = await self.engine.adecode([call])
+                return _note(self.engine, query, [answer], view.cached_tokens, view.fresh_tokens)
         finally:
-            self.library.forget(asked.schema.name)
+            self.library.forget(query.schema.name)
 
 
 class FromAdaptedModules:
@@ -171,12 +171,12 @@ class FromAdaptedModules:
     def __init__(self, library: SchemaLibrary, adapter: str) -> None:
         self.library, self.engine, self.adapter = library, library.engine, adapter
 
-    async def answer(self, asked: DocumentQuestion) -> Record:
-        """As there."""
-        self.library.register(asked.schema)
+    async def answer(self, query: DocumentQuestion) -> Record:
+        """Answer a question (see the base class)."""
+        self.library.register(query.schema)
         made: list[MessageHandle] = []
         try:
-            with await asyncio.to_thread(self.library.assemble, asked.documents) as view:
+            with await asyncio.to_thread(self.library.assemble, query.documents) as view:
                 own, *documents = view.handles
                 if self.engine.branches.maps(self.adapter):
                     # Copies go with the modules that they are of, which problems may share.
@@ -187,19 +187,19 @@ class FromAdaptedModules:
                 made += behind
                 ends = [at + document.length for at, document in zip(anchors, documents, strict=True)]
                 documents, offsets = [*documents, *behind], [*view.offsets, *ends[: len(behind)]]
-                question = written(self.engine.chat, asked.parts.asks)
+                question = written(self.engine.chat, query.parts.asks)
                 seen: Any = ([own, *documents], offsets, view.end)
                 fresh = await self.engine.aprefill(question, *seen, role="user", adapter=self.adapter)
                 made.append(fresh)
                 handles, offsets = [own, *documents, fresh], [*offsets, view.end]
                 end = view.end + fresh.length
-                call = _decode(self.engine, asked.parts.answer, handles, offsets, end, self.adapter)
-                [said] = await self.engine.adecode([call])
-                return _record(self.engine, asked, [said], view.cached_tokens, fresh.length)
+                call = _decode(self.engine, query.parts.answer, handles, offsets, end, self.adapter)
+                [answer] = await self.engine.adecode([call])
+                return _note(self.engine, query, [answer], view.cached_tokens, fresh.length)
         finally:
             for handle in made:
                 self.engine.release(handle)
-            self.library.forget(asked.schema.name)
+            self.library.forget(query.schema.name)
 
 
 def _decode(engine: Engine, answer: ProblemMessage, handles: Sequence[MessageHandle], *places: Any) -> Decode:
@@ -212,11 +212,9 @@ def _decode(engine: Engine, answer: ProblemMessage, handles: Sequence[MessageHan
     )  # fmt: skip
 
 
-def _record(
-    engine: Engine, asked: DocumentQuestion, handles: Sequence[MessageHandle], cached: int, fresh: int
-) -> Record:
-    """What the last message says; all of them are given back."""
-    header = len(engine.model.encode(engine.chat.header(asked.parts.answer.author)))
+def _note(engine: Engine, query: DocumentQuestion, handles: Sequence[MessageHandle], cached: int, fresh: int) -> Record:
+    """Make the record of an answer, and release all messages."""
+    header = len(engine.model.encode(engine.chat.header(query.parts.answer.author)))
     words = engine.model.decode(engine.tokens(handles[-1])[header:], special=False).strip()
     for handle in handles:
         engine.release(handle)
@@ -228,7 +226,7 @@ def _digest(folder: Path) -> str:
     files = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else []
     if not files:
         raise InvalidRequestError(f"{str(folder)!r} is no folder of an adapter: `choreo train synthesizer` writes one")
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
-        found.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return found.hexdigest()[:12]
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -21,7 +21,7 @@ Records = Mapping[str, Mapping[str, Sequence[Record]]]
 
 @dataclass(frozen=True)
 class Gap:
-    """How one way stands to the baseline, problem by problem."""
+    """Difference between one way and the baseline, problem by problem."""
 
     points: float
     """The difference of the shares solved, in points of a hundred."""
@@ -29,13 +29,13 @@ class Gap:
     """95 %: of one task inverting McNemar's test, of all by resampling problems; None of a single problem."""
 
     def __str__(self) -> str:
-        said = f"{self.points:+.1f}"
-        return said if self.interval is None else f"{said} ({self.interval[0]:+.1f} to {self.interval[1]:+.1f})"
+        text = f"{self.points:+.1f}"
+        return text if self.interval is None else f"{text} ({self.interval[0]:+.1f} to {self.interval[1]:+.1f})"
 
 
 @dataclass(frozen=True)
 class DocumentReport:
-    """What a run found out."""
+    """Results of a run."""
 
     records: Records
 
@@ -56,8 +56,8 @@ class DocumentReport:
         """A way against the baseline."""
         own, base = self.solved(way, task), self.solved(BASELINE, task)
         difference = Difference.of(own, base)
-        found = difference_interval(own, base) if task == ALL else difference.score_interval()
-        interval = None if found is None else (100 * found[0], 100 * found[1])
+        bounds = difference_interval(own, base) if task == ALL else difference.score_interval()
+        interval = None if bounds is None else (100 * bounds[0], 100 * bounds[1])
         return Gap(100 * difference.share, interval)
 
     def cached_share(self, task: str) -> tuple[float, float]:
@@ -66,11 +66,11 @@ class DocumentReport:
         Nothing is known of a run without one.
         """
         of = next((self.records[way] for way in self.others), {})
-        found = [record for name in of if task in (ALL, name) for record in of[name]]
-        if not found:
+        records = [record for name in of if task in (ALL, name) for record in of[name]]
+        if not records:
             return 0.0, 0.0
-        cached = mean(record["cached_tokens"] for record in found)
-        whole = cached + mean(record["fresh_tokens"] for record in found)
+        cached = mean(record["cached_tokens"] for record in records)
+        whole = cached + mean(record["fresh_tokens"] for record in records)
         return whole, cached / whole
 
     def report(self, weights: str) -> Report:
@@ -97,18 +97,18 @@ class DocumentReport:
 
     def as_object(self) -> dict[str, Any]:
         """Shares and differences as plain JSON."""
-        found: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         for task in [*self.tasks(), ALL]:
             tokens, cached = self.cached_share(task)
-            found[task] = {"n": len(self.solved(BASELINE, task)), "tokens": tokens, "cached_share": cached}
-            found[task]["solved"] = {way: mean(self.solved(way, task)) for way in self.records}
-            found[task]["right"] = {way: self._right(way, task) for way in self.records}
-            found[task]["difference"] = {
+            rows[task] = {"n": len(self.solved(BASELINE, task)), "tokens": tokens, "cached_share": cached}
+            rows[task]["solved"] = {way: mean(self.solved(way, task)) for way in self.records}
+            rows[task]["right"] = {way: self._right(way, task) for way in self.records}
+            rows[task]["difference"] = {
                 way: {"points": gap.points, "interval": gap.interval}
                 for way in self.others
                 for gap in [self.gap(way, task)]
             }
-        return found
+        return rows
 
     def _right(self, way: str, task: str) -> float:
         """The mean share of an answer that is right."""

@@ -1,1 +1,1 @@
-"""How good answers about branches are: from their caches, trained and untrained, and from their words."""
+"""Scores of answers about branches: from their caches, trained and untrained, and from their text."""

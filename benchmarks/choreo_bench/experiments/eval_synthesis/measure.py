@@ -45,14 +45,14 @@ CALIBRATED_ON = 12
 
 @dataclass(frozen=True)
 class Contender:
-    """One column of a table."""
+    """A column of a table: one way of answering."""
 
     kind: Kind
     layout: SynthesisLayout = "sequential"
 
     @property
     def training(self) -> str:
-        """What it answers with was trained as, its folder's name too; empty if nothing was."""
+        """Name of the training that it needs, which is also the training's directory; empty if it needs none."""
         if self.kind in ("text", "untrained", "calibrated"):
             return ""
         return self.kind if self.kind == "native" else f"{self.kind.replace(' ', '-')}-{self.layout}"
@@ -86,7 +86,7 @@ nothing, the weights are better than a score of few problems can tell."""
 
 @dataclass(frozen=True)
 class ContenderTraining:
-    """What is trained for a contender."""
+    """Training of a contender."""
 
     settings: TuneSettings
     curriculum: DrawnCurriculum
@@ -170,8 +170,8 @@ class Shuffled:
     def draw(self, rng: random.Random) -> Problem:
         problem = self.task.draw(rng)
         order = list(problem.branches)
-        told = sorted(message.text for message in problem.messages)
-        random.Random(f"order {self.order} {told}").shuffle(order)
+        texts = sorted(message.text for message in problem.messages)
+        random.Random(f"order {self.order} {texts}").shuffle(order)
         place = dict(zip(problem.branches, order, strict=True))
         # Whoever saw the branches sees them in the new order; nothing else changes.
         seen = [
@@ -229,7 +229,7 @@ def sweeps() -> dict[str, dict[int, list[AskedTask]]]:
 def changed(one: Sequence[Iterable[float]]) -> float:
     """The share of problems whose verdict is not the same in all orders."""
     verdicts = list(zip(*one, strict=True))
-    return sum(len(set(each)) > 1 for each in verdicts) / len(verdicts)
+    return sum(len(set(orders)) > 1 for orders in verdicts) / len(verdicts)
 
 
 def tempered(geometry: KVGeometry, kinds: Sequence[AttentionKind], temperature: float) -> CacheMapper:
@@ -324,22 +324,22 @@ class Evaluator:
         """
         usual = [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]
 
-        def play(title: str, who: Sequence[Contender], asked: Sequence[AskedTask], each: int) -> Any:
+        def play(title: str, who: Sequence[Contender], tasks: Sequence[AskedTask], count_each: int) -> Any:
             display.named(title).cleared()
-            wanted = len(asked) * each
+            wanted = len(tasks) * count_each
             calibrating = [one.task for one in usual]
-            return self.play(who, asked, each, lambda name, more: display.played(name, more, wanted), calibrating)
+            return self.play(who, tasks, count_each, lambda name, more: display.played(name, more, wanted), calibrating)
 
         scores = play("tasks", contenders, usual, count)
         swept: dict[tuple[str, str], list[float]] = {}
         for title, by_value in sweeps.items():
-            swept |= play(title, sweepers, [one for asked in by_value.values() for one in asked], fewer)
+            swept |= play(title, sweepers, [one for tasks in by_value.values() for one in tasks], fewer)
         return scores, swept
 
     def play(
         self,
         contenders: Sequence[Contender],
-        asked: Sequence[AskedTask],
+        tasks: Sequence[AskedTask],
         count: int,
         on_progress: Callable[[str, int], None] = lambda name, done: None,
         tasks_of_calibration: Sequence[SynthesisTask] = (),
@@ -356,11 +356,11 @@ class Evaluator:
         Raises:
             InvalidRequestError: The journal holds results of another training.
         """
-        found: dict[tuple[str, str], list[float]] = {}
+        scores_by_task: dict[tuple[str, str], list[float]] = {}
         for contender in contenders:
             left = []
             trained = self._training_of(contender)
-            for one in asked:
+            for one in tasks:
                 key = f"{contender.name} | {one.name} | {count}"
                 if key in self.journal:
                     record = self.journal.records[key]
@@ -369,13 +369,13 @@ class Evaluator:
                             f"{str(self.journal.path)!r} holds results of another training of {contender.kind!r}: "
                             "name another folder"
                         )
-                    found[contender.name, one.name] = record["scores"]
+                    scores_by_task[contender.name, one.name] = record["scores"]
                     on_progress(contender.name, count)
                 else:
                     left.append((key, one))
             if not left:
                 continue
-            calibrating = list(tasks_of_calibration) or [one.task for one in asked]
+            calibrating = list(tasks_of_calibration) or [one.task for one in tasks]
             with self._engine(contender, calibrating) as engine:
                 adapter = engine.adapters[0] if engine.adapters else None
                 layout = contender.layout if engine.method == "choreo" else "sequential"
@@ -393,11 +393,11 @@ class Evaluator:
                     scores = [float(record.solved) for record in records]
                     shares = [record.score for record in records]
                     self.journal.add(key, {"scores": scores, "shares": shares, "training": trained})
-                    found[contender.name, one.name] = scores
-        return found
+                    scores_by_task[contender.name, one.name] = scores
+        return scores_by_task
 
     def best_layout(self, contenders: Sequence[Contender]) -> SynthesisLayout | None:
-        """That of the contender whose training solved most development problems; None if a card does not say it."""
+        """Return the layout of the contender whose training scored best; None if a card lacks the score."""
         scores: dict[SynthesisLayout, float] = {}
         for contender in contenders:
             try:
@@ -425,7 +425,7 @@ class Evaluator:
         return self._folder / training / "synthesizer"
 
     def _is_trained(self, training: str, course: ContenderTraining) -> bool:
-        """Whether the folder holds what this training ends with, be its checkpoints there or not."""
+        """Return whether the directory holds the result of this training, with checkpoints or without."""
         try:
             card = json.loads((self._trained(training) / CARD_FILE).read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What workers are told alone: notes that hold what they will say among other facts, and a turn of their own."""
+"""Private prompts of workers: notes that hold what they will say among other facts, and a turn of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own_words(_problem: Problem, words: ProblemMessage) -> list[str]:
     return sentences(words.text.partition(": ")[2] if words.role == "user" else words.text)
 
 
-def with_notes(rng: random.Random, problem: Problem, branches: Sequence[str], told: Told, facts: int) -> Problem:
+def with_notes(rng: random.Random, problem: Problem, branches: Sequence[str], required: Told, facts: int) -> Problem:
     """The same problem, some of whose workers have notes that nobody else sees.
 
     The notes do not decide its split: the same words from workers who were told something else are the same problem.
@@ -45,7 +45,7 @@ def with_notes(rng: random.Random, problem: Problem, branches: Sequence[str], to
         if not length:
             continue
         words = problem.by_name[name]
-        notes = told(problem, words)
+        notes = required(problem, words)
         for fact in _draw_facts(rng, strangers, length - 1):
             notes.insert(rng.randint(0, len(notes)), fact.sentence())
         made = [ProblemMessage(f"notes {number}", "system", f"Notes: {' '.join(notes)}", parents=trunk)]
@@ -53,13 +53,13 @@ def with_notes(rng: random.Random, problem: Problem, branches: Sequence[str], to
         if not own and rng.random() < OWN_TURN:
             made.append(ProblemMessage(f"turn {number}", "user", READ, parents=(*trunk, made[0].name)))
         messages = _told_first(messages, {name, *own}, trunk, made)
-    key = problem.key or tuple(message.text for message in problem.messages if not message.said)
+    key = problem.key or tuple(message.text for message in problem.messages if not message.is_answer)
     return replace(problem, messages=tuple(messages), key=key, branches=tuple(branches))
 
 
 def _trunk(problem: Problem, branches: Sequence[str]) -> tuple[str, ...]:
-    """What every branch sees and the answer too, before the first branch."""
-    [answer] = [message for message in problem.messages if message.said]
+    """Return the messages that every branch and the answer see, before the first branch."""
+    [answer] = [message for message in problem.messages if message.is_answer]
     return answer.parents[: answer.parents.index(branches[0])]
 
 

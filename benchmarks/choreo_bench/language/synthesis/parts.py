@@ -1,4 +1,4 @@
-"""Who a synthesis problem's messages belong to: everybody, one worker, or the synthesizer."""
+"""Parts of a synthesis problem: messages of everybody, of one worker, and of the synthesizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from choreo_bench.language.problem import Problem, ProblemMessage
 
 @dataclass(frozen=True)
 class SpokenBranch:
-    """What one worker was told alone, and what it says."""
+    """A worker's private prompt and what it says."""
 
     private: tuple[ProblemMessage, ...]
     """In the order in which the worker reads them, after the trunk; the synthesizer never sees them."""
@@ -40,10 +40,10 @@ class Parts:
                 message sees more or less than its part does, or in another order.
         """
         where = f"a problem of {problem.task!r} is not a synthesis:"
-        said = [message for message in problem.messages if message.said]
-        if not problem.branches or len(said) != 1:
-            raise ValueError(f"{where} it has {len(problem.branches)} branches and {len(said)} messages to be said")
-        [answer] = said
+        spoken = [message for message in problem.messages if message.is_answer]
+        if not problem.branches or len(spoken) != 1:
+            raise ValueError(f"{where} it has {len(problem.branches)} branches and {len(spoken)} messages to be said")
+        [answer] = spoken
         view = answer.parents
         if not set(problem.branches) <= set(view):
             raise ValueError(f"{where} the answer does not see every branch")

@@ -31,7 +31,7 @@ class SpokenHops:
         return self.draw_several(rng, 1)[0]
 
     def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
-        """As for `SeveralQuestions`."""
+        """Draw several problems with the same messages (see `SeveralQuestions`)."""
         # Half of the workers, rounded up, know friends: of each of them another worker knows what the friend has.
         knowing = (self.workers + 1) // 2
         count = knowing * self.facts
@@ -73,7 +73,7 @@ class SpokenReports:
         return self.draw_several(rng, 1)[0]
 
     def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
-        """As for `SeveralQuestions`."""
+        """Draw several problems with the same messages (see `SeveralQuestions`)."""
         kinds: tuple[type[Fact], ...] = (Has, Visits, Likes)
         pairs = [(person, kind) for person in vocabulary.PEOPLE for kind in kinds]
         facts = [draw_about(rng, *pair) for pair in rng.sample(pairs, self.workers * self.facts)]
@@ -84,11 +84,11 @@ class SpokenReports:
         ]
         return [self._asked(words, fact, author) for fact in _chosen(rng, facts, questions)]
 
-    def _asked(self, words: Sequence[str], asked: Fact, author: str) -> Problem:
+    def _asked(self, words: Sequence[str], fact: Fact, author: str) -> Problem:
         draft = Draft(READ)
         _report(draft, words)
-        draft.add("ask", "user", asked.question())
-        gold = asked.sentence()
+        draft.add("ask", "user", fact.question())
+        gold = fact.sentence()
         return draft.done(self.name, gold, FirstSentence(draft.say("answer", gold, author), gold))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
@@ -106,16 +106,18 @@ class SpokenParts:
 
     def draw(self, rng: random.Random) -> Problem:
         whole = BranchSolveMerge(branches=self.workers, size=self.size).draw(rng)
-        messages = tuple(replace(message, said=message.name == "merged") for message in whole.messages)
+        messages = tuple(replace(message, is_answer=message.name == "merged") for message in whole.messages)
         scorer = AllSentences("merged", tuple(sentences(whole.gold)))
-        return Problem(self.name, messages, whole.gold, scorer, key=tuple(m.text for m in whole.messages if not m.said))
+        return Problem(
+            self.name, messages, whole.gold, scorer, key=tuple(m.text for m in whole.messages if not m.is_answer)
+        )
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         return replace(self, workers=up_to(rng, 2, 8, hardness), size=rng.randint(1, 2))
 
 
 def _chosen(rng: random.Random, facts: Sequence[Chosen], most: int) -> list[Chosen]:
-    """One fact, and up to so many different ones in all."""
+    """Choose a fact, and different ones up to a number in all."""
     first = rng.choice(facts)
     return [first, *rng.sample([fact for fact in facts if fact != first], min(most, len(facts)) - 1)]
 

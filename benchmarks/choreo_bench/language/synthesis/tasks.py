@@ -64,7 +64,7 @@ class Synthesis:
     private: int = 5
     """Facts in the longest notes; each worker has 0 to so many, and none without notes."""
     most_branches: int = 16
-    told: Told = own_words
+    required: Told = own_words
 
     def __post_init__(self) -> None:
         if not 2 <= self.branches <= self.most_branches:
@@ -78,12 +78,12 @@ class Synthesis:
         return self.draw_several(rng, 1)[0]
 
     def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
-        """As for `AsksSeveral`; of a task that has no others, one problem."""
+        """Draw several problems with the same messages (see `AsksSeveral`); only one if the task has no others."""
         task = self.words(self.branches, self.length)
         first, *others = task.draw_several(rng, questions) if isinstance(task, AsksSeveral) else [task.draw(rng)]
         view = first.messages[-1].parents
         [branches] = [group for group in siblings(first, view) if len(group) > 1]
-        noted = replace(with_notes(rng, first, branches, self.told, self.private), task=self.name)
+        noted = replace(with_notes(rng, first, branches, self.required, self.private), task=self.name)
         return [noted, *(_asked_instead(noted, other) for other in others)]
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
@@ -92,19 +92,19 @@ class Synthesis:
         return replace(self, branches=branches, length=length, private=rng.choice((0, 2, 5, 5)))
 
     def with_branches(self, branches: int) -> Self:
-        """As there."""
+        """Return the task with another number of branches (see the base class)."""
         return replace(self, branches=branches)
 
 
 def _asked_instead(noted: Problem, other: Problem) -> Problem:
     """The question and answer of one problem in another, which has the same messages before them, and notes."""
-    key = tuple(message.text for message in other.messages if not message.said)
+    key = tuple(message.text for message in other.messages if not message.is_answer)
     messages = (*noted.messages[:-2], *other.messages[-2:])
     return replace(noted, messages=messages, gold=other.gold, scorer=other.scorer, key=key)
 
 
 def _largest(branches: int) -> int:
-    """Of numbers that are all different, from 2 on."""
+    """Return the largest number of a task whose numbers start at 2 and are all different."""
     return 12 if branches <= 8 else 20
 
 
@@ -155,7 +155,7 @@ def _reports(branches: int, length: int) -> Task:
 
 
 def _whose(problem: Problem, words: ProblemMessage) -> list[str]:
-    """What is said of nobody, of the person who is asked about."""
+    """Turn a worker's text into a fact about the person who is asked about."""
     person = problem.by_name["problem"].text.split()[2]
     return [f"{person} has {words.text}"]
 
@@ -163,7 +163,7 @@ def _whose(problem: Problem, words: ProblemMessage) -> list[str]:
 _ALL = (
     Synthesis("vote", _vote, branches=8),
     Synthesis("best", _best, branches=8),
-    Synthesis("trust", _trust, branches=6, told=_whose),
+    Synthesis("trust", _trust, branches=6, required=_whose),
     Synthesis("union", _union, length=3, lengths=(1, 4)),
     Synthesis("sum", _sum),
     Synthesis("hops", _hops, length=3, lengths=(1, 4)),

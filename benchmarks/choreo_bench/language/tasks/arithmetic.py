@@ -45,7 +45,7 @@ class Sum:
         return self.start + sum(self.steps)
 
     def draw_slips(self, rng: random.Random, share: float) -> list[int]:
-        """Which steps are off by one, and to which side; none of them leads below zero."""
+        """Draw which steps are off by one, and to which side; none of them leads below zero."""
         while True:
             slips = [rng.choice((-1, 1)) if rng.random() < share else 0 for _ in self.steps]
             changes = (step + slip for step, slip in zip(self.steps, slips, strict=True))
@@ -77,15 +77,15 @@ def result_words(value: int | str) -> str:
 
 def check_words(solution: str) -> str:
     """Every step of a solution worked out again, up to the first that is wrong; then the verdict."""
-    said: list[str] = []
+    sentences: list[str] = []
     for sentence in solution.split(".")[:-2]:
         left, sign, right, _, made = sentence.split()
         correct = int(left) + (int(right) if sign == "plus" else -int(right))
         wrong = correct != int(made)
-        said.append(f"{left} {sign} {right} is {correct}, {f'not {made}' if wrong else 'right'}.")
+        sentences.append(f"{left} {sign} {right} is {correct}, {f'not {made}' if wrong else 'right'}.")
         if wrong:
-            return " ".join([*said, "The result is wrong."])
-    return " ".join([*said, "The result is right."])
+            return " ".join([*sentences, "The result is wrong."])
+    return " ".join([*sentences, "The result is right."])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a task is, and the draft on which its problems are written."""
+"""Protocol of tasks, and the draft on which a task writes its problems."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AsksSeveral(Protocol):
     """A task that asks one thing of many that its messages tell."""
 
     def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
-        """What `draw` would draw, and the same messages with other questions and answers, as far as there are others.
+        """Draw what `draw` would, and the same messages with other questions and answers, as far as there are others.
 
         They differ in their last two messages: the question, and the answer.
         """
@@ -73,16 +73,16 @@ class Draft:
         *,
         author: str | None = None,
         sees: Iterable[str] | None = None,
-        said: bool = False,
+        is_answer: bool = False,
     ) -> str:
         """Append a message and return its name."""
         parents = self.names if sees is None else tuple(sees)
-        self._messages.append(ProblemMessage(name, role, text, author, parents, said))
+        self._messages.append(ProblemMessage(name, role, text, author, parents, is_answer))
         return name
 
     def say(self, name: str, text: str, author: str | None = None, sees: Iterable[str] | None = None) -> str:
         """Append a message that the model is to say."""
-        return self.add(name, "assistant", text, author=author, sees=sees, said=True)
+        return self.add(name, "assistant", text, author=author, sees=sees, is_answer=True)
 
     def hear(self, texts: Sequence[tuple[str, str]], sees: Iterable[str] | None = None) -> list[str]:
         """Append what several authors said, none of whom has heard another.

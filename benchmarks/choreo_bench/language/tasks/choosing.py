@@ -86,8 +86,8 @@ class Conflict:
         *agents, author = draw_agents(rng, self.reports + 1)
         trust = dict(zip(agents, rng.sample(range(2, self.largest + 1), self.reports), strict=True))
         # Told in another order than they report in, so that the place says nothing.
-        told = rng.sample(agents, self.reports)
-        draft = Draft("Trust: " + " ".join(f"{trust[agent]} points for {agent}." for agent in told), name="trust")
+        order = rng.sample(agents, self.reports)
+        draft = Draft("Trust: " + " ".join(f"{trust[agent]} points for {agent}." for agent in order), name="trust")
         draft.add("problem", "user", facts[0].question())
         draft.hear([(agent, f"{fact.what()}.") for agent, fact in zip(agents, facts, strict=True)])
         draft.add("ask", "user", "Who is right?")

@@ -65,26 +65,26 @@ def debate_problem(
 
 
 def draw_debate(rng: random.Random, *, agents: int = 3, facts: int = 4, wrong: int | None = None) -> DebateProblem:
-    """As `debate_problem`, from a generator."""
+    """Draw the problem of a debate from a generator (see `debate_problem`)."""
     minority = minority_of(agents)
     truths = draw_facts(rng, facts)
-    asked = rng.choice(truths)
+    topic = rng.choice(truths)
     mistaken = set(rng.sample(range(agents), minority if wrong is None else wrong))
     notes: list[str] = []
     for index in range(agents):
-        held = [with_wrong_number(rng, fact) if fact is asked and index in mistaken else fact for fact in truths]
+        held = [with_wrong_number(rng, fact) if fact is topic and index in mistaken else fact for fact in truths]
         rng.shuffle(held)
         notes.append(notes_text(held))
     return DebateProblem(
-        question=asked.question(),
-        answer=asked.sentence(),
+        question=topic.question(),
+        answer=topic.sentence(),
         agents=vocabulary.AGENTS[:agents],
         notes=tuple(notes),
     )
 
 
 def minority_of(agents: int) -> int:
-    """How many of so many debaters may be wrong, each in a way of its own or all alike, and the truth still prevails.
+    """Return how many debaters may be wrong, each differently or all alike, so that the truth still prevails.
 
     Raises:
         ValueError: No debate has so many.
@@ -101,14 +101,14 @@ class DebateScorer:
     last: tuple[str, ...]
     gold: str
 
-    def __call__(self, said: Said) -> float:
-        counts = Counter(first_sentence(said[name]) for name in self.last)
+    def __call__(self, answers: Said) -> float:
+        counts = Counter(first_sentence(answers[name]) for name in self.last)
         others = max((count for words, count in counts.items() if words not in (self.gold, UNKNOWN)), default=0)
         return float(counts[self.gold] > others)
 
-    def parsable(self, said: Said) -> bool:
-        """Whether every agent ends with an answer, or says that it knows none."""
-        last = [first_sentence(said[name]) for name in self.last]
+    def parsable(self, answers: Said) -> bool:
+        """Return whether every agent ends with an answer, or says that it knows none."""
+        last = [first_sentence(answers[name]) for name in self.last]
         return all(words == UNKNOWN or ANSWER.fullmatch(words) for words in last)
 
 
@@ -124,23 +124,23 @@ class Debate:
     def draw(self, rng: random.Random) -> Problem:
         problem = draw_debate(rng, agents=self.agents, facts=self.facts)
         draft = Draft(DEBATE_RULES)
-        asked = draft.add("question", "user", problem.question)
+        question = draft.add("question", "user", problem.question)
         person = problem.answer.split()[0]
         own: dict[str, list[str]] = {}
-        said: dict[str, str] = {}
+        latest: dict[str, str] = {}
         for agent, notes in zip(problem.agents, problem.notes, strict=True):
             draft.add(f"notes {agent}", "system", notes, sees=["rules"])
-            said[agent] = next(f"{part}." for part in notes[7:-1].split(". ") if part.split()[0] == person)
+            latest[agent] = next(f"{part}." for part in notes[7:-1].split(". ") if part.split()[0] == person)
         for agent in problem.agents:
-            own[agent] = [draft.say(f"{agent} 1", said[agent], agent, sees=["rules", f"notes {agent}", asked])]
+            own[agent] = [draft.say(f"{agent} 1", latest[agent], agent, sees=["rules", f"notes {agent}", question])]
         for number in range(2, self.rounds + 1):
-            before = dict(said)
+            before = dict(latest)
             last = {agent: own[agent][-1] for agent in problem.agents}
             for agent in problem.agents:
                 others = [other for other in problem.agents if other != agent]
                 words = revise(before[agent], [before[other] for other in others])
-                said[agent] = first_sentence(words)
-                sees = ["rules", f"notes {agent}", asked, *own[agent], *(last[other] for other in others)]
+                latest[agent] = first_sentence(words)
+                sees = ["rules", f"notes {agent}", question, *own[agent], *(last[other] for other in others)]
                 own[agent].append(draft.say(f"{agent} {number}", words, agent, sees=sees))
         last_words = tuple(own[agent][-1] for agent in problem.agents)
         return draft.done(self.name, problem.answer, DebateScorer(last_words, problem.answer))
@@ -151,7 +151,7 @@ class Debate:
 
 @dataclass(frozen=True)
 class DebateTurn:
-    """One agent's turn in one round of a debate whose other agents say all sorts of things."""
+    """A turn of one agent in one round of a debate whose other agents say all sorts of things."""
 
     facts: int = 4
     others: int = 2
@@ -160,17 +160,17 @@ class DebateTurn:
 
     def draw(self, rng: random.Random) -> Problem:
         facts = draw_facts(rng, self.facts)
-        asked = rng.choice(facts)
-        versions = [asked, with_wrong_number(rng, asked), with_wrong_number(rng, asked)]
+        topic = rng.choice(facts)
+        versions = [topic, with_wrong_number(rng, topic), with_wrong_number(rng, topic)]
         me, *others = draw_agents(rng, 1 + self.others)
-        my_notes = None if rng.random() < 0.15 else [rng.choice(versions) if f is asked else f for f in facts]
+        my_notes = None if rng.random() < 0.15 else [rng.choice(versions) if f is topic else f for f in facts]
         if my_notes and rng.random() < 0.1:
-            my_notes = [fact for fact in my_notes if fact.person != asked.person]
-        mine = next((f.sentence() for f in my_notes or [] if f.person == asked.person), UNKNOWN)
+            my_notes = [fact for fact in my_notes if fact.person != topic.person]
+        mine = next((f.sentence() for f in my_notes or [] if f.person == topic.person), UNKNOWN)
         draft = Draft(DEBATE_RULES)
         if my_notes:
             draft.add("notes", "system", notes_text(rng.sample(my_notes, len(my_notes))))
-        draft.add("question", "user", asked.question())
+        draft.add("question", "user", topic.question())
         rounds = self.rounds if others else 1
         heard = [_position(rng, versions) for _ in others]
         gold: list[tuple[str, str]] = []

@@ -31,14 +31,14 @@ def decided(reply: str) -> str | None:
 
 
 def expected(strategy: Strategy, heard: str) -> str | None:
-    """What a strategy decides after the other's last words; None where it is free, or nothing follows."""
+    """Return what a strategy decides after the other's last message; None where it is free, or nothing follows."""
     if strategy in ("cooperate", "defect"):
         return strategy
-    said = decided(heard)
-    if strategy == "free" or said is None:
+    decision = decided(heard)
+    if strategy == "free" or decision is None:
         return None
-    other = {"cooperate": "defect", "defect": "cooperate"}[said]
-    return said if strategy == "follow" else other
+    other = {"cooperate": "defect", "defect": "cooperate"}[decision]
+    return decision if strategy == "follow" else other
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class DilemmaScorer:
     players: tuple[tuple[str, Strategy, str], ...]
     """Of each player: the message that decides, the strategy, the other's last message."""
 
-    def __call__(self, said: Said) -> float:
+    def __call__(self, answers: Said) -> float:
         right = 0
         for decision, strategy, heard in self.players:
-            made, wanted = decided(said[decision]), expected(strategy, said[heard])
+            made, wanted = decided(answers[decision]), expected(strategy, answers[heard])
             right += made is not None and wanted in (None, made)
         return right / len(self.players)
 
-    def parsable(self, said: Said) -> bool:
-        """Whether every decision can be read."""
-        return all(decided(said[decision]) is not None for decision, _, _ in self.players)
+    def parsable(self, answers: Said) -> bool:
+        """Return whether every decision can be parsed."""
+        return all(decided(answers[decision]) is not None for decision, _, _ in self.players)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class PrisonersDilemma:
         return f"I plan to {strategy if strategy != 'free' else rng.choice(('cooperate', 'defect'))}."
 
     def _talk(self, rng: random.Random, strategy: Strategy, plan: str, heard: str) -> str:
-        """What a player says it will do; who means to defect often says otherwise."""
+        """Draw what a player says it will do; one who means to defect often says otherwise."""
         if strategy == "cooperate":
             return "cooperate"
         if strategy == "follow":

@@ -25,20 +25,20 @@ class FirstVerdict:
     verdicts: tuple[str, ...]
     gold: str
 
-    def __call__(self, said: Said) -> float:
-        return float(self._named(said)[:1] == [self.gold])
+    def __call__(self, answers: Said) -> float:
+        return float(self._named(answers)[:1] == [self.gold])
 
-    def parsable(self, said: Said) -> bool:
-        """Whether the moderator names a result at all."""
-        return any(VERDICT.fullmatch(words) for words in self._named(said)[:1])
+    def parsable(self, answers: Said) -> bool:
+        """Return whether the moderator names a result at all."""
+        return any(VERDICT.fullmatch(words) for words in self._named(answers)[:1])
 
-    def stopped(self, said: Said) -> bool:
-        """Whether the moderator has ended the debate."""
-        return bool(self._named(said))
+    def stopped(self, answers: Said) -> bool:
+        """Return whether the moderator has ended the debate."""
+        return bool(self._named(answers))
 
-    def _named(self, said: Said) -> list[str]:
-        """What the moderator said, rounds that go on left out."""
-        last = [last_sentence(said[verdict]) for verdict in self.verdicts if verdict in said]
+    def _named(self, answers: Said) -> list[str]:
+        """Return the results that the moderator names, without rounds that go on."""
+        last = [last_sentence(answers[verdict]) for verdict in self.verdicts if verdict in answers]
         return [words for words in last if words != GO_ON]
 
 

@@ -17,7 +17,7 @@ from choreo_bench.language.tasks.recall import READ
 
 @dataclass(frozen=True)
 class TwoHop:
-    """One document says who is whose friend, another who has what; the question takes both."""
+    """A question that takes two documents: one says who is whose friend, the other who has what."""
 
     people: int = 6
     questions: int = 1
@@ -28,9 +28,9 @@ class TwoHop:
         people, others = drawn[: self.people], drawn[self.people :]
         friends = [Friend(person, friend) for person, friend in zip(people, others, strict=True)]
         facts = {person: draw_has(rng, person) for person in others}
-        told = list(facts.values())
-        rng.shuffle(told)
-        documents = [notes_text(friends), notes_text(told)]
+        order = list(facts.values())
+        rng.shuffle(order)
+        documents = [notes_text(friends), notes_text(order)]
         rng.shuffle(documents)
         draft = Draft(READ)
         for number, words in enumerate(documents, start=1):
@@ -38,11 +38,11 @@ class TwoHop:
         [author] = draw_agents(rng, 1)
         gold: list[LastSentence] = []
         for number in range(1, self.questions + 1):
-            asked = rng.choice(friends)
-            answer = facts[asked.friend].sentence()
-            draft.add(f"question {number}", "user", f"What does the friend of {asked.person} have?")
-            said = draft.say(f"answer {number}", f"{asked.sentence()} {answer}", author)
-            gold.append(LastSentence(said, answer))
+            friend_asked = rng.choice(friends)
+            answer = facts[friend_asked.friend].sentence()
+            draft.add(f"question {number}", "user", f"What does the friend of {friend_asked.person} have?")
+            answer_name = draft.say(f"answer {number}", f"{friend_asked.sentence()} {answer}", author)
+            gold.append(LastSentence(answer_name, answer))
         return draft.done(self.name, " ".join(score.gold for score in gold), Mean(tuple(gold)))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:

@@ -75,15 +75,15 @@ class SeveralQuestions:
 
     def draw(self, rng: random.Random) -> Problem:
         facts = draw_facts(rng, self.facts, self.kinds)
-        asked = rng.sample(facts, self.questions)
+        chosen = rng.sample(facts, self.questions)
         draft = Draft(READ)
         draft.add("notes", "system", notes_text(facts))
         seen = draft.names
-        for number, fact in enumerate(asked, start=1):
+        for number, fact in enumerate(chosen, start=1):
             short = number > 1 and rng.random() < self.elliptic
             question = f"And {fact.person}?" if short else fact.question()
             draft.add(f"question {number}", "user", question, sees=seen)
-        answers = tuple(fact.sentence() for fact in asked)
+        answers = tuple(fact.sentence() for fact in chosen)
         [author] = draw_agents(rng, 1)
         answer = draft.say("answer", " ".join(answers), author)
         return draft.done(self.name, " ".join(answers), AllSentences(answer, answers))
@@ -131,7 +131,7 @@ class MultiDocument:
 
 
 def _kinds(rng: random.Random) -> int | None:
-    """For training: half of the problems have facts that only the person tells apart."""
+    """Draw a number of kinds for training: in half of the problems only the person tells facts apart."""
     return rng.choice((None, None, 2, 3))
 
 
@@ -140,8 +140,8 @@ def _ask(rng: random.Random, facts: Sequence[Fact], unknown: float) -> tuple[str
     fact = rng.choice(facts)
     if rng.random() >= unknown:
         return fact.question(), fact.sentence()
-    told = {other.person for other in facts if type(other) is type(fact)}
-    absent = [person for person in vocabulary.PEOPLE if person not in told]
+    people = {other.person for other in facts if type(other) is type(fact)}
+    absent = [person for person in vocabulary.PEOPLE if person not in people]
     if not absent:
         return fact.question(), fact.sentence()
     return draw_about(rng, draw_distinct(rng, absent, 1)[0], type(fact)).question(), UNKNOWN

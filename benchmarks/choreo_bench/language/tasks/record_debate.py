@@ -65,26 +65,26 @@ def _draw(rng: random.Random, agents: int, reports: int, noted: int, wrong: int)
         for kind, count in zip(kinds, counts, strict=True)
         for person in rng.sample(vocabulary.PEOPLE, count)
     ]
-    asked = rng.choice([fact for fact in facts if isinstance(fact, Has)])
+    topic = rng.choice([fact for fact in facts if isinstance(fact, Has)])
     rng.shuffle(facts)
-    others = [fact for fact in facts if fact.person != asked.person]
+    others = [fact for fact in facts if fact.person != topic.person]
     # The first of them noted it as it stands in the record.
     knowing, *mistaken = rng.sample(range(agents), 1 + wrong)
     notes: list[str] = []
     for index in range(agents):
         held = rng.sample(others, noted)
         if index == knowing:
-            held[0] = asked
+            held[0] = topic
         elif index in mistaken:
-            held[0] = with_wrong_number(rng, asked)
+            held[0] = with_wrong_number(rng, topic)
         rng.shuffle(held)
         notes.append(notes_text(held))
     words = [
         " ".join(fact.sentence() for fact in facts[number * FACTS : (number + 1) * FACTS]) for number in range(reports)
     ]
     return DebateProblem(
-        question=asked.question(),
-        answer=asked.sentence(),
+        question=topic.question(),
+        answer=topic.sentence(),
         agents=vocabulary.AGENTS[:agents],
         notes=tuple(notes),
         record=tuple(f"Report {number}: {report}" for number, report in enumerate(words, start=1)),

@@ -40,9 +40,9 @@ class Trajectories:
         draft.hear(list(zip(agents, words, strict=True)))
         gold: list[FirstSentence] = []
         for number in range(1, self.questions + 1):
-            asked, box = rng.choice([call for search in searches for call in search if call[1] or not self.short])
-            answer = f"The {asked}: {result(box)}."
-            draft.add(f"question {number}", "user", f"Where are the {asked}?")
+            thing, box = rng.choice([call for search in searches for call in search if call[1] or not self.short])
+            answer = f"The {thing}: {result(box)}."
+            draft.add(f"question {number}", "user", f"Where are the {thing}?")
             gold.append(FirstSentence(draft.say(f"answer {number}", answer, author), answer))
         return draft.done(self.name, " ".join(score.gold for score in gold), Mean(tuple(gold)))
 
@@ -54,7 +54,7 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Summary:
-    """One branch says what its trajectory found."""
+    """A branch that says what its trajectory found."""
 
     calls: int = 8
     lost: float = 0.25
@@ -79,15 +79,15 @@ class Summary:
 def draw_searches(rng: random.Random, branches: int, calls: int, lost: float) -> list[Search]:
     """Each branch's search for things of its own; one thing at least is found."""
     things = draw_distinct(rng, vocabulary.OBJECTS, branches * calls)
-    found = [None if rng.random() < lost else rng.randint(1, 40) for _ in things]
-    if not any(found):
-        found[rng.randrange(len(found))] = rng.randint(1, 40)
-    made = list(zip(things, found, strict=True))
+    boxes = [None if rng.random() < lost else rng.randint(1, 40) for _ in things]
+    if not any(boxes):
+        boxes[rng.randrange(len(boxes))] = rng.randint(1, 40)
+    made = list(zip(things, boxes, strict=True))
     return [made[start : start + calls] for start in range(0, len(made), calls)]
 
 
 def result(box: int | None) -> str:
-    """What a call gives back."""
+    """Write the result of a call."""
     return str(box) if box else "none"
 
 
@@ -97,5 +97,5 @@ def trajectory(search: Search) -> str:
 
 
 def summary(search: Search) -> str:
-    """Only the calls that found something."""
+    """Write a summary of the calls that found something."""
     return trajectory([(thing, box) for thing, box in search if box]) or "Find none."

@@ -93,7 +93,7 @@ def test_siblings_are_neighbours_that_have_not_seen_each_other() -> None:
         ProblemMessage("notes", "system", A, parents=("rules",)),
         ProblemMessage("q1", "user", "Ann?", parents=("rules", "notes")),
         ProblemMessage("q2", "user", "Bob?", parents=("rules", "notes")),
-        ProblemMessage("said", "assistant", A, parents=("rules", "notes", "q1", "q2"), said=True),
+        ProblemMessage("said", "assistant", A, parents=("rules", "notes", "q1", "q2"), is_answer=True),
     )
     problem = Problem("two", messages, A, FirstSentence("said", A))
     assert siblings(problem, problem.by_name["said"].parents) == [["rules"], ["notes"], ["q1", "q2"]]

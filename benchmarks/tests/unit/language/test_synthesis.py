@@ -22,7 +22,7 @@ def merge(**changes: dict[str, object]) -> Problem:
         ProblemMessage("one", "assistant", A, "Alice", ("rules", "problem", "notes 1", "turn 1")),
         ProblemMessage("two", "assistant", B, "Bruno", ("rules", "problem")),
         ProblemMessage("ask", "user", "What do most say?", parents=("rules", "problem", "one", "two")),
-        ProblemMessage("answer", "assistant", A, "Clara", ("rules", "problem", "one", "two", "ask"), said=True),
+        ProblemMessage("answer", "assistant", A, "Clara", ("rules", "problem", "one", "two", "ask"), is_answer=True),
     ]
     changed = tuple(replace(m, **changes.get(m.name, {})) for m in messages)  # type: ignore[arg-type]
     return Problem("merge", changed, A, lambda said: float(said["answer"] == A), branches=("one", "two"))

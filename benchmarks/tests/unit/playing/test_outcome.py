@@ -136,13 +136,13 @@ def test_intervals_are_over_pairs() -> None:
 
 def test_a_single_call_is_compared_on_the_same_items() -> None:
     trial = next(trial for trial in TRIALS if trial.name == "ToT")
-    items = dict.fromkeys(("ToT", trial.rival), ITEMS[:3])
+    items = dict.fromkeys(("ToT", trial.competitor), ITEMS[:3])
     records = {
         "ToT": [*rows("baseline", 1, 1, 0), *rows("choreo", 1, 1, 1)],
-        trial.rival: rows("baseline", 0, 1, 0, 1, 1),
+        trial.competitor: rows("baseline", 0, 1, 0, 1, 1),
     }
     single, baseline, choreo = UntunedReport(items, records).lines(4)
-    assert (single.trial.name, single.gain, single.outcome.share) == (trial.rival, None, pytest.approx(1 / 3))
+    assert (single.trial.name, single.gain, single.outcome.share) == (trial.competitor, None, pytest.approx(1 / 3))
     assert baseline.gain == (pytest.approx(1 / 3), Difference(1, 0, 3).score_interval())
     assert choreo.gain == (pytest.approx(2 / 3), Difference(2, 0, 3).score_interval())
     assert list(UntunedReport(items, records).lines(1)) == []

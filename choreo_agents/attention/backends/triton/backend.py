@@ -1,4 +1,4 @@
-"""The kernels as a backend."""
+"""Attention backend of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.trial import complaint_of, error_line
+from choreo_agents.attention.backends.trial import error_line, find_fault
 from choreo_agents.attention.backends.triton.plan import PlannedStep, PlanSizes, StepPlan
 from choreo_agents.attention.backends.triton.tiles import tiles
 from choreo_agents.attention.heads import HeadShape
@@ -19,15 +19,15 @@ from choreo_agents.attention.window import farthest_seen, windowed
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
-"""Dimensions of a head at most."""
+"""Upper bound on the dimensions of a head."""
 
 
 class TritonBackend:
-    """Attention in at most four launches a layer. `TritonBackend.tried` says whether it can be had.
+    """Attention in at most four launches per layer. `TritonBackend.tried` returns it, or why it is not available.
 
     Args:
         dtype: Of keys, values and queries.
-        device: Where they are.
+        device: Of keys, values and queries.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -36,8 +36,8 @@ class TritonBackend:
 
     @staticmethod
     def tried(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> TritonBackend | str:
-        """The backend for heads of a shape, which is tried where it was compiled; or why there is none."""
-        interpreted = _interpreted()
+        """Return the backend for heads of a shape, or why there is none; compiled kernels are tried out first."""
+        interpreted = _check_interpreted()
         if isinstance(interpreted, str):
             return interpreted
         if dtype not in _DTYPES:
@@ -46,40 +46,40 @@ class TritonBackend:
             return f"triton takes heads of up to {_WIDEST} dimensions, not of {shape.head_dim}"
         if not interpreted and device.type != "cuda":
             return f"triton is for GPUs, not for {device}, unless TRITON_INTERPRET=1 says to interpret it, slowly"
-        complaint = None if interpreted else _complaint(dtype, device, shape)
+        complaint = None if interpreted else _find_fault(dtype, device, shape)
         return complaint or TritonBackend(dtype, device)
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> TritonAttention:
         return self.prepare_step(layout, (kind,))[kind]
 
     def prepare_step(
-        self, layout: Layout, kinds: Sequence[AttentionKind], told: StepPlan | None = None
+        self, layout: Layout, kinds: Sequence[AttentionKind], plan: StepPlan | None = None
     ) -> Mapping[AttentionKind, TritonAttention]:
-        """See `AttentionBackend`; `told` is a plan that is sent already."""
-        step = _TritonStep(layout, kinds, self, told)
+        """Implement `AttentionBackend`; `plan` is one that is already on the device."""
+        step = _TritonStep(layout, kinds, self, plan)
         return {kind: TritonAttention(step, kind, self) for kind in kinds}
 
     def plan_step(self, layout: Layout, kinds: Sequence[AttentionKind], shape: HeadShape) -> PlannedStep:
-        """See `AttentionBackend`."""
+        """Implement `AttentionBackend`."""
         return PlannedStep(layout, kinds, shape, tiles(shape, self.dtype))
 
     def tables(self, planned: PlannedStep, sizes: PlanSizes) -> StepPlan:
-        """See `AttentionBackend`."""
+        """Implement `AttentionBackend`."""
         return StepPlan(planned, self.device, sizes)
 
-    def prepare_planned(self, planned: PlannedStep, told: StepPlan) -> Mapping[AttentionKind, TritonAttention]:
-        """See `AttentionBackend`."""
-        return self.prepare_step(planned.layout, tuple(planned.kinds), told)
+    def prepare_planned(self, planned: PlannedStep, plan: StepPlan) -> Mapping[AttentionKind, TritonAttention]:
+        """Implement `AttentionBackend`."""
+        return self.prepare_step(planned.layout, tuple(planned.kinds), plan)
 
 
 def why_no_kernels() -> str | None:
-    """Why no kernels in Triton can be run on a GPU, or interpreted; None if they can."""
-    found = _interpreted()
-    return found if isinstance(found, str) else None
+    """Return why Triton kernels can be neither run on a GPU nor interpreted; None if they can."""
+    interpreted = _check_interpreted()
+    return interpreted if isinstance(interpreted, str) else None
 
 
-def _interpreted() -> bool | str:
-    """Whether kernels are interpreted; or why there are none."""
+def _check_interpreted() -> bool | str:
+    """Return whether kernels are interpreted, or why there are none."""
     if find_spec("triton") is None:
         return "triton is not installed: pip install 'choreo-agents[kernels]'"
     try:
@@ -90,51 +90,51 @@ def _interpreted() -> bool | str:
 
 
 @cache
-def _complaint(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> str | None:
-    complaint = complaint_of(TritonBackend(dtype, device), shape, dtype, device)
+def _find_fault(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> str | None:
+    complaint = find_fault(TritonBackend(dtype, device), shape, dtype, device)
     return complaint and f"triton: {complaint}"
 
 
 class _TritonStep:
-    """What the kinds of a step share."""
+    """State of a step that all its kinds of layers share."""
 
     def __init__(
         self,
         layout: Layout,
         kinds: Sequence[AttentionKind],
         backend: TritonBackend,
-        told: StepPlan | None,
+        plan: StepPlan | None,
     ) -> None:
         self.layout, self.kinds = layout, kinds
         self._backend = backend
-        self._plans: dict[HeadShape, StepPlan] = {} if told is None else {told.shape: told}
+        self._plans: dict[HeadShape, StepPlan] = {} if plan is None else {plan.shape: plan}
         self.farthest = farthest_seen(layout) if any(kind.window is not None for kind in kinds) else 0
         self.further = 0
-        """Steps since it was prepared."""
+        """Steps since the layout was prepared."""
         self.goes_on = True
-        """Whether it is the step that it was asked to be."""
+        """Whether the last `follow` succeeded."""
 
     def hides(self, kind: AttentionKind) -> bool:
-        """Whether a kind's window hides something of what the layout has."""
+        """Return whether a kind's window hides slots that the layout has."""
         return kind.window is not None and self.farthest + self.further >= kind.window
 
     def plan(self, shape: HeadShape) -> StepPlan:
-        """For heads of a shape."""
+        """Return the plan for heads of a shape."""
         if shape not in self._plans:
             planned = self._backend.plan_step(self.layout, self.kinds, shape)
             self._plans[shape] = StepPlan(planned, self._backend.device)
         return self._plans[shape]
 
     def follow(self) -> None:
-        """Be the next step, unless it has to be prepared anew."""
+        """Advance to the next step, unless it must be prepared anew."""
         self.further += 1
         self.goes_on = bool(self.layout.own) and not any(self.hides(kind) for kind in self.kinds)
-        # A plan that was not asked for yet would be that of the first step.
+        # A plan that no layer has used yet would later be made from the first step's layout.
         self.goes_on = self.goes_on and bool(self._plans) and all(plan.follow() for plan in self._plans.values())
 
 
 class TritonAttention:
-    """One step's attention in the layers of one kind."""
+    """A step's attention for layers of one kind."""
 
     def __init__(self, step: _TritonStep, kind: AttentionKind, backend: TritonBackend) -> None:
         self.layout = windowed(step.layout, kind.window or 0) if step.hides(kind) else step.layout
@@ -143,13 +143,13 @@ class TritonAttention:
         self._further = 0
 
     def store(self, heads: int, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> None:
-        """See `PreparedAttention`."""
+        """Implement `PreparedAttention`."""
         from choreo_agents.attention.backends.triton import launch  # noqa: PLC0415 - an extra
 
         launch.store(self._step.plan(HeadShape(heads, *key.shape[::2])), key, value, keys, values)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
-        """See `PreparedAttention`."""
+        """Implement `PreparedAttention`."""
         from choreo_agents.attention.backends.triton import launch  # noqa: PLC0415 - an extra
 
         assert query.dtype == keys.dtype == values.dtype == self._backend.dtype
@@ -158,7 +158,7 @@ class TritonAttention:
         return launch.attend(self._step.plan(shape), self.kind, query, keys, values, scale, sinks)
 
     def follow(self) -> bool:
-        """See `PreparedAttention`: whichever kind is asked first goes on for all of them."""
+        """Implement `PreparedAttention`: the first kind that is called advances the step for all kinds."""
         if self._step.further == self._further:
             self._step.follow()
         self._further += 1

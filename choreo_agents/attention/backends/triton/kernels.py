@@ -1,7 +1,7 @@
-"""The kernels. Scores are in bits: e to the x is 2 to the x times log2(e).
+"""Triton kernels that store, attend and merge. Scores are in bits: exp(x) = 2 ** (x * log2(e)).
 
 pool      [kv_heads, slots, dim]                       tile    [first slot, from, upto, first row, rows]
-query     [tokens, heads, dim]                         pair    [token, its row of angles, first slot seen, behind it]
+query     [tokens, heads, dim]                         pair    [token, its row of angles, first slot seen, end]
 outs      [pairs, heads, dim] fp32                     row     a pair's query in one of the `GROUP` heads of a key head
 sums      [pairs, heads] fp32: log2 of summed 2**score
 """
@@ -32,7 +32,7 @@ def store_kernel(
     WIDTH: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Write a layer's new keys and values into the pool, those that have a slot. Programs: (some tokens, key head)."""
+    """Write a layer's new keys and values that have a slot into the pool. Programs: (some tokens, key head)."""
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     d = tl.arange(0, WIDTH)
@@ -49,7 +49,7 @@ def store_kernel(
 
 @triton.jit
 def product(left, right, acc, UPCAST: tl.constexpr):
-    """A matrix product, added to another if there is one, in fp32. Both are taken as fp32 where there are no others."""
+    """Multiply matrices and add `acc`, in fp32; `UPCAST` converts both to fp32 first."""
     if UPCAST:
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, acc=acc, input_precision="ieee")
@@ -85,7 +85,7 @@ def attend_kernel(
     SLOTS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Attend with a tile's rows to the slots of its chunk that they see. Programs: (tile, key head)."""
+    """Attend from a tile's rows to the slots of its chunk that they see. Programs: (tile, key head)."""
     tile = tiles + tl.program_id(0) * 5
     kv_head = tl.program_id(1)
     start = tl.load(tile).to(tl.int64)
@@ -106,18 +106,18 @@ def attend_kernel(
     turn = tl.load(pairs + pair * 4 + 1, mask=is_row, other=0)
     h = tl.arange(0, WIDTH // 2)
     if HALVES:
-        # All dimensions turn, the first half with the second: two products of half the length, and loads side by side.
+        # All dimensions rotate, the first half with the second: two products of half the length, contiguous loads.
         q = tl.load(own + h[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
-        other = tl.load(own + HALF + h[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
+        partner = tl.load(own + HALF + h[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
         c = tl.load(cos + turn[:, None] * HALF + h[None, :], mask=is_row[:, None], other=1.0)
         s = tl.load(sin + turn[:, None] * HALF + h[None, :], mask=is_row[:, None], other=0.0)
-        second = (other * c + q * s).to(keys.dtype.element_ty)
-        q = (q * c - other * s).to(keys.dtype.element_ty)
+        second = (partner * c + q * s).to(keys.dtype.element_ty)
+        q = (q * c - partner * s).to(keys.dtype.element_ty)
     else:
         q = tl.load(own + d[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
         if HALF > 0:
-            # Each dimension that turns meets its mate: x cos - y sin for the first of a pair, y cos + x sin for the
-            # other.
+            # Each dimension that rotates is loaded with its mate: x cos - y sin for the first of a pair, y cos + x sin
+            # for the second.
             r = d - TURNED_FROM
             turns = (r >= 0) & (r < 2 * HALF)
             if NEIGHBOURS:
@@ -128,17 +128,17 @@ def attend_kernel(
                 mate = tl.where(is_first, d + HALF, d - HALF)
             angle, mate = tl.where(turns, angle, 0), tl.where(turns, mate, 0)
             is_turned = is_row[:, None] & turns[None, :]
-            other = tl.load(own + mate[None, :], mask=is_turned, other=0.0).to(tl.float32)
+            partner = tl.load(own + mate[None, :], mask=is_turned, other=0.0).to(tl.float32)
             c = tl.load(cos + turn[:, None] * HALF + angle[None, :], mask=is_turned, other=1.0)
             s = tl.load(sin + turn[:, None] * HALF + angle[None, :], mask=is_turned, other=0.0)
-            q = (q.to(tl.float32) * c + tl.where(is_first[None, :], -other, other) * s).to(keys.dtype.element_ty)
+            q = (q.to(tl.float32) * c + tl.where(is_first[None, :], -partner, partner) * s).to(keys.dtype.element_ty)
 
     n = tl.arange(0, SLOTS)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     out = tl.full((ROWS, WIDTH), 0.0, tl.float32)
     pool = kv_head.to(tl.int64) * pool_head + start * pool_slot
-    # Blocks lie as the chunk does, wherever the tile begins: a row's sums do not depend on what others see.
+    # Blocks are aligned to the chunk, not to the tile, so that a row's sums do not depend on what others see.
     for block in range(begin // SLOTS * SLOTS, end, SLOTS):
         slot = block + n
         is_slot = (slot >= begin) & (slot < end)
@@ -156,11 +156,11 @@ def attend_kernel(
         v = tl.load(values + place, mask=is_there, other=0.0)
         score = score * scale
         if CAPPED:
-            # tanh by what is at most 1, so that nothing overflows.
+            # tanh from exponentials that are at most 1, so that nothing overflows.
             e = tl.exp2(tl.abs(score) * (-2.0 * LOG2_E) / softcap)
             score = softcap * tl.where(score < 0, e - 1.0, 1.0 - e) / (1.0 + e)
-        seen = (slot[None, :] >= low[:, None]) & (slot[None, :] < high[:, None])
-        score = tl.where(seen, score * LOG2_E, float("-inf"))
+        is_seen = (slot[None, :] >= low[:, None]) & (slot[None, :] < high[:, None])
+        score = tl.where(is_seen, score * LOG2_E, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp2(score - base[:, None])
@@ -191,9 +191,9 @@ def merge_kernel(
     TOGETHER: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Join what a token's pairs have found, in the order of its own list. Programs: (token, some heads).
+    """Merge the partial results of a token's pairs, in the order of its list. Programs: (token, some heads).
 
-    A token without pairs gets noughts.
+    A token without pairs gets zeros.
     """
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -213,14 +213,14 @@ def merge_kernel(
         part = tl.load(parts + at + i, mask=is_part, other=0).to(tl.int64)
         row = part[:, None] * heads + head[None, :]
         is_there = is_part[:, None] & is_head[None, :]
-        found = tl.load(sums + row, mask=is_there, other=float("-inf"))
-        higher = tl.maximum(highest, tl.max(found, 0))
+        part_sum = tl.load(sums + row, mask=is_there, other=float("-inf"))
+        higher = tl.maximum(highest, tl.max(part_sum, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp2(found - base[None, :])
+        weight = tl.exp2(part_sum - base[None, :])
         faded = tl.exp2(highest - base)
         inside = is_there[:, :, None] & (d < DIM)[None, None, :]
-        each = tl.load(outs + row[:, :, None] * DIM + d[None, None, :], mask=inside, other=0.0)
-        out = out * faded[:, None] + tl.sum(each * weight[:, :, None], 0)
+        part_out = tl.load(outs + row[:, :, None] * DIM + d[None, None, :], mask=inside, other=0.0)
+        out = out * faded[:, None] + tl.sum(part_out * weight[:, :, None], 0)
         total = total * faded + tl.sum(weight, 0)
         highest = higher
     total = tl.where(is_head & (total > 0.0), total, 1.0)

@@ -1,4 +1,4 @@
-"""With which arguments the kernels are started: those that are compiled in, and those of a layer."""
+"""Starts the kernels, with constants that are compiled in and the arguments of a layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MERGE_WARPS = 1
 
 
 def is_interpreted() -> bool:
-    """Whether the kernels are run line by line, as `TRITON_INTERPRET=1` has it."""
+    """Return whether the kernels are interpreted, as under `TRITON_INTERPRET=1`."""
     return not isinstance(attend_kernel, JITFunction)
 
 
@@ -36,7 +36,7 @@ def store_constants(shape: HeadShape) -> Constants:
 
 
 def attend_constants(kind: AttentionKind, shape: HeadShape, tile: Tile, *, upcast: bool) -> Constants:
-    """Args: upcast: products are of fp32 in any case: the interpreter has no others."""
+    """Return the constants of `attend_kernel`; `upcast` multiplies in fp32, the only products of the interpreter."""
     rotation = kind.rotation
     return {
         "GROUP": shape.group,
@@ -54,7 +54,7 @@ def attend_constants(kind: AttentionKind, shape: HeadShape, tile: Tile, *, upcas
 
 
 def _turns_in_halves(kind: AttentionKind, shape: HeadShape) -> bool:
-    """Whether all dimensions turn, the first half with the second, and each half is as long as a product may be."""
+    """Return whether all dimensions rotate in halves, and a half is long enough for a matrix product."""
     rotation = kind.rotation
     if rotation is None or rotation.pairing != "halves" or rotation.first:
         return False
@@ -99,16 +99,16 @@ def attend(
     scale: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of a layer, see `PreparedAttention`: two or three launches."""
+    """Compute the attention of a layer in two or three launches, see `PreparedAttention`."""
     shape = plan.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
     outs, sums = plan.scratch(query)
-    mine = plan.sizes_of(kind)
+    counts = plan.sizes_of(kind)
     turned = kind.rotation is not None
     cos, sin = (plan.table(kind, name) if turned else outs for name in ("cos", "sin"))
     sizes = tiles(shape, query.dtype)
     upcast = is_interpreted()
-    for name, count, size in (("few", mine.few, sizes[0]), ("many", mine.many, sizes[1])):
+    for name, count, size in (("few", counts.few, sizes[0]), ("many", counts.many, sizes[1])):
         if count:
             attend_kernel[(count, shape.kv_heads)](
                 query,

@@ -1,7 +1,7 @@
-"""How much of a step one program takes.
+"""Tile sizes: the share of a step that one program of a kernel computes.
 
-It follows from the model's heads and their dtype, and from how many tokens a row has in the step: from nothing that
-other rows bring along. What a row is given is then the same, bit by bit, in any company.
+They depend on the model's heads, their dtype, and the number of a row's tokens in the step, and never on other rows. A
+row's result is therefore the same, bit by bit, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ import torch
 from choreo_agents.attention.heads import HeadShape
 
 FEW_QUERIES = 128
-"""Tokens of a row that read a run together: up to so many count as few, as in a decode; above, as many."""
+"""Upper bound on the tokens of a span that count as few, as in a decode; more count as many."""
 FEW_SLOTS, MANY_SLOTS = 512, 4096
-"""Slots of a chunk. A decode's long runs are shared by many programs; a prefill has enough of them, and what each
-leaves for the merge is written per token and chunk."""
+"""Slots of a chunk. Small chunks share a decode's long runs among many programs; a prefill has enough programs, and
+larger chunks leave fewer parts to write and merge."""
 PARTS_TOGETHER = 4
-"""Parts of a token that the merge looks at together, ..."""
+"""Parts of a token that the merge loads at once, ..."""
 _MERGED_NUMBERS = 256
-"""... in as many heads as have so many dimensions."""
+"""... in as many heads as have this many dimensions in all."""
 STORED_TOGETHER = 16
 """Tokens that one program writes into the pool."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A program's share: rows (a token's query in one head) times slots, block by block."""
+    """Share of one program: rows (a token's query in one head) times slots, block by block."""
 
     chunk: int
-    """Slots of a chunk at most: of all that it reads."""
+    """Upper bound on the slots that the program reads."""
     rows: int
     slots: int
-    """Of a block."""
+    """Slots of a block."""
     warps: int
     stages: int
 
 
 def padded(dim: int) -> int:
-    """A head's dimensions as the kernels see them: a power of two, and what a matrix product takes at least."""
+    """Return a head's dimensions padded for the kernels: a power of two, at least 16 for matrix products."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
 def heads_together(shape: HeadShape) -> int:
-    """Heads that one program of the merge joins: a power of two."""
+    """Return the number of heads that one program of the merge joins: a power of two."""
     return min(max(1, _MERGED_NUMBERS // padded(shape.head_dim)), 1 << (shape.heads - 1).bit_length())
 
 
 def tiles(shape: HeadShape, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """For rows with few queries, and for those with many.
+    """Return the tiles for rows with few queries, and for rows with many.
 
-    Rows, slots, warps and stages for heads of up to 128 dimensions in half precision are as measured on an H100. All
-    are as large as registers and shared memory hold without spilling: `make test-triton` has the assembler say so.
+    Rows, slots, warps and stages for heads of up to 128 dimensions in half precision are measured on an H100. All are
+    as large as registers and shared memory allow without spilling, which `make test-triton` checks in the assembly.
     """
     width = padded(shape.head_dim)
     if dtype == torch.float32:
-        # Products in full precision are no tensor core's: what bounds them is registers.
+        # Products in full precision do not run on tensor cores: registers bound them.
         sizes = (32, 32, 4, 1) if width <= 64 else (16, 32, 8, 1)
     elif width <= 128:
-        # Dimensions that are masked take registers.
+        # Masks of padded dimensions take registers.
         sizes = (64, 64, 4 if shape.head_dim == width else 8, 3)
     else:
         sizes = (64, 32, 8, 2)

@@ -1,7 +1,7 @@
-"""Calls of tools as text: how a family of models writes them, and how they are read as they come.
+"""Tool calls as text: writes them in a model family's format, and parses streamed ones.
 
-Read `grammar` (what is said, and how one family writes it), `reading` (back again), `format` (with what stands around
-it in a conversation).
+Read `grammar` (data types, and how a family writes calls), `reading` (the parser), `format` (calls and results as
+turns).
 """
 
 from choreo_agents.models.chat.tools.grammar import BrokenCall, CallPart, TextPart, ToolCall

@@ -1,8 +1,8 @@
-"""What a model says that may call tools, and how one family of models writes calls.
+"""Data types of tool calls, and the grammar by which a family of models writes them.
 
     before | core | between | core | after          core    before_name | name | before_arguments | arguments | end
 
-`arguments` are JSON, Python's keyword arguments, or pairs of a key and a value, each between marks of its own.
+`arguments` are JSON, Python keyword arguments, or pairs of a key and a value between marks of their own.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from choreo_agents.models.chat.tools.literals import to_json, to_python
 from choreo_agents.models.prompt_text import PromptText
 
 Kind = Literal["object", "named", "headed", "python", "pairs"]
-"""One JSON object with name and arguments; a name, and JSON behind it; the same, where the name stands in the header of
-a turn; a call as Python writes it; a name, and pairs."""
+"""One JSON object with name and arguments; a name followed by JSON; the same, with the name in the header of the turn;
+a Python call; a name followed by pairs."""
 
 ID = "\u241fid\u241f"
-"""Stands for a call's id in what a template writes."""
+"""Placeholder of a call's id in rendered templates."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that can be made."""
+    """A valid call of a tool."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-plain, by parameter."""
+    """JSON values by parameter."""
     id: str = ""
-    """By which its result names it; a reader gives none."""
+    """Id that its result refers to; parsers leave it empty."""
 
 
 @dataclass(frozen=True)
 class BrokenCall:
-    """Something that was to be a call, and cannot be read as one."""
+    """A call that cannot be parsed."""
 
     name: str | None
-    """The tool's, as far as it was said."""
+    """Name of the tool, as far as it was written."""
     text: str
-    """All that was written of it."""
+    """All text of the call."""
     why: str
 
 
 class TextPart(NamedTuple):
-    """TextPart as they come."""
+    """A piece of streamed text."""
 
     text: str
 
 
 class CallPart(NamedTuple):
-    """A call, once it is known to be one, or to be none."""
+    """A complete call, valid or broken."""
 
     number: int
-    """Which of the message's calls."""
+    """Index among the message's calls."""
     name: str | None
     arguments: str
-    """As JSON; of what is no call, all that was written of it."""
+    """Arguments as JSON; of a broken call, all its text."""
 
 
 @dataclass(frozen=True)
 class PairMarks:
-    """What stands around keys and values."""
+    """The marks around keys and values."""
 
     first: str
     """Before the first key."""
@@ -71,19 +71,19 @@ class PairMarks:
     next: str
     """Between a value and the next key."""
     last: str
-    """Behind the last value."""
+    """After the last value."""
     empty: str
-    """Behind the name of a call without arguments."""
+    """After the name of a call without arguments."""
 
     @property
     def value_end(self) -> str:
-        """What closes a value."""
+        """The mark that closes a value."""
         return self.next.strip().removesuffix(self.first.strip()).rstrip()
 
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """See above; all texts as the template writes them, `ID` in the place of a call's id."""
+    """The format of a family's calls, with texts as in the module's drawing and `ID` for a call's id."""
 
     kind: Kind
     before: str
@@ -93,54 +93,54 @@ class CallGrammar:
     before_arguments: str = ""
     end: str = ""
     name_key: str = "name"
-    """Of a JSON object."""
+    """Key of the tool's name in a JSON object."""
     arguments_key: str = "arguments"
     pairs: PairMarks | None = None
     may_open: tuple[str, ...] = ()
-    """Control tokens that may stand before calls which nothing has to stand before."""
+    """Control tokens that may precede calls that need no opening mark."""
     content: str = ""
-    """Of calls in headers: what the words of a turn, and the arguments of a call, stand right behind."""
+    """For calls in headers: the mark before the text of a turn, or the arguments of a call."""
     unspoken: str = ""
-    """Of these also: what tells that a turn is thought, and not said."""
+    """For calls in headers: the mark of a turn of thoughts."""
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing tells a call from words but what it says."""
+        """True if calls have no opening mark, so that only their content distinguishes them from text."""
         return self.kind in ("object", "python") and not self.before.strip().strip("[")
 
     @property
     def repeats(self) -> bool:
-        """Whether each call has all that stands around calls for itself."""
+        """True if each call has opening and closing marks of its own."""
         return self.between.strip().startswith(self.after.strip()) and self.between.strip().endswith(
             self.before.strip()
         )
 
     def write(self, calls: Sequence[ToolCall]) -> PromptText:
-        """Calls as the model writes them."""
+        """Write calls as the model does."""
         text = PromptText()
         for number, call in enumerate(calls):
             filled = self._with_id(call.id)
             text += PromptText.special(filled.between if number else filled.before)
-            text += filled._core(call)
+            text += filled._write_core(call)
         last = self._with_id(calls[-1].id if calls else "")
-        # What closes a pair is what closes the call.
+        # The mark after the last pair also closes the call.
         return text + (PromptText() if self.pairs is not None else PromptText.special(last.after))
 
     def _with_id(self, name: str) -> CallGrammar:
         return self.mapped(lambda text: text.replace(ID, name))
 
-    def _core(self, call: ToolCall) -> PromptText:
+    def _write_core(self, call: ToolCall) -> PromptText:
         frame, words = PromptText.special, PromptText.plain
         if self.kind == "python":
-            given = ", ".join(f"{key}={to_python(value)}" for key, value in call.arguments.items())
-            return words(f"{call.name}({given})")
+            arguments = ", ".join(f"{key}={to_python(value)}" for key, value in call.arguments.items())
+            return words(f"{call.name}({arguments})")
         if self.pairs is not None:
-            return words(call.name) + self._paired(call.arguments, self.pairs)
+            return words(call.name) + self._write_pairs(call.arguments, self.pairs)
         name = to_json(call.name)[1:-1] if self.kind == "object" else call.name
         named = frame(self.before_name) + words(name) + frame(self.before_arguments)
         return named + words(to_json(call.arguments)) + frame(self.end)
 
-    def _paired(self, arguments: Mapping[str, Any], marks: PairMarks) -> PromptText:
+    def _write_pairs(self, arguments: Mapping[str, Any], marks: PairMarks) -> PromptText:
         frame, words = PromptText.special, PromptText.plain
         if not arguments:
             return frame(marks.empty)
@@ -151,7 +151,7 @@ class CallGrammar:
         return text + frame(marks.last)
 
     def mapped(self, change: Callable[[str], str]) -> CallGrammar:
-        """The same with other texts."""
+        """Return a copy with all texts changed by a function."""
         texts = ("before", "between", "after", "before_name", "before_arguments", "end", "content", "unspoken")
         changes: dict[str, Any] = {text: change(getattr(self, text)) for text in texts}
         marks = self.pairs

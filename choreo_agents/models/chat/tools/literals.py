@@ -1,4 +1,4 @@
-"""Values as JSON and as Python write them: where one ends that comes in pieces, what it is, and how it is written."""
+"""Parses and writes values in JSON and in Python's notation, and finds the end of a streamed one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _KEY = re.compile(r"\s*([^\s=,()\[\]{}'\"#](?:[^=,()\[\]{}'\"\n]*[^\s=,()\[\]{}'\"])?)\s*=(?!=)")
-"""A keyword, and what it need not be: a name that Python takes."""
+"""Pattern of a keyword argument, whose key need not be a Python identifier."""
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
 class Extent:
-    """Finds where a value that starts with a bracket ends, however its text is cut.
+    """A finder of the end of a streamed value that starts with a bracket.
 
     Args:
-        quotes: Signs that strings stand between.
+        quotes: Characters that may quote a string.
     """
 
     def __init__(self, quotes: str = '"') -> None:
@@ -27,16 +27,16 @@ class Extent:
         self._quote = ""
         self._escaped = False
         self.depth = 0
-        """How many brackets are open."""
+        """Number of open brackets."""
         self.begun = False
 
     @property
     def is_text(self) -> bool:
-        """Whether what comes next stands within a string."""
+        """True if the next character is within a string."""
         return bool(self._quote)
 
     def take(self, text: str) -> int | None:
-        """The next piece; how much of it belongs to the value if that ends in it."""
+        """Add a piece; return how much of it belongs to the value if it ends here."""
         for at, sign in enumerate(text, start=1):
             if self._quote:
                 if self._escaped:
@@ -58,38 +58,38 @@ class Extent:
 
 
 def from_json(text: str) -> Any:
-    """A JSON value; raw line ends in strings are taken, as models write them.
+    """Parse a JSON value; raw newlines in strings are accepted, as models write them.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no JSON, has a key twice, a number that is not finite, or half of a surrogate pair.
     """
     try:
-        found = json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite, object_pairs_hook=unique)
-        _require_whole(found, text)
-        return found
+        value = json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite, object_pairs_hook=unique)
+        _require_whole(value, text)
+        return value
     except RecursionError:
         raise ValueError("its arguments are nested too deep") from None
 
 
 def _require_whole(value: Any, text: str) -> None:
-    """Raise `ValueError` if half of a pair of surrogates stands in a value, which was read of a text."""
+    """Raise `ValueError` if a value, parsed from `text`, has half of a surrogate pair."""
     if "\\" in text and _HALVES.search(json.dumps(value, ensure_ascii=False)):
         raise ValueError("half of a pair of surrogates stands in it, which is no text")
 
 
 def to_json(value: Any) -> str:
-    """As chat templates write it. Half of a pair of surrogates, which no tokenizer takes, is escaped."""
+    """Write a value as chat templates do, with half surrogate pairs, which no tokenizer accepts, escaped."""
     return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; raises `ValueError` if it says two things under one key."""
-    found: dict[str, Any] = {}
+    """Return pairs as a dict; raise `ValueError` if a key occurs twice."""
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"{key!r} stands in it twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _finite(number: str) -> float:
@@ -99,25 +99,25 @@ def _finite(number: str) -> float:
 
 
 def from_python(text: str) -> dict[str, Any]:
-    """Keyword arguments in parentheses, as Python writes them, under any keys.
+    """Parse keyword arguments in parentheses, in Python's notation, with any keys.
 
     Raises:
-        ValueError: They are none.
+        ValueError: They are no such arguments.
     """
     keys: dict[str | None, str] = {}
-    written, done, extent = "_", 0, Extent("\"'")
+    written, copied, extent = "_", 0, Extent("\"'")
     for at, sign in enumerate(text, start=1):
         extent.take(sign)
         if sign in "(," and extent.depth == 1 and not extent.is_text and (key := _KEY.match(text, at)):
-            written += f"{text[done:at]}_{len(keys)}="
-            keys[f"_{len(keys)}"], done = key[1], key.end()
+            written += f"{text[copied:at]}_{len(keys)}="
+            keys[f"_{len(keys)}"], copied = key[1], key.end()
     try:
-        tree = ast.parse(written + text[done:], mode="eval").body
-        if not isinstance(tree, ast.Call) or tree.args or any(each.arg not in keys for each in tree.keywords):
+        tree = ast.parse(written + text[copied:], mode="eval").body
+        if not isinstance(tree, ast.Call) or tree.args or any(keyword.arg not in keys for keyword in tree.keywords):
             raise ValueError("its arguments have no names")
-        given = unique((keys[keyword.arg], _plain(keyword.value)) for keyword in tree.keywords)
-        _require_whole(given, text)
-        return given
+        arguments = unique((keys[keyword.arg], _evaluate(keyword.value)) for keyword in tree.keywords)
+        _require_whole(arguments, text)
+        return arguments
     except (SyntaxError, TypeError) as error:
         raise ValueError(str(error)) from error
     except (RecursionError, MemoryError):
@@ -125,20 +125,20 @@ def from_python(text: str) -> dict[str, Any]:
 
 
 def is_keyword(name: str) -> bool:
-    """Tell whether an argument of this name can be written as Python writes them."""
-    return (found := _KEY.fullmatch(f"{name}=")) is not None and found[1] == name
+    """Return whether a parameter's name can be written as a keyword."""
+    return (match := _KEY.fullmatch(f"{name}=")) is not None and match[1] == name
 
 
-def _plain(node: ast.expr) -> Any:
-    """A literal as JSON has it."""
+def _evaluate(node: ast.expr) -> Any:
+    """Return a literal as a JSON value."""
     if isinstance(node, ast.Name) and node.id in _PYTHON_NAMES:
         return _PYTHON_NAMES[node.id]
     if isinstance(node, ast.List | ast.Tuple):
-        return [_plain(each) for each in node.elts]
+        return [_evaluate(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         if any(not isinstance(key, ast.Constant) or not isinstance(key.value, str) for key in node.keys):
             raise ValueError("an object has keys that are no texts")
-        return unique((key.value, _plain(value)) for key, value in zip(node.keys, node.values, strict=True))  # type: ignore[union-attr]
+        return unique((key.value, _evaluate(value)) for key, value in zip(node.keys, node.values, strict=True))  # type: ignore[union-attr]
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, str | int | float | bool):
         raise ValueError(f"{type(value).__name__} is no JSON")
@@ -146,9 +146,9 @@ def _plain(node: ast.expr) -> Any:
 
 
 def to_python(value: Any) -> str:
-    """A JSON value as Python writes it; strings stand in double quotes."""
+    """Write a JSON value in Python's notation, with strings in double quotes."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{to_json(str(key))}: {to_python(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{to_json(str(key))}: {to_python(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_python, value)) + "]"
     return to_json(value) if isinstance(value, str) else repr(value)

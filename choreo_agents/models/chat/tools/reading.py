@@ -1,4 +1,4 @@
-"""Reads what a model says as it comes: words, and calls of tools in its family's grammar."""
+"""Parses a streamed answer into text and tool calls, by the grammar of the model's family."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from choreo_agents.models.chat.tools.marked import (
     find_mark,
     first_control,
     has_control,
-    held_back,
-    marked,
-    marked_frame,
+    mark_special,
+    mark_text,
+    partial_mark,
 )
 
-Heard = TextPart | CallPart
+Part = TextPart | CallPart
 _MORE = re.compile(r"[,;]?\s*(?:(\{)|$)")
-"""Behind a JSON object: another one, or what may be before one."""
+"""Pattern after a JSON object: another object, or a possible start of one."""
 
 
 class ToolCallReader:
-    """Of one message: it reads sign by sign, so that it says the same wherever its pieces are cut.
+    """A parser of one message, which reads by character, so that the cuts of the stream do not matter.
 
-    A control token counts as a mark where the tokenizer has one for it; the same letters spelled out are words.
+    A mark that is a control token of the tokenizer must come as that token; the same characters spelled out are text.
 
     Args:
-        grammar: The family's.
-        schemas: Of the tools that there are.
-        controls: All texts that are control tokens.
-        shown: Those of them that are read like words.
-        opening: What a turn of the model's starts with.
+        grammar: The family's grammar.
+        schemas: Schemas of the available tools, by name.
+        controls: Texts of all control tokens.
+        shown: Those of them that are shown as text.
+        opening: Header of the model's turns.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class ToolCallReader:
     ) -> None:
         self.words = ""
         self.calls: list[ToolCall | BrokenCall] = []
-        self._grammar = g = grammar.mapped(lambda text: marked_frame(text, controls))
+        self._grammar = g = grammar.mapped(lambda text: mark_special(text, controls))
         self._schemas = schemas
         self._hidden = frozenset(controls) - frozenset(shown)
-        self._own = marked_frame(opening, controls).strip()
+        self._own = mark_special(opening, controls).strip()
         before = g.before.strip()
         self._opening = "" if grammar.is_bare else first_control(before) or before
         self._usual_lead = before.partition(self._opening)[2].strip() if self._opening else before
@@ -61,63 +61,63 @@ class ToolCallReader:
         if grammar.is_bare and grammar.kind == "object" and not self._next:
             self._next = ";"
         self._rest = ""
-        """What is not understood yet."""
+        """Marked text that is not parsed yet."""
         self._call = CallText(g, self._close, schemas)
-        """The call that is being read, ..."""
+        """The call that is being parsed."""
         self._before = self._written = ""
-        """... what stands before it and is no words, and what has come of it; ..."""
+        """The marks before that call, and its text so far."""
         self._whole: list[ToolCall] = []
-        """... or those that have been read, before it is known whether anything makes nonsense of them."""
+        """Calls that are complete, but may still be invalidated by what follows."""
         self._state = "header" if grammar.kind == "headed" else "start" if grammar.is_bare else "words"
         self._is_behind = False
-        """Whether nothing was said since a call: of blanks between calls nobody is told."""
+        """Whether no text came since a call: blanks between calls are dropped."""
         self._tentative = False
-        """Whether what looks like a call may still be words."""
+        """Whether what looks like a call may still be text."""
         self._why = ""
         self._searched = 0
-        """How far it is known that what is broken does not end."""
+        """Characters of `_rest` in which the end of a broken call is not."""
 
-    def only_words(self) -> None:
-        """What follows calls nothing, whatever it looks like."""
+    def disable_calls(self) -> None:
+        """Treat all that follows as text, whatever it looks like."""
         self._state, self._opening = "words", ""
 
-    def add(self, text: str, *, is_control: bool = False) -> list[Heard]:
-        """The next piece; what is new of words and calls."""
-        heard: list[Heard] = []
+    def add(self, text: str, *, is_control: bool = False) -> list[Part]:
+        """Add a piece; return new text and calls."""
+        parts: list[Part] = []
         for sign in [text] if is_control else text:
-            self._rest += marked(sign, is_control=is_control)
-            heard += self._read(final=False)
-        return _joined(heard)
+            self._rest += mark_text(sign, is_control=is_control)
+            parts += self._read(final=False)
+        return _join_text(parts)
 
-    def end(self) -> list[Heard]:
-        """Nothing follows."""
+    def end(self) -> list[Part]:
+        """Finish the message; return the remaining text and calls."""
         return list(self._read(final=True))
 
-    def _read(self, *, final: bool) -> Iterator[Heard]:
+    def _read(self, *, final: bool) -> Iterator[Part]:
         while True:
             before = (self._state, len(self._rest))
             match self._state:
                 case "start":
-                    self._start(final)
+                    self._read_start(final)
                 case "header":
-                    self._header(final)
+                    self._read_header(final)
                 case "words" | "unspoken":
                     yield from self._read_words(final)
                 case "lead":
-                    self._begin(final)
+                    self._read_lead(final)
                 case "call":
                     self._read_call(final)
                 case "broken":
-                    yield from self._skip(final)
+                    yield from self._skip_broken(final)
                 case "after":
-                    yield from self._after(final)
+                    yield from self._read_after(final)
                 case "over":
                     self._rest = ""
             if (self._state, len(self._rest)) == before:
                 return
 
-    def _start(self, final: bool) -> None:
-        """Of calls that nothing has to stand before: whether the message may be one."""
+    def _read_start(self, final: bool) -> None:
+        """Decide whether a message may be a bare call, without an opening mark."""
         text = self._rest.lstrip()
         opening = next((mark for mark in self._grammar.may_open if text.startswith(mark)), "")
         if opening:
@@ -128,48 +128,48 @@ class ToolCallReader:
         elif text or final:
             self._state = "words"
 
-    def _header(self, final: bool) -> None:
-        """What a turn is: a call, words, or neither."""
+    def _read_header(self, final: bool) -> None:
+        """Decide by a header whether a turn is a call, text, thoughts, or another speaker's."""
         grammar = self._grammar
-        header, found, rest = self._rest.partition(grammar.content)
-        if not found:
+        header, mark, tail = self._rest.partition(grammar.content)
+        if not mark:
             if final and self._rest and not has_control(self._rest):
-                self._state = "words"  # it speaks without saying what that is
+                self._state = "words"  # text without a header
             return
-        self._rest = rest
+        self._rest = tail
         start = first_control(self._own)
         if start and header.strip().startswith(start) and not header.strip().startswith(self._own):
-            self._state = "over"  # the model invents what others say: nothing of that is the model's
+            self._state = "over"  # the model invents turns of other speakers: drop them
             return
         to, equals, own = grammar.before.strip().rpartition("=")
         _, called, to_whom = header.partition(to + equals)
         if called and (name := name_before(to_whom.removeprefix(own), self._schemas)):
-            self._before, self._written, self._state = header + found, "", "call"
+            self._before, self._written, self._state = header + mark, "", "call"
             self._call = CallText(grammar, self._close, self._schemas, name)
         else:
             self._state = "unspoken" if grammar.unspoken and grammar.unspoken in header else "words"
-            self._rest = f"\n\n{rest}" if self._state == "words" and self.words.strip() else rest
+            self._rest = f"\n\n{tail}" if self._state == "words" and self.words.strip() else tail
 
-    def _read_words(self, final: bool) -> Iterator[Heard]:
+    def _read_words(self, final: bool) -> Iterator[Part]:
         is_headed, is_spoken = self._grammar.kind == "headed", self._state == "words"
         text = self._rest
         opening = first_control(text) if is_headed else self._opening
         at = find_mark(text, opening)
-        kept = 0 if final or at >= 0 else held_back(text, opening)
-        said = text[:at] if at >= 0 else text[: len(text) - kept]
-        is_blank = self._is_behind and not said.strip()
+        held_count = 0 if final or at >= 0 else partial_mark(text, opening)
+        spoken = text[:at] if at >= 0 else text[: len(text) - held_count]
+        is_blank = self._is_behind and not spoken.strip()
         if is_blank and at < 0 and not final:
             return
-        self._rest = text[len(said) :].removeprefix(opening if at >= 0 else "")
+        self._rest = text[len(spoken) :].removeprefix(opening if at >= 0 else "")
         if at >= 0:
             self._state = "header" if is_headed else "lead"
-        if is_spoken and not is_blank and (told := bare(said, self._hidden)):
-            self.words += told
+        if is_spoken and not is_blank and (visible := bare(spoken, self._hidden)):
+            self.words += visible
             self._is_behind = False
-            yield TextPart(told)
+            yield TextPart(visible)
 
-    def _begin(self, final: bool) -> None:
-        """What stands between the mark of calls and the first of them."""
+    def _read_lead(self, final: bool) -> None:
+        """Read the text between the opening mark and the first call."""
         text, lead = self._rest.lstrip(), self._lead
         if lead and lead.startswith(text) and text != lead and not final:
             return
@@ -187,7 +187,7 @@ class ToolCallReader:
             self._written, self._rest = call.text, "" if used is None else text[used:]
             if used is not None:
                 self._whole, self._state = call.calls(), "after"
-                if self._tentative and any(each.name not in self._schemas for each in self._whole):
+                if self._tentative and any(tool_call.name not in self._schemas for tool_call in self._whole):
                     self._give_up("there is no such tool")
             elif self._tentative and call.name not in (None, *self._schemas):
                 self._give_up("there is no such tool")
@@ -197,38 +197,38 @@ class ToolCallReader:
             self._give_up(str(error))
 
     def _give_up(self, why: str) -> None:
-        """It is no call: words after all, or something broken up to where calls end."""
+        """Treat the call as text after all, or as a broken call up to the closing mark."""
         self._rest, self._whole = self._written + self._rest, []
         if self._tentative and self._call.name not in self._schemas:
             self._rest, self._tentative, self._state = self._before + self._rest, False, "words"
         else:
             self._why, self._state = why, "broken"
 
-    def _skip(self, final: bool) -> Iterator[Heard]:
-        """What is written of a broken call."""
-        ends = [mark for mark in (self._close, self._opening) if len(mark) > 1]  # a bracket may stand in it
+    def _skip_broken(self, final: bool) -> Iterator[Part]:
+        """Read to the end of a broken call, and yield it."""
+        ends = [mark for mark in (self._close, self._opening) if len(mark) > 1]  # a single bracket may be part of it
         if self._grammar.kind == "headed" and has_control(self._rest):
             ends = [first_control(self._rest)]
-        # What has been searched before is not searched again: what is broken may be long.
+        # Search only what is new: a broken call may be long, and a search from the start would be quadratic.
         longest = max(map(len, ends), default=0)
-        known, self._searched = max(0, self._searched - longest), len(self._rest)
-        found = [at + known for at in (find_mark(self._rest[known:], mark) for mark in ends) if at >= 0]
-        if not found and not final:
+        searched, self._searched = max(0, self._searched - longest), len(self._rest)
+        places = [at + searched for at in (find_mark(self._rest[searched:], mark) for mark in ends) if at >= 0]
+        if not places and not final:
             return
-        at = min(found, default=len(self._rest))
+        at = min(places, default=len(self._rest))
         text = bare(self._before + self._rest[:at]).strip()
         self._rest, self._state, self._tentative, self._searched = self._rest[at:], "after", False, 0
-        # Whoever adds up the pieces of a stream takes what starts like an object for one that is not yet whole.
+        # Clients that join streamed arguments take text that starts with a brace for an incomplete JSON object.
         text = f"{bare(self._opening) or '<tool_call>'}{text}" if text[:1] in ("", "{") else text
-        yield self._heard(BrokenCall(self._call.name, text, self._why))
+        yield self._emit(BrokenCall(self._call.name, text, self._why))
 
-    def _heard(self, call: ToolCall | BrokenCall) -> CallPart:
+    def _emit(self, call: ToolCall | BrokenCall) -> CallPart:
         self.calls.append(call)
-        said = call.text if isinstance(call, BrokenCall) else to_json(call.arguments)
-        return CallPart(len(self.calls) - 1, call.name, said)
+        arguments = call.text if isinstance(call, BrokenCall) else to_json(call.arguments)
+        return CallPart(len(self.calls) - 1, call.name, arguments)
 
-    def _after(self, final: bool) -> Iterator[Heard]:
-        """What stands behind a call: another one, the mark that calls are over, or what makes nonsense of it."""
+    def _read_after(self, final: bool) -> Iterator[Part]:
+        """Decide what follows a call: another one, the closing mark, or text that breaks it."""
         text, close = self._rest.lstrip(), self._close
         marks = [mark for mark in (self._next, close, self._opening) if mark]
         more = None if self._grammar.kind == "headed" else _MORE.match(text)
@@ -241,7 +241,7 @@ class ToolCallReader:
         if self._whole and not is_over and (close or self._grammar.kind == "headed"):
             self._give_up("something else follows it")
             return
-        yield from map(self._heard, self._whole)
+        yield from map(self._emit, self._whole)
         self._whole, self._tentative, self._is_behind = [], False, True
         if has_next or (more is not None and more[1]):
             self._rest = text.removeprefix(self._next) if has_next else text[more.start(1) :]  # type: ignore[union-attr]
@@ -251,10 +251,10 @@ class ToolCallReader:
             self._state, self._lead = "words", self._usual_lead
 
 
-def _joined(heard: Iterable[Heard]) -> list[Heard]:
-    """Return the same pieces, with words that follow each other joined into one."""
-    made: list[Heard] = []
-    for run in ([*pieces] for _, pieces in groupby(heard, type)):
-        words = [each.text for each in run if isinstance(each, TextPart)]
-        made += [TextPart("".join(words))] if words else run
-    return made
+def _join_text(parts: Iterable[Part]) -> list[Part]:
+    """Join adjacent pieces of text."""
+    joined: list[Part] = []
+    for run in ([*pieces] for _, pieces in groupby(parts, type)):
+        words = [part.text for part in run if isinstance(part, TextPart)]
+        joined += [TextPart("".join(words))] if words else run
+    return joined

@@ -1,11 +1,11 @@
-"""Remote engines: one that knows all messages, and has others compute them. Needs no Ray.
+"""Engines that run on others: a router knows all messages, and remote engines compute them. Needs no Ray.
 
     router            tenants, handles, leases, idempotency keys, lineage: all that an engine knows, and no KV
-    remote engines   with KV, each given calls with the lineage of what it does not know yet
+    remote engines    KV; each gets calls with the lineage of the messages that it lacks
 
-Read `sending`, what goes to and fro, then `errand`, what is done for a request, and `serving`, where it is run;
-`routing` says where that is, and `parcels` brings KV from one of them to another. `execution` takes the place of what
-runs steps in an engine. What is left to say is how engines are reached: `EngineClient`.
+Read `protocol`, the values that are sent, then `dispatcher`, which runs a request, and `worker`, which serves it.
+`routing` chooses the engine, and `copies` and `kv_packets` bring KV from one engine to another. `execution` replaces
+the step loop of an engine. A new transport implements `EngineClient`.
 """
 
 from choreo_ray.remote.execution import RemoteExecution

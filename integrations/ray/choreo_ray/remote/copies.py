@@ -1,4 +1,4 @@
-"""KV on its way between engines: each message once to each, however many calls wait for it there."""
+"""KV on its way between engines: each message is copied once to each engine, however many calls wait for it there."""
 
 from __future__ import annotations
 
@@ -17,142 +17,142 @@ from choreo_ray.remote.health_monitor import HealthMonitor
 from choreo_ray.remote.protocol import Copying, Releasing, rows_of
 
 _AT_ONCE = 64
-"""Messages of an engine that is to be ended that are copied together."""
+"""Messages of an engine to be drained that are copied together."""
 
 
 class Copies:
-    """Used on the router's event loop.
+    """Copies of messages that are on their way to engines. Used on the router's event loop.
 
     Args:
         fleet: The engines.
-        presence: Told of those that are gone.
+        health: Hears of engines that are gone.
         lock: Guards the fleet.
         sink: Receives events.
-        router: Names the router.
-        next_sequence_no: Counts what it sends.
-        needed: Whether the router needs a message, by its id. Under the lock.
+        router: Id of the router.
+        next_sequence_no: Counts what the router sends.
+        needed: Returns whether the router needs a message, by its id. Called under the lock.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        presence: HealthMonitor,
+        health: HealthMonitor,
         lock: AbstractContextManager[None],
         sink: EventSink,
         router: str,
         next_sequence_no: Callable[[], int],
         needed: Callable[[str], bool],
     ) -> None:
-        self._fleet, self._presence, self._lock = fleet, presence, lock
+        self._fleet, self._health, self._lock = fleet, health, lock
         self._emit, self._router, self._next_sequence_no, self._needed = guarded(sink), router, next_sequence_no, needed
-        self._coming: dict[tuple[str, str], asyncio.Task[None]] = {}
-        """What brings a message's copy to an engine: nobody's alone, so that it goes on when who began it has left."""
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """Task that copies a message to an engine. No call owns it: it goes on when the call that began it has left."""
 
-    async def bring(self, salt: str, wanted: Mapping[str, str], messages: Mapping[str, Message], to: Replica) -> None:
-        """Have messages copied to an engine, as far as they are not there or on their way; what does not come is
-        encoded again there.
+    async def bring(self, salt: str, sources: Mapping[str, str], messages: Mapping[str, Message], to: Replica) -> None:
+        """Copy messages to an engine unless they are there or on their way; what does not arrive is encoded again
+        there.
 
         Raises:
             EngineLostError: That engine is gone.
 
         Args:
-            salt: The tenant's.
-            wanted: Which of them, and from which engine each.
-            messages: What a call reads, by id: of these none may be on its way when this returns.
+            salt: Salt of the tenant.
+            sources: Engine from which each message is to be copied, by id.
+            messages: Messages that a call reads, by id: none of them is on its way when this returns.
             to: The engine.
         """
         waits: set[asyncio.Task[None]] = set()
         by_source: dict[str, list[Message]] = defaultdict(list)
         with self._lock:
             for message_id, message in messages.items():
-                source = wanted.get(message_id)
-                if (coming := self._coming.get((to.name, message_id))) is not None:
-                    waits.add(coming)  # for another call, or another copy of this one's
+                source = sources.get(message_id)
+                if (task := self._tasks.get((to.name, message_id))) is not None:
+                    waits.add(task)  # for another call, or another copy of this one's
                 elif source is not None and message_id not in to.held:
                     by_source[source].append(message)
-            for source, found in by_source.items():
-                copying = self._copying(salt, found, to)
-                coming = asyncio.create_task(self._copy(self._fleet.replicas[source], to, copying))
-                coming.add_done_callback(_seen)
-                self._coming |= dict.fromkeys(((to.name, each) for each in copying.ids), coming)
-                waits.add(coming)
+            for source, group in by_source.items():
+                copying = self._copying(salt, group, to)
+                task = asyncio.create_task(self._copy(self._fleet.replicas[source], to, copying))
+                task.add_done_callback(_retrieve_error)
+                self._tasks |= dict.fromkeys(((to.name, message_id) for message_id in copying.ids), task)
+                waits.add(task)
         if waits:
             await asyncio.wait(waits)
-            for coming in waits:
-                coming.result()
+            for task in waits:
+                task.result()
 
     async def settled(self) -> None:
-        """Return when nothing is on its way."""
-        if coming := set(self._coming.values()):
-            await asyncio.wait(coming)
+        """Wait until nothing is on its way."""
+        if tasks := set(self._tasks.values()):
+            await asyncio.wait(tasks)
 
-    async def hand_over(self, name: str, known: Callable[[str], Message | None]) -> int:
-        """Have all that one engine alone has copied to others, of which each gets a part; how many messages that were.
+    async def hand_over(self, name: str, find: Callable[[str], Message | None]) -> int:
+        """Copy all that only one engine has to the others, a part to each; return the number of messages copied.
 
         Raises what `Fleet.leave` does.
 
         Args:
-            name: The engine, which nothing new is placed at from now on.
-            known: Finds a message by its id. Under the lock.
+            name: Name of the engine, where nothing new is placed from now on.
+            find: Finds a message by its id. Called under the lock.
         """
         with self._lock:
             parts: dict[tuple[str, str], dict[str, Message]] = defaultdict(dict)
             for message_id, salt, to in self._fleet.leave(name):
-                if (message := known(message_id)) is not None:
+                if (message := find(message_id)) is not None:
                     parts[to.name, salt][message_id] = message
         for (to_name, salt), messages in parts.items():
             to, ids = self._fleet.replicas[to_name], [*messages]
             epoch = to.epoch
             with suppress(EngineLostError):
                 for first in range(0, len(ids), _AT_ONCE):
-                    some = {each: messages[each] for each in ids[first : first + _AT_ONCE]}
+                    some = {message_id: messages[message_id] for message_id in ids[first : first + _AT_ONCE]}
                     try:
                         await self.bring(salt, dict.fromkeys(some, name), some, to)
                     except EngineLostError as cause:
-                        self._presence.gone(to, cause, epoch)
+                        self._health.gone(to, cause, epoch)
                         raise
         with self._lock:
-            every = [(to_name, each) for (to_name, _), messages in parts.items() for each in messages]
-            return sum(each in self._fleet.replicas[to_name].held for to_name, each in every)
+            every = [(to_name, message_id) for (to_name, _), messages in parts.items() for message_id in messages]
+            return sum(message_id in self._fleet.replicas[to_name].held for to_name, message_id in every)
 
     def _copying(self, salt: str, messages: list[Message], to: Replica) -> Copying:
         rows, _ = rows_of(messages, to.held.keys())
-        return Copying(self._router, self._next_sequence_no(), salt, tuple(each.handle.id for each in messages), rows)
+        return Copying(self._router, self._next_sequence_no(), salt, tuple(m.handle.id for m in messages), rows)
 
     async def _copy(self, source: Replica, to: Replica, copying: Copying) -> None:
         started, epoch, stale = time.perf_counter(), source.epoch, list[str]()
         taken: Collection[str] = ()
         nbytes = 0
         try:
-            given = await self._given(source, copying, epoch)
-            if given is not None:
-                taken, nbytes = await to.engine.import_kv(copying, given)
+            exported = await self._export(source, copying, epoch)
+            if exported is not None:
+                taken, nbytes = await to.engine.import_kv(copying, exported)
         except EngineLostError:
             raise
         except ChoreoError:
-            pass  # it is encoded again
+            pass  # its reader encodes it again
         finally:
             with self._lock:
-                for each in copying.ids:
-                    del self._coming[to.name, each]
-                self._fleet.holds(to.name, {each: copying.salt for each in taken if self._needed(each)})
-                stale = [each for each in taken if not self._needed(each)]
+                for message_id in copying.ids:
+                    del self._tasks[to.name, message_id]
+                self._fleet.holds(to.name, {key: copying.salt for key in taken if self._needed(key)})
+                stale = [message_id for message_id in taken if not self._needed(message_id)]
                 releasing = Releasing(self._router, self._next_sequence_no(), copying.salt, tuple(stale))
-        now, asked = time.perf_counter(), len(copying.ids)
-        self._emit(KVCopied(now, source.name, to.name, asked, asked - len(taken), nbytes, now - started))
-        if stale:  # whoever wanted it has it no longer
-            self._presence.tell(to, to.engine.release(releasing))
+        now, count = time.perf_counter(), len(copying.ids)
+        self._emit(KVCopied(now, source.name, to.name, count, count - len(taken), nbytes, now - started))
+        if stale:  # nobody needs these any more
+            self._health.notify(to, to.engine.release(releasing))
 
-    async def _given(self, source: Replica, copying: Copying, epoch: int) -> Any:
-        """What an engine gives; None: it is gone."""
+    async def _export(self, source: Replica, copying: Copying, epoch: int) -> Any:
+        """Export KV from an engine; None: it is gone."""
         try:
             return await source.engine.export_kv(copying)
         except EngineLostError as cause:
-            self._presence.gone(source, cause, epoch)
+            self._health.gone(source, cause, epoch)
             return None
 
 
-def _seen(coming: asyncio.Task[None]) -> None:
-    """That a copy has failed is told to who waits for it, if anybody does."""
-    if not coming.cancelled():
-        coming.exception()
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Mark the error of a copy as retrieved: whoever waits for it gets it, and asyncio would log it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,4 +1,4 @@
-"""What is done for one request: it is placed, what its engine lacks is brought there, and the tokens come back."""
+"""Dispatches requests to replicas: choose one, copy missing KV, stream tokens back."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from choreo_agents.tracing import EventSink, FirstToken, PerTenantCounters, Requ
 from choreo_ray.remote.copies import Copies
 from choreo_ray.remote.fleet import Fleet, PlacementRequest, Replica
 from choreo_ray.remote.health_monitor import HealthMonitor
-from choreo_ray.remote.protocol import SentAnswer, SentCall, sent
+from choreo_ray.remote.protocol import SentAnswer, SentCall, build_call
 from choreo_ray.remote.release_queue import ReleaseQueue
 from choreo_ray.remote.routing import Route
 
 MOST_LOSSES = 2
-"""Engines that a call may be lost with."""
+"""Engines that may be lost while they run a call before it fails."""
 
 
 class TaskLoop(Protocol):
-    """The loop that runs them."""
+    """Event loop that runs the dispatcher's tasks."""
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Have something done on its thread."""
+        """Run work on the loop's thread."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Begin something that nobody waits for. On its thread."""
+        """Start a task that nobody waits for. On the loop's thread."""
         ...
 
     def finish(self, request: Request) -> None:
-        """A request is done. Under the lock."""
+        """Complete a request. Under the lock."""
         ...
 
 
 class RequestDispatcher:
-    """Runs in the loop's thread; bookkeeping is under the lock.
+    """Dispatcher of requests to replicas. Runs in the loop's thread; bookkeeping is under the lock.
 
     Args:
         fleet: The engines.
-        presence: Which of them are there.
-        table: Has the messages.
-        counters: Count what is done elsewhere, too.
+        health: Knows which engines are up.
+        table: Table of the messages.
+        counters: Count what is done remotely, too.
         lock: Guards all bookkeeping.
         sink: Receives events.
-        router: Names the router.
+        router: Id of the router.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        presence: HealthMonitor,
+        health: HealthMonitor,
         table: MessageTable,
         counters: PerTenantCounters[Any],
         lock: AbstractContextManager[None],
@@ -66,167 +66,167 @@ class RequestDispatcher:
         router: str,
     ) -> None:
         self._fleet, self._table, self._counters, self._router = fleet, table, counters, router
-        self._lock, self._emit, self.presence = lock, guarded(sink), presence
+        self._lock, self._emit, self.health = lock, guarded(sink), health
         self._loop: TaskLoop
-        # An engine may remember sequence numbers of this router from before it has begun anew.
+        # Starts at the time, since engines may remember sequence numbers of this router from before a restart.
         self._sequence_nos = itertools.count(time.time_ns())
         next_sequence_no = self._sequence_nos.__next__
-        self.giving_back = ReleaseQueue(fleet, presence, table, lock, router, next_sequence_no)
-        self.copies = Copies(fleet, presence, lock, sink, router, next_sequence_no, self.giving_back.needed)
+        self.releases = ReleaseQueue(fleet, health, table, lock, router, next_sequence_no)
+        self.copies = Copies(fleet, health, lock, sink, router, next_sequence_no, self.releases.is_needed)
         self._at: dict[int, Replica] = {}
-        """Where each request runs."""
+        """Replica where each request runs, by number."""
         self._arriving: dict[int, int] = {}
-        """Bytes that are on their way there for it."""
+        """Bytes of KV on their way there for each request, by number."""
         self._begun: set[int] = set()
-        """Those that their engine has begun with."""
+        """Numbers of requests that their engine has begun."""
 
     def attach(self, loop: TaskLoop) -> None:
-        """The loop that runs them."""
+        """Connect the dispatcher to the loop that runs it."""
         self._loop = loop
-        self.presence.spawn, self.giving_back.soon = loop.spawn, loop.soon
-        self.presence.needed, self.presence.next_sequence_no = self.giving_back.needed, self._sequence_nos.__next__
+        self.health.spawn, self.releases.soon = loop.spawn, loop.soon
+        self.health.is_needed, self.health.next_sequence_no = self.releases.is_needed, self._sequence_nos.__next__
 
     def place(self, request: Request, lost: Sequence[str] = ()) -> Route | None:
-        """Where a request is run, for which `run` does the rest; None: nowhere now. Under the lock.
+        """Choose an engine for a request, which `run` then dispatches; None: no engine is up. Under the lock.
 
-        It counts as begun there until `over`.
+        The request counts as begun there until `over`.
 
         Args:
             request: The request.
-            lost: Engines that were lost with it.
+            lost: Engines that were lost while they ran it.
         """
         pending = _pending(request)
         call = pending.placed.read.call
         name = pending.placed.name if isinstance(call, Prefill) else None
         thread = next((s for scope in pending.scopes.values() if scope for s in scope.chain() if s.is_threads), None)
-        found = self._fleet.place(PlacementRequest(request.number, pending.placed.lineage, call, name, thread), lost)
-        if found is not None:
-            self._at[request.number] = self._fleet.replicas[found.engine]
-            self._arriving[request.number] = found.bytes_copied
-            why = (found.bytes_copied, found.tokens_encoded, found.expected_s)
-            self._emit(RequestRouted(time.perf_counter(), request.number, found.engine, *why))
-        return found
+        route = self._fleet.place(PlacementRequest(request.number, pending.placed.lineage, call, name, thread), lost)
+        if route is not None:
+            self._at[request.number] = self._fleet.replicas[route.engine]
+            self._arriving[request.number] = route.bytes_copied
+            why = (route.bytes_copied, route.tokens_encoded, route.expected_s)
+            self._emit(RequestRouted(time.perf_counter(), request.number, route.engine, *why))
+        return route
 
     def over(self, number: int) -> None:
-        """A request runs nowhere any more. Under the lock."""
+        """Stop counting a request at its engine. Under the lock."""
         self._begun.discard(number)
         if (replica := self._at.pop(number, None)) is not None:
             self._fleet.ended(replica.name, number)
             self._arrived(number, replica)
 
     async def raise_priority(self, request: Request) -> None:
-        """Tell a request's engine of its priority."""
+        """Send a request's priority to its engine."""
         with self._lock:
             replica = self._at.get(request.number)
         if replica is not None:
-            self.presence.tell(replica, replica.engine.raise_priority(self._router, request.number, request.priority))
+            self.health.notify(replica, replica.engine.raise_priority(self._router, request.number, request.priority))
 
     async def leave(self) -> None:
-        """Give back all that engines hold for the router."""
+        """Release all that engines hold for the router."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.copies.settled(), self.presence.patience_s)
-        await self.giving_back.leave()
+            await asyncio.wait_for(self.copies.settled(), self.health.patience_s)
+        await self.releases.leave()
 
-    async def run(self, request: Request, placed: Route | None) -> None:
-        """Have a request run where it was placed, and elsewhere if that is lost."""
+    async def run(self, request: Request, route: Route | None) -> None:
+        """Run a request where it was placed, and on another engine if that one is lost."""
         lost: list[str] = []
         while not request.over:
-            if placed is None:
-                await self.presence.awaited()
+            if route is None:
+                await self.health.wait_for_engine()
                 with self._lock:
                     if request.over:
                         return
-                    placed = self.place(request, lost)
+                    route = self.place(request, lost)
                 continue
-            replica = self._fleet.replicas[placed.engine]
+            replica = self._fleet.replicas[route.engine]
             epoch = replica.epoch
             try:
-                await self._bring(request, placed, replica)
+                await self._bring(request, route, replica)
                 await self._run_at(request, replica)
                 return
             except EngineLostError as cause:
-                # It may have ended the engine, unless that was gone before it began, or is there again already.
+                # The call may have ended the engine, unless that was lost before it began, or has come back already.
                 if request.number in self._begun and replica.epoch == epoch:
                     lost.append(replica.name)
-                self.presence.gone(replica, cause, epoch)
+                self.health.gone(replica, cause, epoch)
                 if len(lost) >= MOST_LOSSES:
-                    raise _deadly(request, lost) from cause
-                placed = None
+                    raise _lost_too_often(request, lost) from cause
+                route = None
             finally:
                 with self._lock:
                     self.over(request.number)
 
-    async def _bring(self, request: Request, placed: Route, replica: Replica) -> None:
+    async def _bring(self, request: Request, route: Route, replica: Replica) -> None:
         pending = _pending(request)
         messages = {parent.handle.id: parent for parent in pending.placed.lineage.parents}
         try:
-            await self.copies.bring(pending.message_ids.salt, placed.copies, messages, replica)
+            await self.copies.bring(pending.message_ids.salt, route.copies, messages, replica)
         finally:
             with self._lock:
                 self._arrived(request.number, replica)
 
     def _arrived(self, number: int, replica: Replica) -> None:
-        """What is copied for a request is on its way no longer."""
+        """Stop counting the KV that is copied for a request as on its way."""
         self._fleet.arrived(replica.name, self._arriving.pop(number, 0))
 
     async def _run_at(self, request: Request, replica: Replica) -> None:
         with self._lock:
             if request.over:
                 return
-            call = self._sent(request, replica)
+            call = self._prepare(request, replica)
             request.binding = request.encoding.bind()
         try:
-            await self._hear(request, replica, call)
+            await self._receive(request, replica, call)
         except HandleError:
-            # It has not all that the router believed it to have: now everything is sent.
+            # The engine lacks something that the router believed it to have: send everything.
             with self._lock:
                 if request.over:
                     return
-                call = self._sent(request, replica, knows=())
-            await self._hear(request, replica, call)
+                call = self._prepare(request, replica, known_ids=())
+            await self._receive(request, replica, call)
 
-    def _sent(self, request: Request, replica: Replica, knows: Collection[str] | None = None) -> SentCall:
+    def _prepare(self, request: Request, replica: Replica, known_ids: Collection[str] | None = None) -> SentCall:
         pending = _pending(request)
-        salt, held = pending.message_ids.salt, replica.held.keys() if knows is None else knows
+        salt, held_ids = pending.message_ids.salt, replica.held.keys() if known_ids is None else known_ids
         seed = None if request.decoding is None else request.decoding.seed
         delivered = [chosen.token for chosen in request.chosen]
-        self.giving_back.salts[pending.message_ids.tenant] = salt
+        self.releases.salts[pending.message_ids.tenant] = salt
         numbers = next(self._sequence_nos), request.number
-        made = sent(self._router, *numbers, salt, pending.placed, seed, held, delivered, request.priority)
-        made = replace(made, promised=self._fleet.first_told(replica.name, made.promised))
+        call = build_call(self._router, *numbers, salt, pending.placed, seed, held_ids, delivered, request.priority)
+        call = replace(call, promised=self._fleet.claim_promised(replica.name, call.promised))
         # From now on the engine leases what the call reads, whatever becomes of the call.
-        self._fleet.holds(replica.name, dict.fromkeys((parent.id for parent in made.call.parents), salt))
-        return made
+        self._fleet.holds(replica.name, dict.fromkeys((parent.id for parent in call.call.parents), salt))
+        return call
 
-    async def _hear(self, request: Request, replica: Replica, call: SentCall) -> None:
+    async def _receive(self, request: Request, replica: Replica, call: SentCall) -> None:
         before, is_left, encodes = len(request.chosen), True, True
         try:
-            async with aclosing(replica.engine.run(call)) as told:
-                async for each in told:
+            async with aclosing(replica.engine.run(call)) as stream:
+                async for part in stream:
                     self._begun.add(request.number)
                     with self._lock:
                         if request.over:
                             return
-                        if isinstance(each, SentAnswer):
+                        if isinstance(part, SentAnswer):
                             is_left = False
-                            self._finish(request, each, replica, call)
+                            self._finish(request, part, replica, call)
                             return
-                        if each and encodes:
+                        if part and encodes:
                             encodes = False
                             self._fleet.encoded(replica.name, request.number)
-                        repeated, before = each[:before], max(0, before - len(each))
-                        self._take(request, each[len(repeated) :])
+                        repeated, before = part[:before], max(0, before - len(part))
+                        self._append(request, part[len(repeated) :])
             raise EngineLostError(f"engine {replica.name!r} has ended a call without an answer")
         except ChoreoError:
-            is_left = False  # the engine has said so
+            is_left = False  # the engine knows that the call has ended
             raise
         finally:
-            if is_left:  # it may have ended there all the same
+            if is_left:  # the engine may have finished it all the same
                 with self._lock:
-                    self.giving_back.left(replica, call.salt, call.sequence_no)
+                    self.releases.abandon_call(replica, call.salt, call.sequence_no)
 
-    def _take(self, request: Request, told: Iterable[SampledToken]) -> None:
-        for chosen in told:
+    def _append(self, request: Request, tokens: Iterable[SampledToken]) -> None:
+        for chosen in tokens:
             if request.first_token_s is None:
                 request.first_token_s = now = time.perf_counter()
                 self._emit(FirstToken(now, request.number, now - request.submitted_s))
@@ -253,11 +253,11 @@ class RequestDispatcher:
             if (message := self._table.known(message_id)) is not None:
                 message.promise = None
         self._loop.finish(request)
-        made = self._table.get(answer.id)
-        if made is None:
-            self.giving_back.dropped(answer.id)
+        stored = self._table.get(answer.id)
+        if stored is None:
+            self.releases.release_message(answer.id)
         else:
-            self._table.entry(made)
+            self._table.entry(stored)
 
 
 def _pending(request: Request) -> Pending:
@@ -266,9 +266,9 @@ def _pending(request: Request) -> Pending:
     return owner
 
 
-def _deadly(request: Request, lost: Sequence[str]) -> EngineLostError:
-    what = f"{request.kind} {request.number} of {request.author!r}"
+def _lost_too_often(request: Request, lost: Sequence[str]) -> EngineLostError:
+    label = f"{request.kind} {request.number} of {request.author!r}"
     return EngineLostError(
-        f"{what} was under way in engines {' and '.join(map(repr, lost))} when they were lost: it is not tried again. "
+        f"{label} was under way in engines {' and '.join(map(repr, lost))} when they were lost: it is not tried again. "
         "See their logs: the call may be what ends them"
     )

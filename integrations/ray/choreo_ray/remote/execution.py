@@ -1,4 +1,4 @@
-"""Runs an engine's requests on other engines: it knows all messages and computes none."""
+"""Execution of an engine's requests on remote engines: it knows all messages, and computes none."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _OTHERS = "engines elsewhere"
 
 
 class RemoteExecution(Execution):
-    """See `Execution`: the router of engines elsewhere.
+    """Execution on remote engines, as their router (see `Execution`).
 
     Args:
         fleet: The engines.
-        greeting: What they are told of the router.
-        patience_s: Seconds that calls wait while no engine is there.
+        greeting: Greeting that the router sends them.
+        patience_s: Seconds that calls wait while no engine is up.
     """
 
     def __init__(self, fleet: Fleet, greeting: Hello, patience_s: float) -> None:
         self.fleet, self._greeting, self._patience_s = fleet, greeting, patience_s
         self._sent = list[SentAdapter]()
-        """What tenants have loaded: of the router, whichever loop it has."""
+        """Adapters that tenants have loaded; kept here, since each restart makes a new loop."""
         self._has_begun = False
 
     def cache(self, *parts: Any) -> KVCache:
@@ -52,65 +52,67 @@ class RemoteExecution(Execution):
         """See `Execution`."""
         sink, lock, router = core.settings.sink, core.lock, self._greeting.router
         self._table = core.table
-        self._presence = HealthMonitor(self.fleet, self._greeting, lock, sink, self._patience_s, self._sent)
-        self._errands = RequestDispatcher(self.fleet, self._presence, core.table, core.counters, lock, sink, router)
-        endings = Completion(core.pool, core.counters, guarded(sink), lock.condition())
-        self._loop = RemoteLoop(self._errands, endings, lock, sink)
+        self._health = HealthMonitor(self.fleet, self._greeting, lock, sink, self._patience_s, self._sent)
+        self._dispatcher = RequestDispatcher(self.fleet, self._health, core.table, core.counters, lock, sink, router)
+        completion = Completion(core.pool, core.counters, guarded(sink), lock.condition())
+        self._loop = RemoteLoop(self._dispatcher, completion, lock, sink)
         return self._loop
 
     def begin(self, core: EngineCore) -> None:
-        """See `Execution`: a restarted one has its engines forget what they have for it.
+        """Greet all engines (see `Execution`). At a restart all that they hold for this router is released.
 
-        One that is gone at a restart is asked again later.
+        An engine that is gone at a restart is greeted later.
 
         Raises:
-            EngineMismatchError: An engine cannot work with the others. EngineLostError: One does not answer, or none
-                at a restart.
+            EngineMismatchError: An engine cannot work with the others. EngineLostError: One does not answer, or none at
+                a restart.
         """
         if self._has_begun:
             with core.lock:
                 for name in self.fleet.replicas:
                     self.fleet.lost(name)
-            self._loop.wait_for(self._presence.greet_again())
+            self._loop.wait_for(self._health.greet_again())
             return
-        core.total_tokens = self._loop.wait_for(self._presence.greet_all())
+        core.total_tokens = self._loop.wait_for(self._health.greet_all())
         core.kv_budget_bytes = sum(replica.kv_budget_bytes for replica in self.fleet.alive())
         self._has_begun = True
 
     def load_adapter(self, core: EngineCore, folder: Path, name: str, message_ids: MessageIds) -> None:
-        """See `Execution`: all engines load it."""
+        """Load an adapter in all engines (see `Execution`)."""
         files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
         with core.lock:
-            self._errands.giving_back.salts[message_ids.tenant] = message_ids.salt
-        self._loop.wait_for(self._presence.load_adapter(name, files, message_ids.salt))
+            self._dispatcher.releases.salts[message_ids.tenant] = message_ids.salt
+        self._loop.wait_for(self._health.load_adapter(name, files, message_ids.salt))
 
     def computing(self) -> Computing:
         """See `Execution`."""
         return Computing(_OTHERS, "", _OTHERS)
 
     def drain(self, name: str) -> int:
-        """Have an engine's messages handed over to others, and nothing new placed there; how many were handed over."""
-        return int(self._loop.wait_for(self._errands.copies.hand_over(name, self._table.known)))
+        """Place nothing new on an engine, and copy its messages to others; return how many were copied."""
+        return int(self._loop.wait_for(self._dispatcher.copies.hand_over(name, self._table.known)))
 
-    def dropped(self, message_id: str) -> None:
-        """The router needs a message no longer. Under the lock."""
-        self._errands.giving_back.dropped(message_id)
+    def release_message(self, message_id: str) -> None:
+        """Release a message that the router no longer needs. Under the lock."""
+        self._dispatcher.releases.release_message(message_id)
 
-    def kept(self, tenant: str | None) -> int:
-        """Bytes of KV of a tenant's messages, or of all, that engines have for the router. Under the lock."""
-        return self.fleet.kept(self._table.known, tenant)
+    def held_bytes(self, tenant: str | None) -> int:
+        """Return the bytes of KV of a tenant's messages, or of all, that engines hold for the router. Under the
+        lock.
+        """
+        return self.fleet.held_bytes(self._table.known, tenant)
 
     def _close_tenant(self, tenant: str) -> None:
-        """A tenancy has ended. Under the lock."""
-        self._errands.giving_back.close_tenant(tenant)
+        """Close a tenant at the engines. Under the lock."""
+        self._dispatcher.releases.close_tenant(tenant)
 
 
 class _WatchedCache(KVCache):
-    """Says what is dropped, and what is kept elsewhere.
+    """A cache that reports what it drops, and counts the KV that remote engines hold.
 
     Args:
-        execution: Is told.
-        parts: Of a `KVCache`, which has nothing on the host nor in files.
+        execution: Hears of dropped messages.
+        parts: Arguments of `KVCache`, which has nothing on the host or in files.
     """
 
     def __init__(self, execution: RemoteExecution, *parts: Any) -> None:
@@ -118,8 +120,8 @@ class _WatchedCache(KVCache):
         self._execution = execution
 
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
-        """See `KVCache`: what its engines have."""
-        return {"kv_bytes": self._execution.kept(tenant), "host_bytes": 0, "disk_bytes": 0}
+        """Return the bytes that the router's engines hold (see `KVCache`)."""
+        return {"kv_bytes": self._execution.held_bytes(tenant), "host_bytes": 0, "disk_bytes": 0}
 
     def is_elsewhere(self, message_id: str) -> bool:
         """See `KVCache`."""
@@ -128,4 +130,4 @@ class _WatchedCache(KVCache):
     def drop(self, entry: CacheEntry) -> None:
         """See `KVCache`."""
         super().drop(entry)
-        self._execution.dropped(entry.key)
+        self._execution.release_message(entry.key)

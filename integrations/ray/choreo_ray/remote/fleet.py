@@ -1,4 +1,4 @@
-"""What the router knows of its engines: who has which messages, and how much each has to do."""
+"""State of a router's engines: which messages each of them has, and how much it has to do."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from weakref import WeakKeyDictionary
 from choreo_agents import Decode
 from choreo_agents.engine.delegation import Lineage, Message, Scope
 from choreo_agents.errors import InvalidRequestError
-from choreo_ray.remote.protocol import EngineClient, HelloReply, Promised, lacked
+from choreo_ray.remote.protocol import EngineClient, HelloReply, Promised, missing_lineage
 from choreo_ray.remote.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, route
 
 _USUAL_SAMPLES = 64
-"""Tokens that an answer has, as long as nobody has seen one of its author's."""
+"""Tokens that an answer is expected to have before one of its author is known."""
 _NEVER_COPIED = 1 << 62
-"""Bytes of a message that has no row yet to be copied by: it is found where it is, or encoded."""
+"""Bytes of a message that has no lineage record yet, and cannot be copied: it is read where it is, or encoded."""
 _WEIGHT = 0.2
-"""Of the latest answer in what is expected of the next."""
+"""Weight of the latest answer in the expected length of the next."""
 
 
 @dataclass(eq=False)
@@ -31,59 +31,59 @@ class Replica:
     kv_budget_bytes: int = 0
     alive: bool = False
     epoch: int = 0
-    """How often it has come: what is heard of a life that is over says nothing of this one."""
+    """Number of times that it has come up: what belongs to an earlier epoch says nothing about this one."""
     leaves: bool = False
-    """Whether it is to be ended soon: nothing new is placed there while there are others."""
+    """Whether it is being drained: nothing new is placed there while there are others."""
     held: dict[str, str] = field(default_factory=dict)
-    """The tenant's salt of each message that it has for the router, by id."""
+    """Tenant's salt of each message that it has for the router, by id."""
     salts: set[str] = field(default_factory=set)
-    """Of tenants that it was sent something for."""
+    """Salts of tenants that it was sent something for."""
     serving: dict[int, int] = field(default_factory=dict)
-    """Tokens that are still to be encoded of each request, by number."""
+    """Tokens that are still to be encoded for each request, by number."""
     arriving_bytes: int = 0
-    """Of KV on its way there."""
-    coming: Counter[str] = field(default_factory=Counter)
-    """Messages that it will have for requests placed there, by how many of these bring each."""
+    """Bytes of KV on their way there."""
+    incoming: Counter[str] = field(default_factory=Counter)
+    """Messages that it will have for requests placed there, with the number of requests that bring each."""
     brought: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """What each of these requests brings, by number."""
+    """Messages that each of these requests brings, by number."""
 
     @property
     def name(self) -> str:
-        """The engine's."""
+        """Name of the engine."""
         return self.engine.name
 
     def bring(self, number: int, ids: tuple[str, ...]) -> None:
-        """A request brings these there, and no others any more."""
+        """Note the messages that a request brings there, which replace those noted before."""
         for message_id in self.brought.pop(number, ()):
-            self.coming[message_id] -= 1
-            if not self.coming[message_id]:
-                del self.coming[message_id]
+            self.incoming[message_id] -= 1
+            if not self.incoming[message_id]:
+                del self.incoming[message_id]
         if ids:
             self.brought[number] = ids
-            self.coming.update(ids)
+            self.incoming.update(ids)
 
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """A request that has to be run somewhere."""
+    """A request that has to be placed."""
 
     number: int
     lineage: Lineage
     call: object
     """A `Prefill` or a `Decode`."""
     name: str | None
-    """Id of the message, if that is known before."""
+    """Id of the message, if it is known before."""
     thread: Scope | None
 
 
 class Fleet:
-    """Used under the router's lock.
+    """The engines of a router. Used under the router's lock.
 
     Args:
-        engines: All that there are, each with a name of its own.
-        costs: Of these machines.
-        bytes_per_token: Of KV.
-        copied_bytes: Of KV that may be on its way at once at most.
+        engines: All engines, each with a name of its own.
+        costs: Costs on these machines.
+        bytes_per_token: Bytes of KV per token.
+        copied_bytes: Most bytes of KV that may be on their way to one engine at once.
     """
 
     def __init__(self, engines: Sequence[EngineClient], costs: Costs, bytes_per_token: int, copied_bytes: int) -> None:
@@ -93,158 +93,159 @@ class Fleet:
         self._copied_bytes = copied_bytes
         self._homes: WeakKeyDictionary[Scope, str] = WeakKeyDictionary()
         self._tenants_homes: dict[str, str] = {}
-        """Where calls of no thread were last, by tenant."""
+        """Engine of the last call without a thread, by tenant."""
         self.promised: dict[str, str] = {}
-        """The engine that was told of each message that nobody had encoded yet, that it is to: by id."""
+        """Engine that was told to encode each message that nobody has encoded yet, by id."""
         self._samples: dict[str | None, float] = {}
 
     def alive(self) -> list[Replica]:
-        """Those that calls can be sent to."""
+        """Return the engines that calls can be sent to."""
         return [replica for replica in self.replicas.values() if replica.alive]
 
     def staying(self) -> list[Replica]:
-        """Those of them that are not to be ended soon."""
+        """Return the engines that calls can be sent to and that are not being drained."""
         return [replica for replica in self.alive() if not replica.leaves]
 
     def leave(self, name: str) -> list[tuple[str, str, Replica]]:
-        """An engine is to be ended soon: what it alone has, its tenant's salt, and to which engine it should go.
+        """Begin to drain an engine; return each message that only it has, its tenant's salt, and the engine to copy it
+        to.
 
         The latest come first.
 
         Raises:
-            InvalidRequestError: There is no such engine, or it is gone, or no other is there.
+            InvalidRequestError: There is no such engine, or it is gone, or no other is up.
         """
         replica = self.replicas.get(name)
         if replica is None or not replica.alive:
-            known = ", ".join(repr(each.name) for each in self.alive())
-            raise InvalidRequestError(f"there is no engine {name!r} now: those that are there are {known}")
+            names = ", ".join(repr(replica.name) for replica in self.alive())
+            raise InvalidRequestError(f"there is no engine {name!r} now: those that are there are {names}")
         replica.leaves = True
-        if not (others := self.staying()):
+        if not (targets := self.staying()):
             replica.leaves = False
             raise InvalidRequestError(
                 f"engine {name!r} is the only one that is there and stays: nobody could take over"
             )
-        alone = [each for each in reversed(replica.held) if self.holders(each) == [name]]
-        load = {each.name: len(each.held) for each in others}
-        found: list[tuple[str, str, Replica]] = []
+        alone = [message_id for message_id in reversed(replica.held) if self.holders(message_id) == [name]]
+        load = {target.name: len(target.held) for target in targets}
+        moves: list[tuple[str, str, Replica]] = []
         for message_id in alone:
-            least = min(load, key=lambda each: (load[each], each))
+            least = min(load, key=lambda target: (load[target], target))
             load[least] += 1
-            found.append((message_id, replica.held[message_id], self.replicas[least]))
-        return found
+            moves.append((message_id, replica.held[message_id], self.replicas[least]))
+        return moves
 
-    def came(self, name: str, greeted: HelloReply, needed: Callable[[str], bool]) -> dict[str, list[str]]:
-        """An engine is there; what it has that the router needs no longer, by the tenant's salt.
+    def came(self, name: str, reply: HelloReply, is_needed: Callable[[str], bool]) -> dict[str, list[str]]:
+        """Mark an engine as up; return the messages that it has and the router no longer needs, by the tenant's salt.
 
         Args:
-            name: The engine's.
-            greeted: What it says.
-            needed: Whether the router needs a message, by its id.
+            name: Name of the engine.
+            reply: Its answer to the greeting.
+            is_needed: Returns whether the router needs a message, by its id.
         """
         replica = self.replicas[name]
-        replica.total_tokens, replica.alive, replica.leaves = greeted.total_tokens, True, False
+        replica.total_tokens, replica.alive, replica.leaves = reply.total_tokens, True, False
         replica.epoch += 1
-        replica.kv_budget_bytes = greeted.kv_budget_bytes
-        replica.salts.update(greeted.held)
-        # What calls of before have made meanwhile is in neither list alone.
-        replica.held.update({each: salt for salt, held in greeted.held.items() for each in held if needed(each)})
-        stale = {salt: [each for each in held if not needed(each)] for salt, held in greeted.held.items()}
+        replica.kv_budget_bytes = reply.kv_budget_bytes
+        replica.salts.update(reply.held)
+        # Calls of before may have made messages meanwhile, which are in neither list alone.
+        replica.held.update({key: salt for salt, ids in reply.held.items() for key in ids if is_needed(key)})
+        stale = {salt: [key for key in ids if not is_needed(key)] for salt, ids in reply.held.items()}
         return {salt: ids for salt, ids in stale.items() if ids}
 
     def lost(self, name: str) -> None:
-        """An engine is gone, with all that it had."""
+        """Mark an engine as gone, with all that it had."""
         replica = self.replicas[name]
         replica.alive = False
         replica.held.clear()
-        self.promised = {each: engine for each, engine in self.promised.items() if engine != name}
+        self.promised = {message_id: engine for message_id, engine in self.promised.items() if engine != name}
         replica.serving.clear()
-        replica.coming.clear()
+        replica.incoming.clear()
         replica.brought.clear()
 
     def close_tenant(self, tenant: str, salt: str) -> list[Replica]:
-        """The router serves a tenant no longer: the engines that are to be told."""
+        """Forget a tenant; return the engines that have to close it."""
         self._tenants_homes.pop(tenant, None)
-        told = [replica for replica in self.alive() if salt in replica.salts]
+        informed = [replica for replica in self.alive() if salt in replica.salts]
         for replica in self.replicas.values():
             replica.salts.discard(salt)
-            for message_id in [each for each, whose in replica.held.items() if whose == salt]:
+            for message_id in [message_id for message_id, owner_salt in replica.held.items() if owner_salt == salt]:
                 del replica.held[message_id]
-        return told
+        return informed
 
-    def place(self, wish: PlacementRequest, tried: Collection[str] = ()) -> Route | None:
-        """Where a request is run; it counts as begun there. None: nowhere now.
+    def place(self, request: PlacementRequest, tried: Collection[str] = ()) -> Route | None:
+        """Choose an engine for a request, and count the request there; None: no engine is up.
 
         Args:
-            wish: The request.
-            tried: Engines that were lost with it.
+            request: The request.
+            tried: Names of engines that were lost while they ran it.
         """
-        there = self.staying() or self.alive()
-        engines = [replica for replica in there if replica.name not in tried] or there
+        candidates = self.staying() or self.alive()
+        engines = [replica for replica in candidates if replica.name not in tried] or candidates
         if not engines:
             return None
-        reads = [self._read(parent) for parent in wish.lineage.parents]
-        if wish.name is not None and (known := self.holders(wish.name)):
-            reads.append(KVToRead(wish.name, _NEVER_COPIED, known))
-        call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish))
-        again = _Lacked(wish)
-        found = self._route(call, [self._ahead(replica, again) for replica in engines])
-        self.replicas[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
-        self.replicas[found.engine].arriving_bytes += found.bytes_copied
-        self.replicas[found.engine].bring(
-            wish.number, tuple(read.id for read in reads if found.engine not in read.holders)
+        reads = [self._read(parent) for parent in request.lineage.parents]
+        if request.name is not None and (holders := self.holders(request.name)):
+            reads.append(KVToRead(request.name, _NEVER_COPIED, holders))
+        call = CallToPlace(reads, len(request.lineage.tokens), self._expected(request.call), self._home(request))
+        reencoded = _ReencodedTokens(request)
+        chosen = self._route(call, [self._ahead(replica, reencoded) for replica in engines])
+        self.replicas[chosen.engine].serving[request.number] = len(request.lineage.tokens) + chosen.tokens_encoded
+        self.replicas[chosen.engine].arriving_bytes += chosen.bytes_copied
+        self.replicas[chosen.engine].bring(
+            request.number, tuple(read.id for read in reads if chosen.engine not in read.holders)
         )
-        if wish.thread is None:
-            self._tenants_homes[wish.lineage.tenant] = found.engine
+        if request.thread is None:
+            self._tenants_homes[request.lineage.tenant] = chosen.engine
         else:
-            self._homes[wish.thread] = found.engine
-        return found
+            self._homes[request.thread] = chosen.engine
+        return chosen
 
     def holders(self, message_id: str) -> list[str]:
-        """The engines that have a message's KV, as far as is known: not those that a call has begun to bring it to."""
-        return [each.name for each in self.alive() if message_id in each.held and message_id not in each.coming]
+        """Return the engines known to have a message's KV, without those that a call is still bringing it to."""
+        return [peer.name for peer in self.alive() if message_id in peer.held and message_id not in peer.incoming]
 
     def holds(self, name: str, ids: Mapping[str, str]) -> None:
-        """An engine has messages for the router: their tenants' salts, by id."""
+        """Note messages that an engine has for the router: their tenants' salts, by id."""
         self.replicas[name].salts.update(ids.values())
         self.replicas[name].held.update(ids)
 
-    def kept(self, known: Callable[[str], Message | None], tenant: str | None) -> int:
-        """Bytes of KV of a tenant's messages, or of all, that engines have for the router: each as often as it is
-        there.
+    def held_bytes(self, find: Callable[[str], Message | None], tenant: str | None) -> int:
+        """Return the bytes of KV of a tenant's messages, or of all, that engines hold for the router, all copies
+        included.
 
         Args:
-            known: Finds a message by its id.
-            tenant: Whose; None: all tenants'.
+            find: Finds a message by its id.
+            tenant: Name of the tenant; None: all tenants.
         """
-        held = (known(message_id) for replica in self.alive() for message_id in replica.held)
-        counting = (each for each in held if each is not None and tenant in (None, each.tenant))
-        return self._bytes_per_token * sum(len(each.tokens) for each in counting)
+        messages = (find(message_id) for replica in self.alive() for message_id in replica.held)
+        counting = (message for message in messages if message is not None and tenant in (None, message.tenant))
+        return self._bytes_per_token * sum(len(message.tokens) for message in counting)
 
-    def first_told(self, name: str, ids: Mapping[str, Promised]) -> dict[str, Promised]:
-        """Those of messages that nobody has encoded yet that this engine is the first to be told of."""
-        return {each: promise for each, promise in ids.items() if self.promised.setdefault(each, name) == name}
+    def claim_promised(self, name: str, ids: Mapping[str, Promised]) -> dict[str, Promised]:
+        """Return those of the messages, which nobody has encoded yet, that this engine is the first to be told of."""
+        return {key: promise for key, promise in ids.items() if self.promised.setdefault(key, name) == name}
 
-    def dropped(self, message_id: str) -> list[tuple[Replica, str]]:
-        """The router needs a message no longer: the engines that are to be told, with the tenant's salt."""
+    def drop_message(self, message_id: str) -> list[tuple[Replica, str]]:
+        """Forget a message; return the engines that have to release it, with the tenant's salt."""
         self.promised.pop(message_id, None)
-        found: list[tuple[Replica, str]] = []
+        informed: list[tuple[Replica, str]] = []
         for replica in self.replicas.values():
             if (salt := replica.held.pop(message_id, None)) is not None:
-                found.append((replica, salt))
-        return found
+                informed.append((replica, salt))
+        return informed
 
     def encoded(self, name: str, number: int) -> None:
-        """A request has encoded what was given, and all that it reads is there."""
+        """Note that a request has encoded its tokens, and that all it reads is there."""
         if number in self.replicas[name].serving:
             self.replicas[name].serving[number] = 0
         self.replicas[name].bring(number, ())
 
     def arrived(self, name: str, nbytes: int) -> None:
-        """KV that was on its way there is so no longer."""
+        """Stop counting KV as on its way to an engine."""
         self.replicas[name].arriving_bytes -= nbytes
 
     def ended(self, name: str, number: int, call: object = None, sampled: int = 0) -> None:
-        """A request runs there no longer."""
+        """Stop counting a request at an engine, and learn from the length of its answer."""
         self.replicas[name].serving.pop(number, None)
         self.replicas[name].bring(number, ())
         if sampled and isinstance(call, Decode):
@@ -255,10 +256,10 @@ class Fleet:
         nbytes = len(message.tokens) * self._bytes_per_token
         return KVToRead(message.handle.id, nbytes, dict.fromkeys(self.holders(message.handle.id)))
 
-    def _ahead(self, replica: Replica, again: _Lacked) -> EngineAhead:
+    def _ahead(self, replica: Replica, reencoded: _ReencodedTokens) -> EngineAhead:
         room = max(0, self._copied_bytes - replica.arriving_bytes)
-        ahead, rows, coming = sum(replica.serving.values()), len(replica.serving), replica.coming.keys()
-        return EngineAhead(replica.name, rows, ahead, again.by(replica), room, coming, len(replica.held))
+        ahead, rows, incoming = sum(replica.serving.values()), len(replica.serving), replica.incoming.keys()
+        return EngineAhead(replica.name, rows, ahead, reencoded.by(replica), room, incoming, len(replica.held))
 
     def _expected(self, call: object) -> float:
         if not isinstance(call, Decode):
@@ -268,46 +269,48 @@ class Fleet:
         )
         return float(min(most, self._samples.get(call.author, _USUAL_SAMPLES)))
 
-    def _home(self, wish: PlacementRequest) -> str | None:
-        """Where its thread was last; calls of no thread are taken for one: what comes next may read them all."""
-        if wish.thread is None:
-            return self._tenants_homes.get(wish.lineage.tenant)
-        return self._homes.get(wish.thread)
+    def _home(self, request: PlacementRequest) -> str | None:
+        """Return the engine where the thread was last; calls without one share a home, as the next may read them
+        all.
+        """
+        if request.thread is None:
+            return self._tenants_homes.get(request.lineage.tenant)
+        return self._homes.get(request.thread)
 
 
-class _Lacked:
-    """What engines would have to encode again for one call; those that have the same of what it comes from share it.
+class _ReencodedTokens:
+    """Tokens that engines would encode again for one call. Engines that have the same ancestors share one count.
 
     Args:
-        wish: The call.
+        request: The call.
     """
 
-    def __init__(self, wish: PlacementRequest) -> None:
-        self._wish = wish
-        self._behind: dict[tuple[str, ...], frozenset[str]] = {}
-        """All that messages come from, these included, by their ids."""
-        self._found: dict[tuple[tuple[str, ...], frozenset[str]], dict[str, int]] = {}
+    def __init__(self, request: PlacementRequest) -> None:
+        self._request = request
+        self._ancestors: dict[tuple[str, ...], frozenset[str]] = {}
+        """All ancestors of missing messages, these included, by the ids of the missing ones."""
+        self._counts: dict[tuple[tuple[str, ...], frozenset[str]], dict[str, int]] = {}
 
     def by(self, replica: Replica) -> Mapping[str, int]:
-        """Tokens, for each message that an engine lacks (see `EngineAhead.again`)."""
-        held, coming, parents = replica.held, replica.coming, self._wish.lineage.parents
-        lacking = [each for each in parents if each.handle.id not in held and each.handle.id not in coming]
-        ids = tuple(each.handle.id for each in lacking)
-        if ids not in self._behind:
-            self._behind[ids] = frozenset(each.handle.id for each in lacked(lacking, ()))
-        behind = self._behind[ids]
-        there = frozenset((behind & held.keys()) | (behind & coming.keys()))
-        if (ids, there) not in self._found:
-            self._found[ids, there] = self._counted(lacking, there)
-        return self._found[ids, there]
+        """Return the tokens to encode again for each message that an engine lacks (see `EngineAhead.again`)."""
+        held, incoming, parents = replica.held, replica.incoming, self._request.lineage.parents
+        missing = [parent for parent in parents if parent.handle.id not in held and parent.handle.id not in incoming]
+        ids = tuple(message.handle.id for message in missing)
+        if ids not in self._ancestors:
+            self._ancestors[ids] = frozenset(message.handle.id for message in missing_lineage(missing, ()))
+        ancestors = self._ancestors[ids]
+        present = frozenset((ancestors & held.keys()) | (ancestors & incoming.keys()))
+        if (ids, present) not in self._counts:
+            self._counts[ids, present] = self._count(missing, present)
+        return self._counts[ids, present]
 
-    def _counted(self, lacking: Sequence[Message], there: Collection[str]) -> dict[str, int]:
-        again: dict[str, int] = {}
-        known = set(there)
-        for parent in lacking:
-            behind = lacked([parent], known)
-            again[parent.handle.id] = sum(len(each.tokens) for each in behind)
-            known.update(each.handle.id for each in behind)
-        if self._wish.name is not None:
-            again[self._wish.name] = len(self._wish.lineage.tokens)
-        return again
+    def _count(self, missing: Sequence[Message], present: Collection[str]) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        known_ids = set(present)
+        for parent in missing:
+            ancestors = missing_lineage([parent], known_ids)
+            counts[parent.handle.id] = sum(len(message.tokens) for message in ancestors)
+            known_ids.update(message.handle.id for message in ancestors)
+        if self._request.name is not None:
+            counts[self._request.name] = len(self._request.lineage.tokens)
+        return counts

@@ -1,4 +1,4 @@
-"""Which engines are there: one that is gone is asked to come back, and what it had is forgotten."""
+"""Monitors replicas: reconnects lost ones with backoff, and forgets what they had."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from choreo_ray.remote.protocol import Hello, Releasing, SentAdapter
 LOG = logging.getLogger(__name__)
 
 _BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 30.0
-"""Seconds after which an engine that is gone is asked whether it is back: at first, and at last."""
+"""Seconds until an engine that is gone is greeted again: at first, and at most."""
 
 
 class HealthMonitor:
-    """Used on the router's event loop.
+    """Monitor of the engines that are up or gone. Used on the router's event loop.
 
     Args:
         fleet: The engines.
-        greeting: Of the router.
+        greeting: Greeting of the router.
         lock: Guards the fleet.
         sink: Receives events.
-        patience_s: Seconds that calls wait while no engine is there.
-        adapters: What engines are given when they come; it is kept up to date.
+        patience_s: Seconds that calls wait while no engine is up.
+        adapters: Adapters that engines load when they come up; kept up to date here.
     """
 
     def __init__(
@@ -44,35 +44,35 @@ class HealthMonitor:
         self._fleet, self._greeting, self._lock = fleet, greeting, lock
         self._emit, self.patience_s = guarded(sink), patience_s
         self._adapters = adapters
-        self._there = asyncio.Event()
+        self._is_any_alive = asyncio.Event()
         """Set while there is an engine to send calls to."""
         self.spawn: Callable[[Coroutine[Any, Any, Any]], None]
-        """Begins something that nobody waits for."""
-        self.needed: Callable[[str], bool]
-        """Whether the router needs a message, by its id. Under the lock."""
+        """Starts a task that nobody waits for."""
+        self.is_needed: Callable[[str], bool]
+        """Returns whether the router needs a message, by its id. Called under the lock."""
         self.next_sequence_no: Callable[[], int]
         """Counts what the router sends."""
 
     async def greet_all(self) -> int:
-        """Be known to all engines; tokens of KV that each of them has room for at least."""
+        """Greet all engines; return the tokens of KV that each of them holds at least."""
         replicas = list(self._fleet.replicas.values())
         await asyncio.gather(*(self._greet(replica) for replica in replicas))
         return min(replica.total_tokens for replica in replicas)
 
     async def greet_again(self) -> None:
-        """Be known to them anew: who does not answer now is asked again later. Raises if nobody does."""
+        """Greet all engines again; those that do not answer are greeted later. Raises an error if none answers."""
         replicas = list(self._fleet.replicas.values())
-        found = await asyncio.gather(*(self._greet(replica) for replica in replicas), return_exceptions=True)
-        missing = [(each, error) for each, error in zip(replicas, found, strict=True) if error is not None]
+        errors = await asyncio.gather(*(self._greet(replica) for replica in replicas), return_exceptions=True)
+        missing = [(replica, error) for replica, error in zip(replicas, errors, strict=True) if error is not None]
         for replica, _ in missing:
             self.spawn(self._revive(replica))
         if len(missing) == len(replicas):
             raise missing[0][1]
 
-    async def awaited(self) -> None:
-        """Return when there is an engine; raises `EngineLostError` if there is none for too long."""
+    async def wait_for_engine(self) -> None:
+        """Wait until an engine is up; raise `EngineLostError` if none is for `patience_s`."""
         try:
-            await asyncio.wait_for(self._there.wait(), self.patience_s)
+            await asyncio.wait_for(self._is_any_alive.wait(), self.patience_s)
         except TimeoutError:
             names = ", ".join(map(repr, self._fleet.replicas))
             raise EngineLostError(
@@ -80,17 +80,17 @@ class HealthMonitor:
             ) from None
 
     async def load_adapter(self, name: str, files: Mapping[str, bytes], salt: str) -> None:
-        """Have all engines load an adapter; who is gone gets it when it comes back. Raises what one of them does."""
+        """Load an adapter in all engines, in lost ones when they come back. Raises what one of them does."""
         adapter = SentAdapter(self._greeting.router, salt, name, files)
         if adapter in self._adapters:
             return
         self._adapters.append(adapter)
         with self._lock:
-            there = [(each, each.epoch) for each in self._fleet.alive()]
-            for replica, _ in there:
+            replicas = [(replica, replica.epoch) for replica in self._fleet.alive()]
+            for replica, _ in replicas:
                 replica.salts.add(salt)
         try:
-            for replica, epoch in there:
+            for replica, epoch in replicas:
                 try:
                     await replica.engine.load_adapter(adapter)
                 except EngineLostError as cause:
@@ -100,48 +100,48 @@ class HealthMonitor:
             raise
 
     def close_tenant(self, tenant: str, salt: str) -> list[Replica]:
-        """The router serves a tenant no longer: the engines that are to be told. Under the lock."""
-        self._adapters[:] = [each for each in self._adapters if each.salt != salt]
+        """Forget a tenant; return the engines that have to close it. Under the lock."""
+        self._adapters[:] = [adapter for adapter in self._adapters if adapter.salt != salt]
         return self._fleet.close_tenant(tenant, salt)
 
-    def tell(self, replica: Replica, work: Coroutine[Any, Any, Any]) -> None:
-        """Have an engine told something that it need not know once it is gone, or has forgotten what it is of."""
-        self.spawn(self._told(replica, work, replica.epoch))
+    def notify(self, replica: Replica, work: Coroutine[Any, Any, Any]) -> None:
+        """Send an engine what it need not know once it is gone, or has forgotten what this is about."""
+        self.spawn(self._send(replica, work, replica.epoch))
 
     def gone(self, replica: Replica, cause: EngineLostError, epoch: int) -> None:
-        """An engine is gone: what it had is computed again where it is read, and it is asked to come back.
+        """Mark an engine as gone, and reconnect it in the background. What it had is computed again where it is read.
 
         Args:
-            replica: The engine, as the router sees it.
-            cause: What says so, ...
-            life: ... and of which of its lives.
+            replica: The engine.
+            cause: Error that shows it, ...
+            epoch: ... and the epoch of the replica in which it was raised.
         """
         with self._lock:
             if not replica.alive or replica.epoch != epoch:
                 return
             self._fleet.lost(replica.name)
             if not self._fleet.alive():
-                self._there.clear()
+                self._is_any_alive.clear()
         self._emit(EngineDown(time.perf_counter(), replica.name, str(cause)))
         self.spawn(self._revive(replica))
 
     async def _greet(self, replica: Replica) -> None:
-        greeted, loaded = await replica.engine.greet(self._greeting), list[SentAdapter]()
+        reply, loaded = await replica.engine.greet(self._greeting), list[SentAdapter]()
         while True:
             with self._lock:
-                lacking = [each for each in self._adapters if all(each is not other for other in loaded)]
-                if not lacking:  # of those that others were given meanwhile, too
-                    stale = self._fleet.came(replica.name, greeted, self.needed)
-                    replica.salts.update(each.salt for each in loaded)
+                missing = [adapter for adapter in self._adapters if all(adapter is not done for done in loaded)]
+                if not missing:  # also of those that were loaded elsewhere meanwhile
+                    stale = self._fleet.came(replica.name, reply, self.is_needed)
+                    replica.salts.update(adapter.salt for adapter in loaded)
                     break
-            for adapter in lacking:
+            for adapter in missing:
                 await replica.engine.load_adapter(adapter)
-            loaded += lacking
+            loaded += missing
         for salt, ids in stale.items():
             releasing = Releasing(self._greeting.router, self.next_sequence_no(), salt, tuple(ids))
-            self.tell(replica, replica.engine.release(releasing))
+            self.notify(replica, replica.engine.release(releasing))
         self._emit(EngineUp(time.perf_counter(), replica.name))
-        self._there.set()
+        self._is_any_alive.set()
 
     async def _revive(self, replica: Replica) -> None:
         wait_s = _BACKOFF_S
@@ -159,7 +159,7 @@ class HealthMonitor:
             except Exception:
                 LOG.warning("engine %r does not begin again, and is asked later:", replica.name, exc_info=True)
 
-    async def _told(self, replica: Replica, work: Coroutine[Any, Any, Any], epoch: int) -> None:
+    async def _send(self, replica: Replica, work: Coroutine[Any, Any, Any], epoch: int) -> None:
         try:
             await work
         except EngineLostError as cause:

@@ -1,4 +1,4 @@
-"""Has requests run by engines elsewhere: the router's bookkeeping, without a step of its own."""
+"""Loop that runs requests on remote engines: a router's bookkeeping, without steps of its own."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from choreo_ray.remote.dispatcher import RequestDispatcher
 from choreo_ray.remote.routing import Route
 
 LOOK_S = 0.02
-"""Seconds between two looks at who waits no longer."""
+"""Seconds between two checks for cancelled and expired calls."""
 
 
 class RemoteLoop:
-    """Owns a thread with an event loop, in which every request is a task (see `RequestLoop`).
+    """Owner of a thread with an event loop, in which every request is a task (see `RequestLoop`).
 
     Args:
-        errands: What a request's task does.
-        endings: End requests.
+        dispatcher: Runs a request's task.
+        completion: Ends requests.
         lock: Guards all bookkeeping.
         sink: Receives events.
     """
 
     def __init__(
-        self, errands: RequestDispatcher, endings: Completion, lock: AbstractContextManager[None], sink: EventSink
+        self, dispatcher: RequestDispatcher, completion: Completion, lock: AbstractContextManager[None], sink: EventSink
     ) -> None:
-        self._errands, self._endings, self._lock = errands, endings, lock
+        self._dispatcher, self._completion, self._lock = dispatcher, completion, lock
         self._emit = guarded(sink)
-        self._under_way: dict[int, Request] = {}
+        self._active: dict[int, Request] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._others: set[asyncio.Task[Any]] = set()
+        self._spawned: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._loop = asyncio.new_event_loop()
-        errands.attach(self)
+        dispatcher.attach(self)
         self._thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
         self._thread.start()
 
     def wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Have something done on its thread, and wait for it; on another one only. Raises what `require_open` does."""
+        """Run work on the loop's thread, and wait for it on another one. Raises what `require_open` does."""
         if self._closed:
             work.close()
             self.require_open()
@@ -58,13 +58,13 @@ class RemoteLoop:
             raise
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Have requests run, which are placed together. Raises what `require_open` does."""
+        """Start requests, which are placed together. Raises what `require_open` does."""
         with self._lock:
             self.require_open()
             for request in requests:
                 _require_sendable(request)
             for request in requests:
-                self._under_way[request.number] = request
+                self._active[request.number] = request
                 self._emit(
                     RequestSubmitted(request.submitted_s, request.number, request.kind, request.author, request.role)
                 )
@@ -78,32 +78,32 @@ class RemoteLoop:
 
     @property
     def watches(self) -> list[Any]:
-        """Nobody is told of steps: they are made where calls are run."""
+        """Observers of steps: always none, since steps are made by remote engines."""
         return []
 
     def answers(self) -> bool:
-        """Whether what it has others compute with does so still: it may come back."""
+        """Return whether remote engines can still answer: always, since a lost one may come back."""
         return True
 
     def wake(self) -> None:
-        """Nothing here waits for files."""
+        """Do nothing: no request here waits for files."""
 
     def raise_priority(self, request: Request, priority: int) -> None:
         """Give a request a higher priority, wherever it is."""
         if priority > request.priority:
             request.priority = priority
-            self.soon(lambda: self.spawn(self._errands.raise_priority(request)))
+            self.soon(lambda: self.spawn(self._dispatcher.raise_priority(request)))
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Have something done on its thread; nothing once it is closed."""
+        """Run work on the loop's thread, or not at all once it is closed."""
         if not self._closed:
             self._loop.call_soon_threadsafe(work)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Begin something that nobody waits for. On its thread."""
+        """Start a task that nobody waits for. On the loop's thread."""
         task = self._loop.create_task(work)
-        self._others.add(task)
-        task.add_done_callback(self._others.discard)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
 
     def drop_tenant(self, tenant: str) -> None:
         """Fail a tenant's requests with `EngineClosedError`."""
@@ -114,23 +114,25 @@ class RemoteLoop:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is its thread."""
+        """True on the loop's own thread."""
         return self._thread is threading.current_thread()
 
     def unfinished(self) -> int:
-        """How many requests wait or run."""
-        return len(self._under_way)
+        """Return the number of requests that wait or run."""
+        return len(self._active)
 
     def requests_of(self, tenant: str) -> list[Request]:
         """A tenant's unfinished requests. Under the lock."""
-        return [request for request in self._under_way.values() if request.tenant == tenant]
+        return [request for request in self._active.values() if request.tenant == tenant]
 
     def close(self) -> None:
-        """Fail what is unfinished with `EngineClosedError`, give back what engines hold for it, and end the thread."""
+        """Fail unfinished requests with `EngineClosedError`, release what engines hold for the router, and end the
+        thread.
+        """
         with self._lock:
             if self._closed:
                 return
-            for request in list(self._under_way.values()):
+            for request in list(self._active.values()):
                 self.drop(request, EngineClosedError("the engine was closed before this call was done"))
             self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -138,16 +140,16 @@ class RemoteLoop:
             self._thread.join()
 
     def finish(self, request: Request) -> None:
-        """A request is done. Under the lock."""
-        del self._under_way[request.number]
-        self._endings.finish(request)
+        """Complete a request. Under the lock."""
+        del self._active[request.number]
+        self._completion.finish(request)
 
     def drop(self, request: Request, error: ChoreoError | None, outcome: str = "failed") -> None:
-        """A request ends without a result. Under the lock."""
+        """End a request without a result. Under the lock."""
         if request.over:
             return
-        self._under_way.pop(request.number, None)
-        self._endings.drop(request, error, outcome)
+        self._active.pop(request.number, None)
+        self._completion.drop(request, error, outcome)
         if (task := self._tasks.get(request.number)) is not None:
             self.soon(task.cancel)
 
@@ -156,7 +158,7 @@ class RemoteLoop:
         watch = self._loop.create_task(self._watch())
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(self._errands.leave())
+            self._loop.run_until_complete(self._dispatcher.leave())
         finally:
             watch.cancel()
             for task in (tasks := asyncio.all_tasks(self._loop)):
@@ -166,7 +168,7 @@ class RemoteLoop:
             self._loop.close()
 
     async def _watch(self) -> None:
-        """Drop what nobody waits for any more."""
+        """Drop requests that nobody waits for any more."""
         while True:
             await asyncio.sleep(LOOK_S)
             with self._lock:
@@ -174,8 +176,8 @@ class RemoteLoop:
 
     def _drop_left(self) -> None:
         now = time.perf_counter()
-        for request in list(self._under_way.values()):
-            late = request.late(now)
+        for request in list(self._active.values()):
+            late = request.pop_expired(now)
             for future in late:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
@@ -183,30 +185,30 @@ class RemoteLoop:
                 self.drop(request, None, "timed out" if late else "cancelled")
 
     def _begin(self, requests: Sequence[Request]) -> None:
-        with self._lock:  # one after the other, before any runs: each is placed where the others leave room
+        with self._lock:  # one after the other, before any runs: each placement counts the ones before
             self._drop_left()
             for request in requests:
                 if request.over:
                     continue
                 try:
-                    placed = self._errands.place(request)
+                    route = self._dispatcher.place(request)
                 except Exception as cause:
                     self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
                     continue
-                task = self._tasks[request.number] = self._loop.create_task(self._serve(request, placed))
-                task.add_done_callback(partial(self._done, request.number))
+                task = self._tasks[request.number] = self._loop.create_task(self._serve(request, route))
+                task.add_done_callback(partial(self._on_done, request.number))
 
-    def _done(self, number: int, task: asyncio.Task[None]) -> None:
+    def _on_done(self, number: int, task: asyncio.Task[None]) -> None:
         del self._tasks[number]
-        with self._lock:  # one that was dropped before its first step has given nothing back
-            self._errands.over(number)
+        with self._lock:  # a task that is cancelled before its first step never calls `over`
+            self._dispatcher.over(number)
 
-    async def _serve(self, request: Request, placed: Route | None) -> None:
+    async def _serve(self, request: Request, route: Route | None) -> None:
         try:
-            await self._errands.run(request, placed)
+            await self._dispatcher.run(request, route)
         except asyncio.CancelledError as cause:
             with self._lock:
-                self.drop(request, failed(cause))  # unless that is why
+                self.drop(request, failed(cause))  # does nothing if a drop has cancelled the task
             raise
         except Exception as cause:
             with self._lock:

@@ -1,4 +1,4 @@
-"""Calls whose parents' encodings are elsewhere: the router wants the messages, and pins nothing."""
+"""The method of calls whose parents' KV is remote: the router wants the messages, and pins nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from choreo_agents.engine.delegation import Binding, CacheEntry, Lineage, Messag
 
 
 class RemoteMethod:
-    """As from the cache, where that is another engine's.
+    """The method `choreo`, over a cache that remote engines hold.
 
     Args:
-        table: The router's.
-        closed: Told of each tenancy that has ended: what the router had is dropped by then.
+        table: The router's table of messages.
+        closed: Called with each tenant that has ended, after all its messages were dropped.
     """
 
     keeps_kv = True
@@ -45,7 +45,7 @@ class RemoteMethod:
 
 
 class RemoteEncoding:
-    """A request over messages whose KV is elsewhere. Wants them from the call on: releasing a handle harms nothing."""
+    """A request over messages whose KV is remote. Wants them from the call on: releasing a handle harms nothing."""
 
     def __init__(self, lineage: Lineage, table: MessageTable) -> None:
         self.lineage, self._table = lineage, table

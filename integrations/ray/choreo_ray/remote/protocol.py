@@ -1,4 +1,4 @@
-"""What goes to and fro between an engine's router and the engines that compute for it: plain values, for any wire."""
+"""Values that a router and its engines send each other: plain data, for any transport."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from choreo_agents.sampling import SampledToken
 
 @dataclass(frozen=True)
 class Hello:
-    """What a router says before it sends anything."""
+    """Greeting that a router sends before anything else."""
 
     router: str
-    """Names it among all that an engine serves; whoever knows it may act as this router."""
+    """Id of the router among all that an engine serves, and a secret: whoever knows it can act as this router."""
     model: str
-    """Fingerprint of the model whose messages it has; empty: any."""
+    """Fingerprint of the model whose messages it has; empty: any model."""
     version: str
-    """Of this package there."""
+    """Version of this package at the router."""
     default: str | None = None
-    """What calls that name no adapter are run with, as the router knows it (see `Loaded.key`); None: anything."""
+    """Adapter of calls that name none, as the router knows it (see `Loaded.key`); None: any."""
 
 
 @dataclass(frozen=True)
 class HelloReply:
-    """What an engine says of itself."""
+    """Answer of an engine to `Hello`."""
 
     served: ServedModel
     total_tokens: int
-    """That its memory has room for."""
+    """Tokens that its KV memory holds."""
     kv_budget_bytes: int
     held: Mapping[str, Sequence[str]]
-    """What it has for this router already: ids of messages, by the tenant's salt."""
+    """Ids of messages that it has for this router already, by the tenant's salt."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SentAdapter:
     salt: str
     name: str
     files: Mapping[str, bytes]
-    """Of its folder, by name."""
+    """Content of the adapter's files, by name."""
 
 
 @dataclass(frozen=True)
@@ -55,75 +55,75 @@ class Promised:
     """A message that nobody has encoded yet."""
 
     again: bool
-    """Whether its words were encoded before and are lost."""
+    """Whether its text was encoded before and is lost."""
     foreign: tuple[MessageHandle, ...] = ()
-    """The messages of other models whose words these are."""
+    """Messages of other models that have the same text."""
 
     def put_on(self, message: Message, number: int) -> None:
-        """Have a message be promised where it was not known; the number is that of the request that keeps it."""
+        """Mark a message that was unknown here as promised; `number` is the request that keeps the promise."""
         message.promise, message.again = number, self.again
         message.foreign.extend(self.foreign)
 
 
 @dataclass(frozen=True)
 class SentCall:
-    """One message to make."""
+    """A call that makes one message."""
 
     router: str
     sequence_no: int
-    """Grows with all that the router sends: what was sent before may come after it."""
+    """Grows with all that the router sends, which may arrive in another order."""
     number: int
-    """Of the router's request."""
+    """Number of the router's request."""
     salt: str
-    """The tenant's."""
+    """Salt of the tenant."""
     call: Prefill | Decode
-    """As tokens, placed, with its seed."""
+    """The call as tokens, with positions and seed."""
     rows: tuple[LineageRow, ...]
-    """Of what it reads and of all that this comes from, as far as the engine is not known to have it."""
+    """Lineage of what it reads, all ancestors included, as far as the engine is not known to have it."""
     promised: Mapping[str, Promised] = field(default_factory=dict)
-    """Those of them that nobody has encoded yet."""
+    """Those of these messages that nobody has encoded yet."""
 
 
 @dataclass(frozen=True)
 class Copying:
-    """KV that goes from one engine to another."""
+    """KV to be copied from one engine to another."""
 
     router: str
     sequence_no: int
     salt: str
     ids: tuple[str, ...]
     rows: tuple[LineageRow, ...]
-    """Of these and of all that they come from, as far as the engine they go to is not known to have it."""
+    """Lineage of these messages, all ancestors included, as far as the receiving engine is not known to have it."""
 
 
 @dataclass(frozen=True)
 class Releasing:
-    """Messages that a router needs no longer, unless it has said since that it does."""
+    """Messages that a router no longer needs, unless it has sent since that it does."""
 
     router: str
     sequence_no: int
     salt: str
     ids: tuple[str, ...]
     left: tuple[int, ...] = ()
-    """Stamps of calls that it has left without an answer: what they have made, or will, nobody has asked for since."""
+    """Sequence numbers of calls that it has left without an answer: nobody has asked since for what they make."""
 
 
 @dataclass(frozen=True)
 class SentAnswer:
-    """A message that was made, which the engine keeps until it is told to release it."""
+    """Answer to a call: the message that was made, which the engine keeps until it is told to release it."""
 
     id: str
     tokens: tuple[int, ...]
-    """All of it."""
+    """All tokens of the message."""
     chosen: tuple[SampledToken, ...] | None
     finish_reason: Literal["stop", "length"] | None
     usage: Usage
     counted: Mapping[str, int]
-    """What the engine has counted of the tenant's work since it last told."""
+    """Amounts by which the engine's counters for the tenant have grown since its last answer."""
 
 
 class EngineClient(Protocol):
-    """An engine somewhere else, by what reaches it.
+    """Client through which a router reaches an engine.
 
     Every method raises `EngineLostError` if the engine is gone, or gone and back without what it had.
     """
@@ -131,43 +131,45 @@ class EngineClient(Protocol):
     name: str
 
     async def greet(self, greeting: Hello) -> HelloReply:
-        """Be known to it. Raises `EngineMismatchError` if it cannot serve this router."""
+        """Introduce a router. Raises `EngineMismatchError` if the engine cannot serve it."""
         ...
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
-        """Let calls name an adapter. Raises `AdapterError`."""
+        """Load an adapter that calls can name. Raises `AdapterError`."""
         ...
 
     def run(self, sent: SentCall) -> AsyncGenerator[Sequence[SampledToken] | SentAnswer]:
-        """No tokens, when the call has begun; those of the message as they come; and what was made last.
+        """Yield no tokens when the call has begun, then its tokens as they come, and the answer last.
 
-        Leaving it cancels the call.
+        Closing the generator cancels the call.
         """
         ...
 
     async def raise_priority(self, router: str, number: int, priority: int) -> None:
-        """Give a call under way a higher priority."""
+        """Raise the priority of a call under way."""
         ...
 
     async def export_kv(self, copying: Copying) -> Any:
-        """The KV of messages, for `take` of another engine: of those that it has it of now."""
+        """Export the KV of messages, as far as the engine has it, for `import_kv` of another engine."""
         ...
 
-    async def import_kv(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
-        """Take in what another engine gave: the ids of messages that it now holds so, and the bytes of their KV."""
+    async def import_kv(self, copying: Copying, exported: Any) -> tuple[Collection[str], int]:
+        """Import what another engine exported; return the ids of the messages that it now holds, and the bytes of their
+        KV.
+        """
         ...
 
     async def release(self, releasing: Releasing) -> None:
-        """The router needs messages no longer."""
+        """Release messages that the router no longer needs."""
         ...
 
     async def close_tenant(self, router: str, salt: str, sequence_no: int) -> None:
-        """The router serves this tenant no longer, unless it has sent something for it since."""
+        """Close a tenant of the router, unless it has sent something for the tenant since."""
         ...
 
 
 def own_version() -> str:
-    """Name what is installed: what is sent means the same to engines of one version only."""
+    """Return the versions that are installed: engines of other versions cannot read what is sent."""
     return ", ".join(f"{name} {_installed(name)}" for name in ("choreo-agents", "choreo-ray"))
 
 
@@ -178,32 +180,32 @@ def _installed(name: str) -> str:
         return "from source"
 
 
-def sent(
+def build_call(
     router: str,
     sequence_no: int,
     number: int,
     salt: str,
     placed: PlacedCall,
     seed: int | None,
-    known: Collection[str],
+    known_ids: Collection[str],
     delivered: Sequence[int] = (),
     priority: int = 0,
 ) -> SentCall:
-    """A call as it is sent to an engine.
+    """Build the call that is sent to an engine.
 
     Args:
-        router: Sends it.
-        sequence number: Of this.
-        number: Of its request.
-        salt: The tenant's.
+        router: Id of the router.
+        sequence_no: Sequence number of the call.
+        number: Number of the router's request.
+        salt: Salt of the tenant.
         placed: The call.
-        seed: Of its sampling; None: it does not sample.
-        known: The ids of what the engine has.
-        delivered: Tokens that an engine which was lost had sampled: the answer starts with them.
-        priority: That it has by now.
+        seed: Seed of its sampling; None: it does not sample.
+        known_ids: Ids of the messages that the engine has.
+        delivered: Tokens that a lost engine had sampled: the answer starts with them.
+        priority: Its priority by now.
     """
     read, lineage = placed.read, placed.lineage
-    place: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "parents": [parent.handle for parent in lineage.parents],
         "offsets": list(lineage.placement.offsets),
         "position": lineage.placement.position,
@@ -214,44 +216,44 @@ def sent(
     call: Prefill | Decode
     if isinstance(read.call, Prefill):
         if read.call.maps:
-            place |= {"offsets": None, "position": None}
+            fields |= {"offsets": None, "position": None}
         # Only another model's message matters as a source: the engine counts tokens by it, and need not have others.
-        place |= {"source": placed.said.foreign, "lazy": False}
-        call = replace(read.call, content=list(lineage.tokens), **place)
+        fields |= {"source": placed.label.foreign, "lazy": False}
+        call = replace(read.call, content=list(lineage.tokens), **fields)
     else:
         sampling = read.call.sampling.model_copy(update={"seed": seed, "n": 1})
-        closing = None if read.call.turn_suffix is None else list(read.turn_suffix)
-        place |= {"header": list(lineage.tokens), "sampling": sampling, "turn_suffix": closing}
+        suffix = None if read.call.turn_suffix is None else list(read.turn_suffix)
+        fields |= {"header": list(lineage.tokens), "sampling": sampling, "turn_suffix": suffix}
         played = _played(read.call.played, delivered)
-        call = replace(read.call, idempotency_key=None, logits_callback=None, played=played, **place)
-    rows, promised = rows_of(lineage.parents, known)
+        call = replace(read.call, idempotency_key=None, logits_callback=None, played=played, **fields)
+    rows, promised = rows_of(lineage.parents, known_ids)
     return SentCall(router, sequence_no, number, salt, call, rows, promised)
 
 
 def rows_of(
-    messages: Collection[Message], known: Collection[str]
+    messages: Collection[Message], known_ids: Collection[str]
 ) -> tuple[tuple[LineageRow, ...], dict[str, Promised]]:
-    """What an engine has to be told of messages, and which of them nobody has encoded yet."""
-    lacking = lacked(messages, known)
-    open_ones = [each for each in lacking if each.promise is not None]
-    promised = {each.handle.id: Promised(each.again, tuple(each.foreign)) for each in open_ones}
-    return tuple(map(row_of, lacking)), promised
+    """Return the lineage of messages that an engine lacks, and which of them nobody has encoded yet."""
+    missing = missing_lineage(messages, known_ids)
+    unencoded = [message for message in missing if message.promise is not None]
+    promised = {message.handle.id: Promised(message.again, tuple(message.foreign)) for message in unencoded}
+    return tuple(map(row_of, missing)), promised
 
 
-def lacked(messages: Collection[Message], known: Collection[str]) -> list[Message]:
-    """Messages and all that they come from, less what is known: with what that comes from, it is."""
-    found: dict[str, Message] = {}
+def missing_lineage(messages: Collection[Message], known_ids: Collection[str]) -> list[Message]:
+    """Return messages and their ancestors, except what is known: whoever knows a message knows its ancestors."""
+    missing: dict[str, Message] = {}
     waiting = list(messages)
     while waiting:
         message = waiting.pop()
-        if message.handle.id not in known and message.handle.id not in found:
-            found[message.handle.id] = message
+        if message.handle.id not in known_ids and message.handle.id not in missing:
+            missing[message.handle.id] = message
             waiting.extend(message.parents)
-    return list(found.values())
+    return list(missing.values())
 
 
 def _played(played: PlayedCall | None, delivered: Sequence[int]) -> PlayedCall | None:
-    """What a call says, if that is known before: at least what was delivered already."""
+    """Return the answer of a call as far as it is known before: at least what was delivered already."""
     if not delivered:
         return played
     if played is None:

@@ -1,4 +1,4 @@
-"""Makes engines whose calls are run by others."""
+"""Constructors of engines whose calls run on remote engines."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from choreo_ray.remote.routing import Costs
 Made = TypeVar("Made", bound=Engine)
 
 COPIED_BYTES, PATIENCE_S = 1 << 28, 60.0
-"""Unless a router is told otherwise: see `RouterOptions`."""
+"""Defaults of `RouterOptions`."""
 _OWN_BYTES = 1 << 20
-"""Of a router's KV memory, in which there is never anything."""
+"""Bytes of a router's own KV memory, which is always empty."""
 
 
 class RouterOptions(TypedDict, total=False):
-    """What a router may be told, by name."""
+    """Options of a router, by name."""
 
     adapter: str | Path | None
-    """What its engines have loaded for calls that name no other."""
+    """Adapter that its engines have loaded for calls that name none."""
     chat: Mapping[str, Any] | None
     """Variables of the model's chat template, as for `Engine.load`."""
     copied_bytes: int
-    """Of KV that may be on its way to one of the engines at once at most: what is beyond is encoded again."""
+    """Most bytes of KV on their way to one engine at once: what exceeds them is encoded again."""
     patience_s: float
-    """Seconds that calls wait while none of the engines is there."""
+    """Seconds that calls wait while no engine is up."""
     costs: Costs
-    """From which is reckoned which of them should have a call done first; by default guesses for a CPU."""
+    """Costs from which the engine that finishes a call first is estimated; by default guesses for a CPU."""
     seed: int
-    """From which the seeds of calls without one are derived."""
+    """Seed from which the seeds of calls without one are derived."""
     sink: EventSink
     """Receives the router's trace events."""
 
@@ -54,13 +54,13 @@ def remote_engine(
     made: type[Made] = Engine,  # type: ignore[assignment]
     **options: Unpack[RouterOptions],
 ) -> Made:
-    """An engine whose calls others run: it knows all messages, and has no KV itself.
+    """Make an engine whose calls run on remote engines: it knows all messages, and has no KV itself.
 
     Args:
-        engines: Compute, each with a name of its own: by whatever reaches them (see `EngineWorker`).
-        model: Theirs, of which only small files are read here; or one loaded before.
+        engines: Clients of the engines that compute, each with a name of its own (see `EngineWorker`).
+        model: Model of the engines, of which only small files are read here; or one loaded before.
         salt: As for `Engine.load`.
-        made: What is made.
+        made: Class of the engine that is made.
         options: See `RouterOptions`.
 
     Raises:
@@ -75,26 +75,26 @@ def _core(engines: Sequence[EngineClient], model: str | Path | LoadedModel, opti
     if not engines or len({engine.name for engine in engines}) < len(engines):
         names = [engine.name for engine in engines]
         raise InvalidRequestError(f"a router needs engines, each with a name of its own, not {names!r}")
-    greeted = _greeted(engines[0])
+    reply = _greet(engines[0])
     memory = Memory(kv_budget_bytes=_OWN_BYTES)
     chosen = {"method": "choreo", "memory": memory, "scheduling": Scheduling(), "backend": "auto"}
-    told = {"seed": options.get("seed", 0), "sink": options.get("sink", discard)}
-    settings = Settings.model_validate(chosen | told)
+    events = {"seed": options.get("seed", 0), "sink": options.get("sink", discard)}
+    settings = Settings.model_validate(chosen | events)
     if not isinstance(model, LoadedModel):
-        model = load_weightless(model, greeted.served, chat=options.get("chat"))
+        model = load_weightless(model, reply.served, chat=options.get("chat"))
     adapter = options.get("adapter")
     own = None if adapter is None else read_loaded(model.adapter, adapter)
     default = "" if own is None else own.key
-    whose = (secrets.token_hex(16), model.adapter.fingerprint, own_version())
-    greeting = Hello(*whose, default)
+    identity = (secrets.token_hex(16), model.adapter.fingerprint, own_version())
+    greeting = Hello(*identity, default)
     per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
     fleet = Fleet(engines, options.get("costs", Costs()), per_token, copied_bytes)
     execution = RemoteExecution(fleet, greeting, options.get("patience_s", PATIENCE_S))
     return EngineCore(model, settings, own, execution)
 
 
-def _greeted(engine: EngineClient) -> HelloReply:
-    """What an engine says of itself; asked on a thread of its own, since an event loop may run on this one."""
+def _greet(engine: EngineClient) -> HelloReply:
+    """Greet an engine, on a thread of its own, since an event loop may run on this one."""
     greeting = Hello(secrets.token_hex(16), "", own_version())
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(engine.greet(greeting))).result()

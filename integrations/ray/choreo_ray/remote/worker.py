@@ -1,4 +1,4 @@
-"""An engine that computes for routers elsewhere: it is given calls with the lineage of what it does not know."""
+"""Worker that computes for routers: it gets calls with the lineage of the messages that it lacks."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from choreo_ray.remote.protocol import (
 )
 from choreo_ray.remote.worker_tenant import Latest, Serving
 
-_COUNTED_BY_THE_FRONT = frozenset({"finished", "cancelled", "failed"})
+_COUNTED_BY_ROUTER = frozenset({"finished", "cancelled", "failed"})
 
 
 class EngineWorker:
-    """Has one engine compute for routers, and nobody else. Used from one event loop.
+    """Worker by which one engine computes for routers only. Used from one event loop.
 
-    It is itself a `EngineClient`, of the same process.
+    It is itself an `EngineClient`, for a router in the same process.
 
     Args:
-        owner: The engine's: `Engine.admin`.
-        name: The engine's own.
+        owner: Admin of the engine: `Engine.admin`.
+        name: Name of the engine.
     """
 
     def __init__(self, owner: EngineAdmin, name: str) -> None:
         self.name = name
         self._owner, self._core = owner, owner.core
         self._serving: dict[tuple[str, str], Serving] = {}
-        """By router and salt."""
+        """State of each tenant of a router, by router and salt."""
         self._served: ServedModel | None = None
-        self._told: WeakKeyDictionary[Tenant, dict[str, int]] = WeakKeyDictionary()
-        """What was counted of each tenant and told to a router."""
+        self._reported: WeakKeyDictionary[Tenant, dict[str, int]] = WeakKeyDictionary()
+        """Values of each tenant's counters when a router was last told of them."""
         self._costs: WeakKeyDictionary[Message, Usage] = WeakKeyDictionary()
-        """Of messages whose makers were told what they had cost."""
+        """Usage of messages that was already reported with an answer."""
         self._closing: dict[str, asyncio.Future[None]] = {}
         """Done when a tenant is closed, by salt."""
         self._left = Latest[tuple[str, int], None]()
@@ -78,15 +78,15 @@ class EngineWorker:
                 f"engine {self.name!r} keeps text only, and is of no use to others: load it with method='choreo'"
             )
         with self._core.lock:
-            mine = {salt: each for (router, salt), each in self._serving.items() if router == greeting.router}
-            held = {salt: each.held() for salt, each in mine.items()}
+            served = {salt: tenant for (router, salt), tenant in self._serving.items() if router == greeting.router}
+            held_ids = {salt: tenant.held() for salt, tenant in served.items()}
         if self._served is None:
             self._served = await asyncio.to_thread(served_model, self._core.model)
-        return HelloReply(self._served, self._core.pool.total_tokens, self._core.kv_budget_bytes, held)
+        return HelloReply(self._served, self._core.pool.total_tokens, self._core.kv_budget_bytes, held_ids)
 
     @property
     def has_ended(self) -> bool:
-        """Whether its engine computes no more, though nobody has closed it."""
+        """True if the engine computes no more, though nobody has closed it."""
         try:
             self._core.loop.require_open()
         except ChoreoError as error:
@@ -117,18 +117,18 @@ class EngineWorker:
         serving.answers[sent.number] = answer
         answer.add_done_callback(lambda _: put(None))
         try:
-            with serving.tenant.given_up_if_left([answer], serving.scope):
+            with serving.tenant.cancel_on_error([answer], serving.scope):
                 yield ()
                 ended = False
                 while not ended:
-                    found = [await arrived.get()]
+                    arrivals = [await arrived.get()]
                     while not arrived.empty():
-                        found.append(arrived.get_nowait())
-                    ended = found[-1] is None
-                    if told := tuple(chosen for chosen in found if chosen is not None):
-                        yield told
+                        arrivals.append(arrived.get_nowait())
+                    ended = arrivals[-1] is None
+                    if tokens := tuple(chosen for chosen in arrivals if chosen is not None):
+                        yield tokens
                 handle = answer.result()
-            serving.made(handle, sent.sequence_no)
+            serving.note_made(handle, sent.sequence_no)
             if self._was_left(sent):
                 serving.leave(sent.sequence_no)
                 return
@@ -138,8 +138,8 @@ class EngineWorker:
 
     async def raise_priority(self, router: str, number: int, priority: int) -> None:
         """See `EngineClient`."""
-        for (whose, _), serving in self._serving.items():
-            if whose == router and (answer := serving.answers.get(number)) is not None:
+        for (owner, _), serving in self._serving.items():
+            if owner == router and (answer := serving.answers.get(number)) is not None:
                 with self._core.lock:
                     for request in self._core.loop.requests_of(serving.tenant.name):
                         if answer in request.futures:
@@ -150,16 +150,16 @@ class EngineWorker:
         serving = await self._serving_of(copying.router, copying.salt)
         return await asyncio.to_thread(export_kv, serving.tenant, copying.ids)
 
-    async def import_kv(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+    async def import_kv(self, copying: Copying, exported: Any) -> tuple[Collection[str], int]:
         """See `EngineClient`."""
         serving = await self._serving_of(copying.router, copying.salt)
         taken: dict[str, int] = {}
         try:
             serving.take_in(copying.ids, copying.rows, {}, copying.sequence_no)
-            refused = await asyncio.to_thread(import_kv, serving.tenant, given)
-            taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
+            refused = await asyncio.to_thread(import_kv, serving.tenant, exported)
+            taken = {packet.id: packet.nbytes for packet in exported if packet.id not in refused}
         finally:
-            serving.release([each for each in copying.ids if each not in taken], copying.sequence_no)
+            serving.release([message_id for message_id in copying.ids if message_id not in taken], copying.sequence_no)
         return list(taken), sum(taken.values())
 
     async def release(self, releasing: Releasing) -> None:
@@ -176,12 +176,12 @@ class EngineWorker:
         serving = self._serving.get((router, salt))
         if serving is None:
             return
-        if serving.latest > sequence_no:  # it was begun again, and that came before this
+        if serving.latest > sequence_no:  # the tenant was opened again, and that message has overtaken this one
             serving.release(serving.needed(), sequence_no)
             return
         del self._serving[router, salt]
         self._core.close_scope(serving.scope)
-        if all(other.tenant is not serving.tenant for other in self._serving.values()):
+        if all(remaining.tenant is not serving.tenant for remaining in self._serving.values()):
             closed = self._closing[salt] = asyncio.get_running_loop().create_future()
             try:
                 await asyncio.shield(asyncio.to_thread(self._owner.close_tenant, serving.tenant))
@@ -190,31 +190,31 @@ class EngineWorker:
                 closed.set_result(None)
 
     def serves(self, router: str, salt: str) -> bool:
-        """Whether it has something of a router's tenant."""
+        """Return whether it has something of a router's tenant."""
         return (router, salt) in self._serving
 
     async def _serving_of(self, router: str, salt: str) -> Serving:
         while (closing := self._closing.get(salt)) is not None:
             await asyncio.shield(closing)
-        known = self._serving.get((router, salt))
-        if known is None or known.tenant.closed:
-            known = self._serving[router, salt] = Serving(self._owner.open(salt))
-        return known
+        serving = self._serving.get((router, salt))
+        if serving is None or serving.tenant.closed:
+            serving = self._serving[router, salt] = Serving(self._owner.open(salt))
+        return serving
 
     def _was_left(self, sent: SentCall) -> bool:
-        """Whether the router has left a call already; asked once when it begins, and once when it has ended."""
+        """Return whether the router has left a call; checked when the call begins, and when it has ended."""
         return (sent.router, sent.sequence_no) in self._left
 
     def _answer(self, serving: Serving, handle: MessageHandle, sent: SentCall) -> SentAnswer:
-        """What was made, and what it has cost: what another call was told of is there already."""
+        """Return what a call has made and cost. A cost that another answer has reported is not reported again."""
         message = serving.tenant.find(handle)
         with self._core.lock:
             counted = asdict(self._core.counters.so_far(serving.tenant.name))
-        told = self._told.setdefault(serving.tenant, {})
-        if any(counted[name] < amount for name, amount in told.items()):
-            told.clear()  # the engine has begun to count anew
-        delta = {name: counted[name] - told.get(name, 0) for name in counted if name not in _COUNTED_BY_THE_FRONT}
-        told.update(counted)
+        reported = self._reported.setdefault(serving.tenant, {})
+        if any(counted[name] < amount for name, amount in reported.items()):
+            reported.clear()  # the engine's counters were reset
+        delta = {name: counted[name] - reported.get(name, 0) for name in counted if name not in _COUNTED_BY_ROUTER}
+        reported.update(counted)
         answer = SentAnswer(
             handle.id,
             message.tokens,

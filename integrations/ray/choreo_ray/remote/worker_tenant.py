@@ -1,4 +1,4 @@
-"""What an engine has of one router's tenant: messages, and calls under way."""
+"""State of one router's tenant in an engine: its messages, and its calls under way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_LATEST = 4096
 
 
 class Latest(dict[K, V]):
-    """The latest entries of many: what came long ago is asked for no longer."""
+    """A dict of the latest entries: older ones than `_MOST_LATEST` are dropped, as nobody asks for them any more."""
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
@@ -25,78 +25,78 @@ class Latest(dict[K, V]):
 
 
 class Serving:
-    """One tenant's messages here, of one router."""
+    """A tenant of one router."""
 
     def __init__(self, tenant: Tenant) -> None:
         self._core, self.tenant = tenant.core, tenant
         self.scope = Scope(None)
         self.answers: dict[int, Any] = {}
-        """Of calls under way, by number."""
+        """Answers of calls under way, by number."""
         self.latest = -1
-        """Stamp of the last that was sent for it."""
+        """Sequence number of the latest that was sent for it."""
         self._made = Latest[int, str]()
-        """What calls of late have made that nobody had needed before, by their sequence numbers."""
+        """Ids of what recent calls have made and nothing else had needed before, by sequence number."""
         self._needed: dict[str, int] = {}
-        """When the router said last that it needs a message."""
+        """Sequence number with which the router last needed each message, by id."""
         self._lineage = LineageExchange(tenant)
 
     def take_in(
         self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Mapping[str, Promised], sequence_no: int
     ) -> None:
-        """Know what a call reads; raises `UnknownHandleError` if something is not there, and did not come with it."""
+        """Register what a call reads; raise `UnknownHandleError` if something is neither here nor sent with it."""
         rows = {row.id: row for row in sent_rows}
         with self._core.lock:
             table = self._core.table
             self.latest = max(sequence_no, self.latest)
-            for each in read:
-                self._needed[each] = max(sequence_no, self._needed.get(each, sequence_no))
-            new = [each for each in rows if table.known(each) is None]
-            refused = self._lineage.take_in([each for each in read if each in rows], ReadLog(rows), self.scope)
-            for each in new:
-                message = table.known(each)
-                if message is not None and each in promised:
-                    promised[each].put_on(message, self._core.next_number())
+            for message_id in read:
+                self._needed[message_id] = max(sequence_no, self._needed.get(message_id, sequence_no))
+            new = [message_id for message_id in rows if table.known(message_id) is None]
+            refused = self._lineage.import_messages([key for key in read if key in rows], ReadLog(rows), self.scope)
+            for message_id in new:
+                message = table.known(message_id)
+                if message is not None and message_id in promised:
+                    promised[message_id].put_on(message, self._core.next_number())
         if refused:
             raise UnknownHandleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
 
     def held(self) -> list[str]:
-        """Ids of what is leased here. Under the engine's lock."""
-        return [message.handle.id for message in self._core.table.held_in(self.scope)]
+        """Return the ids of messages that are leased here. Under the engine's lock."""
+        return [message.handle.id for message in self._core.table.leased_in(self.scope)]
 
     def handle(self, message_id: str) -> MessageHandle:
-        """Of a leased message."""
+        """Return the handle of a leased message."""
         with self._core.lock:
             message = self._core.table.get(message_id)
         if message is None:
             raise UnknownHandleError(f"message {message_id!r} was released")
         return message.handle
 
-    def made(self, handle: MessageHandle, sequence_no: int) -> None:
-        """The router needs what a call has made."""
+    def note_made(self, handle: MessageHandle, sequence_no: int) -> None:
+        """Note that the router needs what a call has made."""
         with self._core.lock:
             if handle.id not in self._needed:
                 self._made[sequence_no] = handle.id
             self._needed[handle.id] = max(sequence_no, self._needed.get(handle.id, sequence_no))
 
     def leave(self, sequence_no: int) -> bool:
-        """The router has left a call without an answer: whether it had ended here. What it alone has made goes."""
-        if (made := self._made.pop(sequence_no, None)) is None:
+        """Release what only a call that the router has left has made; return whether the call had ended here."""
+        if (message_id := self._made.pop(sequence_no, None)) is None:
             return False
-        self.release([made], sequence_no)
+        self.release([message_id], sequence_no)
         return True
 
     def needed(self) -> list[str]:
-        """Ids of what the router needs."""
+        """Return the ids of messages that the router needs."""
         with self._core.lock:
             return list(self._needed)
 
     def release(self, ids: Collection[str], sequence_no: int) -> None:
-        """Drop the router's leases of these, unless it has said later that it needs them."""
+        """Drop the router's leases of messages, except those that it has needed later."""
         with self._core.lock:
-            for each in ids:
-                if self._needed.get(each, sequence_no) > sequence_no:
+            for message_id in ids:
+                if self._needed.get(message_id, sequence_no) > sequence_no:
                     continue
-                self._needed.pop(each, None)
-                message = self._core.table.get(each)
+                self._needed.pop(message_id, None)
+                message = self._core.table.get(message_id)
                 while message is not None and message.scoped[self.scope]:
                     self._core.table.release(message, self.scope)

@@ -132,7 +132,7 @@ def test_attack_an_engine_of_another_salt_model_or_dtype_takes_nothing(
 ) -> None:
     twin = load_model(save_tiny_llama(tmp_path, seed=5))
     for there in (make_engine(salt="other"), make_engine(twin, salt="s"), make_engine(half, salt="s")):
-        refused = there.lineage.take_in(
+        refused = there.lineage.import_messages(
             [each.id for each in pair.made], ReadLog(rows_of(pair.here, pair.made)), Scope(None)
         )
         assert set(refused) == {each.id for each in pair.made}

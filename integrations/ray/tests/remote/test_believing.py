@@ -50,7 +50,7 @@ def until(what: Callable[[], object]) -> None:
 def believed(router: Any) -> list[tuple[int, int, int]]:
     """Of each engine: calls that it serves, bytes on their way to it, and messages that it is to have."""
     replicas = router._core.execution.fleet.replicas.values()
-    return [(len(each.serving), each.arriving_bytes, len(each.coming)) for each in replicas]
+    return [(len(each.serving), each.arriving_bytes, len(each.incoming)) for each in replicas]
 
 
 async def test_calls_that_are_given_up_at_once_are_served_nowhere(
@@ -70,8 +70,8 @@ async def test_calls_that_are_given_up_at_once_are_served_nowhere(
     await asyncio.to_thread(until, lambda: not core.loop._tasks)
     assert (
         believed(router) == [(0, 0, 0)] * 2
-        and not core.execution._errands._at
-        and not core.execution._errands._arriving
+        and not core.execution._dispatcher._at
+        and not core.execution._dispatcher._arriving
     )
     await asyncio.to_thread(router.close)
 
@@ -163,16 +163,16 @@ def test_a_call_that_is_over_before_its_first_step_is_served_nowhere(
 ) -> None:
     router = remote_engine([*wired.values()], embedded)
     core: Any = router._core
-    place = core.execution._errands.place
+    place = core.execution._dispatcher.place
 
     def late(request: Any) -> Any:
         placed = place(request)
         core.loop.drop(request, RequestTimeoutError("it was placed too late"))
         return placed
 
-    monkeypatch.setattr(core.execution._errands, "place", late)
+    monkeypatch.setattr(core.execution._dispatcher, "place", late)
     with pytest.raises(RequestTimeoutError):
         router.prefill("Ann has 3 red kites.")
     until(lambda: not core.loop._tasks)
-    assert believed(router) == [(0, 0, 0)] * 2 and not core.execution._errands._at
+    assert believed(router) == [(0, 0, 0)] * 2 and not core.execution._dispatcher._at
     router.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from choreo_ray.remote import Costs, HelloReply
 from choreo_ray.remote.fleet import Fleet, PlacementRequest
-from choreo_ray.remote.protocol import lacked
+from choreo_ray.remote.protocol import missing_lineage
 from choreo_ray.remote.routing import CallToPlace, EngineAhead, Route, route
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,7 +70,7 @@ def test_what_is_encoded_again_is_counted_for_each_engine(data: st.DataObject) -
     for engine in ahead:
         there = {each.handle.id for each in held[engine.name]}
         for parent in read:
-            behind = lacked([parent], there)
+            behind = missing_lineage([parent], there)
             assert engine.again.get(parent.handle.id, 0) == sum(len(each.tokens) for each in behind)
             there |= {each.handle.id for each in behind}
 

@@ -302,5 +302,5 @@ def test_a_copy_made_by_what_is_not_loaded_is_not_known(
     here = make_engine(salt="s", adapter=adapter)
     [copy] = here.branches.map([here.prefill(words(1))])
     there = make_engine(salt="s")
-    there.lineage.take_in([copy.id], ReadLog(rows_of(here, [copy])), Scope(None))
+    there.lineage.import_messages([copy.id], ReadLog(rows_of(here, [copy])), Scope(None))
     assert set(sent(here, there, [copy])) == {copy.id}

@@ -64,7 +64,7 @@ def test_the_beginning_of_a_copy_is_shared_by_all_that_comes_with_it() -> None:
 
 def test_what_is_on_its_way_there_costs_nothing_more() -> None:
     call = CallToPlace([KVToRead("x", 1000, ["b"])], 0, 1)
-    engines = [EngineAhead("a", again={"x": 500}, room_bytes=MUCH, coming=["x"]), EngineAhead("b", rows=1)]
+    engines = [EngineAhead("a", again={"x": 500}, room_bytes=MUCH, incoming=["x"]), EngineAhead("b", rows=1)]
     found = route(call, engines, COSTS)
     assert found.engine == "a" and not found.copies and not found.encoded
 
@@ -131,7 +131,7 @@ def test_of_engines_that_lack_the_same_only_the_least_loaded_is_asked(data: st.D
             tokens=data.draw(st.sampled_from([0, 100])),
             again=again,
             room_bytes=data.draw(st.sampled_from([0, 2000, MUCH])),
-            coming=data.draw(st.sampled_from([(), ("x",)])),
+            incoming=data.draw(st.sampled_from([(), ("x",)])),
             holds=data.draw(st.integers(0, 1)),
         )
         for name in names

@@ -36,7 +36,7 @@ def rows_of(engine: Engine, handles: Sequence[MessageHandle]) -> dict[str, Linea
 def known_by(other: Engine, engine: Engine, handles: Sequence[MessageHandle]) -> Scope:
     """Let another engine know messages, and lease these in a scope."""
     scope = Scope(None)
-    refused = other.lineage.take_in([each.id for each in handles], ReadLog(rows_of(engine, handles)), scope)
+    refused = other.lineage.import_messages([each.id for each in handles], ReadLog(rows_of(engine, handles)), scope)
     assert refused == {}
     return scope
 

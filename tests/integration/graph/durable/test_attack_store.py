@@ -20,7 +20,7 @@ from support.stored import log_of, spoiled
 
 from choreo_agents import END, START, ChoreoGraph, MessageHandle
 from choreo_agents.errors import LineageWarning, StoreError
-from choreo_agents.graph.durable.finding import lineage_store_for, opened
+from choreo_agents.graph.durable.finding import lineage_store_for, open_store
 from choreo_agents.graph.durable.thread_log import ThreadLog
 from choreo_agents.graph.sync_bridge import run_coroutine
 
@@ -80,13 +80,13 @@ def another_tenants(store: BaseStore) -> None:
     """The same, under a seal that holds for somebody else."""
     item, plain = last_of(store), {name: each for name, each in last_of(store).value.items() if name != "seal"}
     there = log_of(store, salt="another")
-    store.put(place_of(), item.key, {**plain, "seal": there._seals.seal(there._kind(item.key), plain)})
+    store.put(place_of(), item.key, {**plain, "seal": there._seals.seal(there._seal_purpose(item.key), plain)})
 
 
 def another_threads(store: BaseStore) -> None:
     item, plain = last_of(store), {name: each for name, each in last_of(store).value.items() if name != "seal"}
     there = log_of(store, "2", SALT)
-    store.put(place_of(), item.key, {**plain, "seal": there._seals.seal(there._kind(item.key), plain)})
+    store.put(place_of(), item.key, {**plain, "seal": there._seals.seal(there._seal_purpose(item.key), plain)})
 
 
 def under_another_key(store: BaseStore) -> None:
@@ -128,7 +128,7 @@ def test_attack_what_was_changed_is_not_attended_to(
 ) -> None:
     """The reader is told, and encodes the message's words, which stand in the checkpoint, by themselves."""
     state, _ = spoken(make_engine, tmp_path)
-    spoil(opened(tmp_path / "states.lineage"))
+    spoil(open_store(tmp_path / "states.lineage"))
     engine = make_engine(salt=SALT)
     with saved(tmp_path) as saver, pytest.warns(LineageWarning, match=why):
         after = graph().compile(saver, engine=engine).invoke(None, CONFIG)
@@ -144,7 +144,7 @@ def handle_of(state: Any, author: str) -> MessageHandle:
 
 def test_attack_what_is_no_json_stops_the_run_and_is_not_read(make_engine: MakeEngine, tmp_path: Path) -> None:
     spoken(make_engine, tmp_path)
-    store: Any = opened(tmp_path / "states.lineage")
+    store: Any = open_store(tmp_path / "states.lineage")
     true = last_of(store)
     store.conn.execute("UPDATE store SET value = '{' WHERE prefix = ? AND key = ?", (".".join(place_of()), true.key))
     with saved(tmp_path) as saver:
@@ -160,7 +160,7 @@ def test_attack_what_is_no_json_stops_the_run_and_is_not_read(make_engine: MakeE
 def test_attack_a_thread_is_not_given_what_another_was_answered(make_engine: MakeEngine, tmp_path: Path) -> None:
     """All that is kept of one thread is copied to another's place: nobody there is answered by it."""
     spoken(make_engine, tmp_path)
-    store: Any = opened(tmp_path / "states.lineage")
+    store: Any = open_store(tmp_path / "states.lineage")
     copied = store.search(place_of(), limit=99)
     for item in copied:
         store.put(place_of("2"), item.key, item.value)

@@ -28,7 +28,7 @@ from support.tiny import save_tiny_llama
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, RunOptions, Sampling
 from choreo_agents.errors import LineageWarning, StoreError
 from choreo_agents.graph.durable import thread_log
-from choreo_agents.graph.durable.thread_log import Commits, ThreadLog, everything
+from choreo_agents.graph.durable.thread_log import Commits, ThreadLog, read_items
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.testing import Script
 
@@ -156,7 +156,7 @@ def test_processes_that_take_turns_write_what_one_would(scripted: Any) -> None:
         for turn in range(8):
             apps[turn % processes].invoke({"messages": [("user", f"Turn {turn}.")]}, config())
         place = ThreadLog(store, apps[0].builder.engine, "1").place
-        sizes.append([len(item.value["said"]) for item in run_coroutine(everything(store, place))])
+        sizes.append([len(item.value["said"]) for item in run_coroutine(read_items(store, place))])
     assert sizes[0] == sizes[1]
 
 

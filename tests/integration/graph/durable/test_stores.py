@@ -170,7 +170,7 @@ def test_a_full_file_stops_the_run_and_not_the_store(make_engine: MakeEngine, tm
     with beside(tmp_path) as saver:
         app = graph().compile(saver, engine=engine)
         app.invoke(ASKED, thread())
-        from choreo_agents.graph.durable.finding import opened as file_store
+        from choreo_agents.graph.durable.finding import open_store as file_store
 
         connection = file_store(tmp_path / "states.lineage").conn  # type: ignore[attr-defined]
         [pages] = connection.execute("PRAGMA page_count").fetchone()
@@ -209,17 +209,17 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     path, connect = tmp_path / "states.lineage", sqlite3.connect
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(sqlite3, "connect", partial(connect, factory=Dying))
-        finding.opened(path)
+        finding.open_store(path)
     assert not [*tmp_path.iterdir()]
     first: list[BaseStore] = []
 
     def slowly(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
-        first.append(finding._store(path))
+        first.append(finding._create_store(path))
         return connect(*args, **options)
 
     monkeypatch.setattr(sqlite3, "connect", slowly)
-    second = finding._store(path)
+    second = finding._create_store(path)
     first[0].put(("choreo", "rows"), "a", {"v": 1})
     found = second.get(("choreo", "rows"), "a")
     assert found is not None and found.value == {"v": 1} and [*tmp_path.iterdir()] == [path]

@@ -11,7 +11,7 @@ from langgraph.store.memory import InMemoryStore
 from support.stored import BreakingStore, described, log_of, named
 
 from choreo_agents.errors import StoreError
-from choreo_agents.graph.durable.thread_log import everything
+from choreo_agents.graph.durable.thread_log import read_items
 
 
 @pytest.mark.parametrize("speakers", [1, 3, 40])
@@ -86,7 +86,7 @@ async def test_deleting_is_broken_off_anywhere_and_ended_by_the_next() -> None:
         assert all(parent in left.rows for row in left.rows.values() for parent, _ in row.parents)
         store.breaks_at = None
         await log.delete(dropped.extend)
-        assert not await everything(store, log.place) and len(await everything(store, other.place)) == 1
+        assert not await read_items(store, log.place) and len(await read_items(store, other.place)) == 1
 
 
 async def test_what_waits_to_be_written_is_deleted_too() -> None:
@@ -112,7 +112,7 @@ async def test_what_waits_to_be_written_is_deleted_too() -> None:
     may.set()
     await asyncio.gather(first, deleting)
     store.abatch = slow  # type: ignore[method-assign]
-    assert not await everything(store, log.place) and len(await everything(store, other.place)) == 1
+    assert not await read_items(store, log.place) and len(await read_items(store, other.place)) == 1
 
 
 class Expiring(InMemoryStore):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.audit.closure import ahead, arrived, bits, components
+from choreo_agents.graph.audit.closure import bits, components, find_reachable, propagate
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.reach import Reach, cut, nearest, reach
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, PrivateContext
@@ -134,7 +134,7 @@ def test_what_is_blocked_is_what_pairs_one_by_one_say(chart: Chart) -> None:
 
 @given(graphs)
 def test_what_leads_where_is_what_walking_says(following: list[list[int]]) -> None:
-    for node, mask in enumerate(ahead(following)):
+    for node, mask in enumerate(find_reachable(following)):
         found: list[int] = []
         queue = [*following[node]]
         for each in queue:
@@ -142,9 +142,11 @@ def test_what_leads_where_is_what_walking_says(following: list[list[int]]) -> No
                 found.append(each)
                 queue += following[each]
         assert [*bits(mask)] == sorted(found)
-    behind = arrived(following, [1 << node for node in range(len(following))])
+    behind = propagate(following, [1 << node for node in range(len(following))])
     for node, mask in enumerate(behind):
-        assert [*bits(mask)] == [o for o in range(len(following)) if o == node or ahead(following)[o] >> node & 1]
+        assert [*bits(mask)] == [
+            o for o in range(len(following)) if o == node or find_reachable(following)[o] >> node & 1
+        ]
     assert sorted(node for component in components(following) for node in component) == [*range(len(following))]
 
 

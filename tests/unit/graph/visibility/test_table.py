@@ -213,7 +213,7 @@ def test_what_two_ways_re_word_must_be_declared() -> None:
 def test_what_is_said_of_input_holds_whether_an_edge_comes_before_or_behind(mode: Any) -> None:
     for turn in (1, -1):
         table = VisibilityTable()
-        table.describe(told={"me": "me"})
+        table.describe(personas={"me": "me"})
         edge: dict[str, Any] = {"rule": VisibilityRule(), "explicit": False, "has_mode": False}
         for said in [edge, {"rule": VisibilityRule(mode)}][::turn]:
             table.declare(START_SOURCE, "me", **said)
@@ -222,7 +222,7 @@ def test_what_is_said_of_input_holds_whether_an_edge_comes_before_or_behind(mode
 
 def test_a_mode_that_is_said_beside_a_history_holds_of_input() -> None:
     table = VisibilityTable()
-    table.describe(told={"me": "me"})
+    table.describe(personas={"me": "me"})
     table.declare(START_SOURCE, "me", VisibilityRule("shared", "last"), has_mode=False)
     assert table.reads("me", NODES)[START_SOURCE] == VisibilityRule("reencoded", "last")
     table.declare(START_SOURCE, "me", VisibilityRule("shared", "last"))

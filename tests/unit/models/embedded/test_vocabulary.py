@@ -33,6 +33,6 @@ def test_all_that_a_random_model_can_say_is_seen(tmp_path: Path) -> None:
 
 
 def test_who_has_its_words_speaks_its_language(embedded: LoadedModel, tmp_path: Path) -> None:
-    assert embedded.speaks_embedded
-    assert load_model(save_tiny_llama(tmp_path / "tiny")).speaks_embedded
-    assert not load_model(save_chatty(tmp_path / "chatty")).speaks_embedded
+    assert embedded.has_embedded_vocabulary
+    assert load_model(save_tiny_llama(tmp_path / "tiny")).has_embedded_vocabulary
+    assert not load_model(save_chatty(tmp_path / "chatty")).has_embedded_vocabulary

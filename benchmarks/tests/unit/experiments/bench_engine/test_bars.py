@@ -41,8 +41,8 @@ def test_bars_are_ratios_of_middles() -> None:
             EIGHT: measured(choreo=3, **{"HF static": 4, "HF continuous": 3}, **parts(2, 1)),
         }
     )
-    found = [bar for bar in bars(run) if bar.found is not None]
-    assert [(bar.what.partition(": ")[2], bar.found and bar.found.middle, bar.met) for bar in found] == [
+    found = [bar for bar in bars(run) if bar.measured is not None]
+    assert [(bar.what.partition(": ")[2], bar.measured and bar.measured.middle, bar.met) for bar in found] == [
         ("HF dynamic / choreo", 70, True),
         ("choreo / the sum", pytest.approx(2 / 1.5), False),
         ("choreo / HF static", 0.75, False),
@@ -53,7 +53,7 @@ def test_bars_are_ratios_of_middles() -> None:
 
 def test_a_bar_that_is_just_reached_is_met() -> None:
     run = report(**{REORDERED: measured(choreo=9, **parts(6, 4))})
-    assert [bar.met for bar in bars(run) if bar.found is not None] == [True]
+    assert [bar.met for bar in bars(run) if bar.measured is not None] == [True]
 
 
 def test_scenarios_that_bars_name_are_measured() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from choreo_bench.rivals.base import Absent
+from choreo_bench.competitors.base import Absent
 
 _OF_MODEL = {
     "model.embed_tokens.weight": "token_embd.weight",

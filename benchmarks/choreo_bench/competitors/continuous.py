@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from choreo_bench.rivals.base import Absent, Levels, Timer, after_prefixes, paths
+from choreo_bench.competitors.base import Absent, Levels, Timer, after_prefixes, paths
 
 _config: Any = getattr(transformers, "ContinuousBatchingConfig", None)
 PAGE_TOKENS = 32
@@ -19,7 +19,7 @@ PAGE_TOKENS = 32
 
 
 class ContinuousBatching:
-    """One manager that stays open: its pages outlive a request."""
+    """Continuous batching with one manager that stays open: its pages outlive a request."""
 
     name = "transformers, continuous batching"
 
@@ -51,7 +51,7 @@ class ContinuousBatching:
 
         def timer() -> float:
             times = self._generate(prompts, steps + 1)
-            return (max(each[-1] for each in times) - max(each[0] for each in times)) / steps
+            return (max(stamps[-1] for stamps in times) - max(stamps[0] for stamps in times)) / steps
 
         return timer
 
@@ -60,7 +60,7 @@ class ContinuousBatching:
         del self._manager, self._model
 
     def _generate(self, prompts: list[list[int]], count: int) -> list[list[float]]:
-        """When each token of each answer came, in seconds."""
+        """Return the time of each token of each answer, in seconds."""
         self._manager.add_requests(inputs=prompts, max_new_tokens=count, record_timestamps=True)
         done: list[Any] = []
         while len(done) < len(prompts):
@@ -69,6 +69,6 @@ class ContinuousBatching:
                 done.append(result)
             elif result is None and not self._manager.is_running():
                 raise Absent("it ended unexpectedly")
-        if any(each.error is not None or len(each.generated_tokens) != count for each in done):
+        if any(answer.error is not None or len(answer.generated_tokens) != count for answer in done):
             raise Absent("it did not generate what was asked for")
-        return [each.timestamps for each in done]
+        return [answer.timestamps for answer in done]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
-from choreo_bench.rivals.base import Levels, Timer, paths
+from choreo_bench.competitors.base import Levels, Timer, paths
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Of each layer: [batch, kv_heads, tokens, head_dim]."""
@@ -28,12 +28,12 @@ class HuggingFace:
     @torch.inference_mode()
     def first_token(self, messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]) -> Timer:
         known = [tokens for index in range(len(messages)) for tokens in messages[index]]
-        asked = [tokens for index in order for tokens in messages[index]]
+        prompt = [tokens for index in order for tokens in messages[index]]
         # A prefix cache finds what stands in the same place; of another order that is the messages before the first
         # that moved.
-        common = next((i for i, (a, b) in enumerate(zip(known, asked, strict=True)) if a != b), len(known))
-        prefix = self._encoded(asked[:common], None) if common else None
-        rest = torch.tensor([[*asked[common:], *new]])
+        common = next((i for i, (a, b) in enumerate(zip(known, prompt, strict=True)) if a != b), len(known))
+        prefix = self._encoded(prompt[:common], None) if common else None
+        rest = torch.tensor([[*prompt[common:], *new]])
 
         @torch.inference_mode()
         def timer() -> float:

@@ -1,4 +1,4 @@
-"""The contract of what is measured."""
+"""Protocol of an engine that is compared with others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Levels = Sequence[Sequence[Sequence[int]]]
 """A tree of prompts, level by level: the tokens of each node; as many children for each node of the level above."""
 
 
-class Absent(Exception):  # noqa: N818 - no error of ours: the rival is not there, or cannot do this
-    """Why a rival is not measured."""
+class Absent(Exception):  # noqa: N818 - no error of ours: the competitor is not there, or cannot do this
+    """Reason why a competitor is not measured."""
 
 
 @contextmanager
 def absent_on_failure(name: str) -> Iterator[None]:
-    """Whatever a rival raises becomes the reason why it is not measured."""
+    """Turn whatever a competitor raises into the reason why it is not measured."""
     try:
         yield
     except Absent:
@@ -29,8 +29,8 @@ def absent_on_failure(name: str) -> Iterator[None]:
         raise Absent(f"{name} fails: {type(reason).__name__} {first[:80]}".rstrip()) from reason
 
 
-class Rival(Protocol):
-    """One way to serve a model."""
+class Competitor(Protocol):
+    """An engine to compare with: one way to serve a model."""
 
     name: str
 
@@ -68,11 +68,11 @@ class Rival(Protocol):
 def after_prefixes(
     generate: Callable[[list[int]], object], messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]
 ) -> Timer:
-    """Times a first token on a rival that keeps what it was asked before, and finds exact prefixes of it again.
+    """Make a timer of first tokens on a competitor that caches prompts, and finds their exact prefixes again.
 
     Args:
         generate: Encodes a prompt and gives its first token.
-        messages: As for `Rival.first_token`, like `order` and `new`.
+        messages: As for `Competitor.first_token`, like `order` and `new`.
     """
     calls = 0
 
@@ -82,16 +82,16 @@ def after_prefixes(
         # Each time the messages are others, encoded in their first order before the clock starts.
         fresh = [[3 + (token + 7 * calls) % 290 for token in tokens] for tokens in messages]
         generate([token for tokens in fresh for token in tokens])
-        asked = [token for index in order for token in fresh[index]]
+        prompt = [token for index in order for token in fresh[index]]
         started = time.perf_counter()
-        generate([*asked, *new])
+        generate([*prompt, *new])
         return time.perf_counter() - started
 
     return timer
 
 
 def paths(levels: Levels, branches: int) -> list[tuple[tuple[int, int], ...]]:
-    """For each branch the nodes above it, as (level, index) from the root on."""
+    """Return for each branch the nodes above it, as (level, index) from the root on."""
     return [
         tuple((depth, branch * len(level) // branches) for depth, level in enumerate(levels))
         for branch in range(branches)

@@ -1,4 +1,4 @@
-"""Rivals do the work that they are timed for: what they would say is what Hugging Face says."""
+"""Competitors do the work that they are timed for: what they would say is what Hugging Face says."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from choreo_bench.competitors import HuggingFace, Ours
+from choreo_bench.competitors.base import paths
 from choreo_bench.experiments.bench_engine.measure import SCENARIOS, scenarios_named
-from choreo_bench.rivals import HuggingFace, Ours
-from choreo_bench.rivals.base import paths
 from transformers import AutoModelForCausalLM
 
 from choreo_agents.models import LoadedModel
@@ -39,11 +39,11 @@ def test_a_prefix_cache_reuses_what_stands_in_its_place(
 ) -> None:
     """Timed: the tokens after the common prefix, all of them, and no others; the answer is the model's own."""
     messages, new = [[5] * 9, [6] * 7, [7] * 11], [8, 9]
-    rival = HuggingFace(tiny_path, torch.float32, cache)
-    timer = rival.first_token(messages, order, new)
+    competitor = HuggingFace(tiny_path, torch.float32, cache)
+    timer = competitor.first_token(messages, order, new)
     seen: list[int] = []
     said: list[int] = []
-    forward = rival._model.forward
+    forward = competitor._model.forward
 
     def watched(*args, **kwargs):
         seen.append(kwargs["input_ids"].shape[1])
@@ -51,7 +51,7 @@ def test_a_prefix_cache_reuses_what_stands_in_its_place(
         said.append(int(out.logits[0, -1].argmax()))
         return out
 
-    monkeypatch.setattr(rival._model, "forward", watched)
+    monkeypatch.setattr(competitor._model, "forward", watched)
     assert timer() > 0 and timer() > 0
     common = {(0, 1, 2): 27, (0, 2, 1): 9, (2, 0, 1): 0}[order]
     assert seen == [29 - common] * 2
@@ -64,17 +64,17 @@ def test_a_prefix_cache_reuses_what_stands_in_its_place(
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_decode_steps_follow_each_branchs_own_prompt(tiny_path: Path, cache, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = [[[5, 6, 7, 8]], [[9, 10], [11, 12]]]
-    rival = HuggingFace(tiny_path, torch.float32, cache)
-    timer = rival.decode(levels, 4, 3)
+    competitor = HuggingFace(tiny_path, torch.float32, cache)
+    timer = competitor.decode(levels, 4, 3)
     said: list[list[int]] = []
-    forward = rival._model.forward
+    forward = competitor._model.forward
 
     def watched(*args, **kwargs):
         out = forward(*args, **kwargs)
         said.append(out.logits[:, -1].argmax(-1).tolist())
         return out
 
-    monkeypatch.setattr(rival._model, "forward", watched)
+    monkeypatch.setattr(competitor._model, "forward", watched)
     timer()
     assert len(said) == 4
     plain = AutoModelForCausalLM.from_pretrained(tiny_path)

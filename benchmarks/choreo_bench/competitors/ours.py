@@ -10,7 +10,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.tracing import Event, StepRan
-from choreo_bench.rivals.base import Levels, Timer, paths
+from choreo_bench.competitors.base import Levels, Timer, paths
 
 
 class Ours:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from choreo_bench.rivals.base import Absent, Levels, Timer, absent_on_failure, after_prefixes, paths
+from choreo_bench.competitors.base import Absent, Levels, Timer, absent_on_failure, after_prefixes, paths
 
 BLOCK_TOKENS = 128
 """Its default on a processor, faster than the smallest that works, 32. What fills no block is encoded anew."""
@@ -85,20 +85,20 @@ class Vllm:
             self._open.close()
 
     def _generate(self, prompts: list[list[int]], count: int) -> list[float]:
-        """When each step in which every prompt got a token ended, in seconds."""
+        """Return when each step that gave every prompt a token ended, in seconds."""
         with absent_on_failure("vLLM"):
             for prompt in prompts:
                 self._requests += 1
                 sampling = self._sampling(max_tokens=count, temperature=0.0, ignore_eos=True, detokenize=False)
                 self._engine.add_request(str(self._requests), {"prompt_token_ids": prompt}, sampling)
             ends: list[float] = []
-            said: dict[str, list[int]] = {}
+            tokens_by_id: dict[str, list[int]] = {}
             while self._engine.has_unfinished_requests():
                 outputs = self._engine.step()
                 if len(outputs) == len(prompts):
                     ends.append(time.perf_counter())
-                said |= {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
-            self.said = [said[request] for request in sorted(said, key=int)]
+                tokens_by_id |= {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
+            self.said = [tokens_by_id[request] for request in sorted(tokens_by_id, key=int)]
         if len(ends) < count or any(len(tokens) != count for tokens in self.said):
             raise Absent("vLLM did not generate what was asked for")
         return ends

@@ -1,4 +1,4 @@
-"""Rivals that are installed say what Hugging Face says; one that is not keeps nobody from being timed."""
+"""Competitors that are installed say what Hugging Face says; one that is not keeps nobody from being timed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from choreo_bench.competitors import Absent, ChatHuggingFaceDebate, LlamaCpp, Vllm
+from choreo_bench.competitors.base import absent_on_failure, paths
+from choreo_bench.competitors.chat_hugging_face import ForcedCall
+from choreo_bench.competitors.llama_gguf import _interleaved, write_gguf
 from choreo_bench.experiments.bench_engine.measure import measure_all, scenarios_named
-from choreo_bench.rivals import Absent, ChatHuggingFaceDebate, LlamaCpp, Vllm
-from choreo_bench.rivals.base import absent_on_failure, paths
-from choreo_bench.rivals.chat_hugging_face import ForcedCall
-from choreo_bench.rivals.llama_gguf import _interleaved, write_gguf
 from support.tiny import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -29,8 +29,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with heads of 32, the smallest that every rival takes."""
-    return save_tiny_llama(tmp_path_factory.mktemp("rivals"), hidden_size=128)
+    """A random Llama with heads of 32, the smallest that every competitor takes."""
+    return save_tiny_llama(tmp_path_factory.mktemp("competitors"), hidden_size=128)
 
 
 def greedy(path: Path, dtype: torch.dtype, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
@@ -58,11 +58,11 @@ def branch_prompts(branches: int) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_a_rival_that_is_not_installed_is_named_and_the_others_are_timed(
+def test_a_competitor_that_is_not_installed_is_named_and_the_others_are_timed(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("vllm", "llama_cpp"):
-        monkeypatch.setattr(f"choreo_bench.rivals.{module}.find_spec", lambda name: None)
+        monkeypatch.setattr(f"choreo_bench.competitors.{module}.find_spec", lambda name: None)
     scenarios = [*scenarios_named(["reordered"], 0.01), *scenarios_named(["1 branch "], 0.005)]
     report = measure_all(tiny_path, torch.float32, scenarios, repeats=1)
     for scenario in scenarios:
@@ -73,7 +73,7 @@ def test_a_rival_that_is_not_installed_is_named_and_the_others_are_timed(
         assert found["choreo"].spread.middle > 0 and found["HF dynamic"].spread.middle > 0
 
 
-def test_what_a_rival_raises_is_the_reason_of_its_absence() -> None:
+def test_what_a_competitor_raises_is_the_reason_of_its_absence() -> None:
     with pytest.raises(Absent, match=r"^it fails: ValueError no such shape$"), absent_on_failure("it"):
         raise ValueError("no such shape\nat all")
     with pytest.raises(Absent, match=r"^too long$"), absent_on_failure("it"):
@@ -89,22 +89,22 @@ def test_rotated_pairs_come_to_stand_side_by_side() -> None:
 def test_vllm_says_what_the_model_says_and_leaves_the_process_as_it_was(path: Path, dtype: torch.dtype) -> None:
     pytest.importorskip("vllm")
     before = dict(os.environ), torch.get_num_threads(), torch.set_num_threads
-    rival = Vllm(path, dtype, 512, 4, compiled=False)
+    competitor = Vllm(path, dtype, 512, 4, compiled=False)
     assert (dict(os.environ), torch.get_num_threads(), torch.set_num_threads) == before
-    timer = rival.first_token(MESSAGES, (2, 0, 1), NEW)
+    timer = competitor.first_token(MESSAGES, (2, 0, 1), NEW)
     said, prompts = [], []
     for call in (1, 2):
         assert timer() > 0
-        said += rival.said[0]
+        said += competitor.said[0]
         prompts.append([3 + (token + 7 * call) % 290 for index in (2, 0, 1) for token in MESSAGES[index]] + NEW)
-    timer = rival.decode(LEVELS, 4, 3)
+    timer = competitor.decode(LEVELS, 4, 3)
     assert timer() > 0 and timer() > 0
-    assert [len(answer) for answer in rival.said] == [4] * 4
-    said += [answer[0] for answer in rival.said]
+    assert [len(answer) for answer in competitor.said] == [4] * 4
+    said += [answer[0] for answer in competitor.said]
     assert agree(dtype, said, [answer[0] for answer in greedy(path, dtype, prompts + branch_prompts(4), 1)])
     if dtype == torch.float32:
-        assert rival.said == greedy(path, dtype, branch_prompts(4), 4)
-    rival.close()
+        assert competitor.said == greedy(path, dtype, branch_prompts(4), 4)
+    competitor.close()
     assert (dict(os.environ), torch.get_num_threads(), torch.set_num_threads) == before
 
 
@@ -114,13 +114,13 @@ def test_llama_cpp_reuses_a_prefix_and_says_what_the_model_says(path: Path, dtyp
     pytest.importorskip("gguf")
     said, prompts = [], []
     for order in ORDERS:
-        rival = LlamaCpp(path, dtype, "prefix", 256)
-        timer = rival.first_token(MESSAGES, order, NEW)
+        competitor = LlamaCpp(path, dtype, "prefix", 256)
+        timer = competitor.first_token(MESSAGES, order, NEW)
         for _ in range(2):
             assert timer() > 0
-            said += rival.said
+            said += competitor.said
             prompts.append([token for index in order for token in MESSAGES[index]] + NEW)
-        rival.close()
+        competitor.close()
     assert agree(dtype, said, [answer[0] for answer in greedy(path, dtype, prompts, 1)])
 
 
@@ -128,15 +128,15 @@ def test_llama_cpp_reuses_a_prefix_and_says_what_the_model_says(path: Path, dtyp
 def test_llama_cpp_decodes_branches_over_shared_cells(path: Path, dtype: torch.dtype) -> None:
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
-    rival = LlamaCpp(path, dtype, "prefix", 512)
-    timer = rival.decode(LEVELS, 4, 3)
+    competitor = LlamaCpp(path, dtype, "prefix", 512)
+    timer = competitor.decode(LEVELS, 4, 3)
     wanted = greedy(path, dtype, branch_prompts(4), 4)
     for _ in range(2):
         assert timer() > 0
-        assert agree(dtype, rival.said[:4], [answer[0] for answer in wanted])
+        assert agree(dtype, competitor.said[:4], [answer[0] for answer in wanted])
         if dtype == torch.float32:
-            assert rival.said == [answer[step] for step in range(4) for answer in wanted]
-    rival.close()
+            assert competitor.said == [answer[step] for step in range(4) for answer in wanted]
+    competitor.close()
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -155,14 +155,14 @@ def test_llama_cpp_moves_messages_that_did_not_see_each_other(path: Path, order:
         ).logits[0, -1]
         plain = model(torch.tensor([prompt])).logits[0, -1]
     assert (logits - plain).abs().max() > 0.1
-    rival = LlamaCpp(path, torch.float32, "choreography", 256)
-    timer = rival.first_token(MESSAGES, order, NEW)
+    competitor = LlamaCpp(path, torch.float32, "choreography", 256)
+    timer = competitor.first_token(MESSAGES, order, NEW)
     for _ in range(3):
         assert timer() > 0
-        assert rival.said == [int(logits.argmax())]
+        assert competitor.said == [int(logits.argmax())]
     with pytest.raises(Absent, match=r"see llama\.cpp prefix"):
-        rival.decode(LEVELS, 4, 3)
-    rival.close()
+        competitor.decode(LEVELS, 4, 3)
+    competitor.close()
 
 
 def test_only_plain_llamas_are_converted(tmp_path: Path) -> None:
@@ -182,17 +182,17 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def debate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ChatHuggingFaceDebate, Any]]:
-    """The rival, and the tokenizer of its model."""
+    """The competitor, and the tokenizer of its model."""
     pytest.importorskip("langchain_huggingface")
     folder = tmp_path_factory.mktemp("debate")
     save_random_llama(LlamaShape(2, 64, 128, 4, 2, 800), folder)
-    rival = ChatHuggingFaceDebate(folder, torch.float32)
-    yield rival, AutoTokenizer.from_pretrained(folder)
-    rival.close()
+    competitor = ChatHuggingFaceDebate(folder, torch.float32)
+    yield competitor, AutoTokenizer.from_pretrained(folder)
+    competitor.close()
 
 
 def test_chat_hugging_face_says_exactly_what_it_must(debate: tuple[ChatHuggingFaceDebate, Any]) -> None:
-    rival, tokenizer = debate
+    competitor, tokenizer = debate
     end = tokenizer.eos_token_id
 
     def said(name: str, turn: int) -> list[int]:
@@ -201,7 +201,7 @@ def test_chat_hugging_face_says_exactly_what_it_must(debate: tuple[ChatHuggingFa
         return [first, end, *others, end]
 
     before = dict(os.environ)
-    run = rival.debate(AGENTS, rounds=2, system=SYSTEM, question=QUESTION, said=said)
+    run = competitor.debate(AGENTS, rounds=2, system=SYSTEM, question=QUESTION, texts=said)
     assert dict(os.environ) == before
     assert run.answers == tuple(SAID[name, turn] for turn in range(2) for name in AGENTS)
     assert run.calls == len(run.ttft_s) == 6
@@ -226,18 +226,18 @@ def test_chat_hugging_face_makes_one_call_at_a_time(
             busy.release()
 
     monkeypatch.setattr(ForcedCall, "make", alone)
-    debate[0].debate(AGENTS, rounds=2, system=SYSTEM, question=QUESTION, said=lambda name, turn: [9])
+    debate[0].debate(AGENTS, rounds=2, system=SYSTEM, question=QUESTION, texts=lambda name, turn: [9])
     assert made == 6
 
 
 def test_chat_hugging_face_encodes_the_whole_chat_in_every_call(debate: tuple[ChatHuggingFaceDebate, Any]) -> None:
-    rival, tokenizer = debate
-    run = rival.debate(
+    competitor, tokenizer = debate
+    run = competitor.debate(
         AGENTS,
         rounds=3,
         system=SYSTEM,
         question=QUESTION,
-        said=lambda name, turn: tokenizer.encode(f" {SAID[name, turn]}"),
+        texts=lambda name, turn: tokenizer.encode(f" {SAID[name, turn]}"),
     )
     wanted = []
     for turn in range(3):
@@ -253,6 +253,6 @@ def test_chat_hugging_face_encodes_the_whole_chat_in_every_call(debate: tuple[Ch
 
 
 def test_chat_hugging_face_that_is_not_installed_is_named(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("choreo_bench.rivals.chat_hugging_face.find_spec", lambda name: None)
+    monkeypatch.setattr("choreo_bench.competitors.chat_hugging_face.find_spec", lambda name: None)
     with pytest.raises(Absent, match=r"^langchain-huggingface is not installed$"):
         ChatHuggingFaceDebate(tiny_path, torch.float32)

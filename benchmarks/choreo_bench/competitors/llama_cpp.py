@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from choreo_bench.rivals.base import Absent, Levels, Timer, absent_on_failure, paths
-from choreo_bench.rivals.llama_gguf import write_gguf
+from choreo_bench.competitors.base import Absent, Levels, Timer, absent_on_failure, paths
+from choreo_bench.competitors.llama_gguf import write_gguf
 
 SEQUENCES = 128
 """Sequences at once."""
@@ -85,12 +85,12 @@ class LlamaCpp:
     def _after_prefix(self, messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]) -> Timer:
         """The cache keeps the tokens that both prompts begin with; what follows them is encoded anew."""
         known = [token for tokens in messages for token in tokens]
-        asked = [token for index in order for token in messages[index]]
-        common = next((i for i, (a, b) in enumerate(zip(known, asked, strict=True)) if a != b), len(known))
-        rest = [*asked[common:], *new]
+        prompt = [token for index in order for token in messages[index]]
+        common = next((i for i, (a, b) in enumerate(zip(known, prompt, strict=True)) if a != b), len(known))
+        rest = [*prompt[common:], *new]
         with absent_on_failure("llama.cpp"):
             self._begin(flash=len(rest) > common)
-            self._encode(0, asked[:common], 0)
+            self._encode(0, prompt[:common], 0)
 
         def timer() -> float:
             with absent_on_failure("llama.cpp"):
@@ -207,7 +207,7 @@ class LlamaCpp:
             self._call(chunk, positions, [sequence] * len(chunk), 1)
 
     def _call(self, tokens: list[int], positions: list[int], sequences: list[int], wanted: int) -> None:
-        """One batch; the last `wanted` tokens give logits."""
+        """Run one batch; the last `wanted` tokens give logits."""
         count = len(tokens)
         numbers = ctypes.c_int32 * count
         ids = numbers(*sequences)
@@ -229,5 +229,5 @@ class LlamaCpp:
 
     def _greedy(self, rows: int) -> list[int]:
         logits = np.ctypeslib.as_array(self._llama.llama_get_logits(self._context), (rows, self._vocabulary))
-        found: list[int] = logits.argmax(-1).tolist()
-        return found
+        tokens: list[int] = logits.argmax(-1).tolist()
+        return tokens

@@ -1,4 +1,4 @@
-"""What is done today: a stock LangGraph graph of agents that hand each other strings, each a `ChatHuggingFace`."""
+"""The usual way today: a stock LangGraph graph of agents that exchange strings, each a `ChatHuggingFace`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from langgraph.graph.message import add_messages
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from choreo_bench.rivals.base import Absent, absent_on_failure
+from choreo_bench.competitors.base import Absent, absent_on_failure
 
 Said = Callable[[str, int], Sequence[int]]
 """The tokens that an agent must say in a round; the first round is 0."""
@@ -35,7 +35,7 @@ class ChatDebateState(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ChatRun:
-    """What a debate cost. The tuples have an entry for each call: round by round, the agents as they were given."""
+    """Cost of a debate. The tuples have an entry for each call: by round, then by agent in the given order."""
 
     end_to_end_s: float
     """From the graph's start to its end."""
@@ -56,7 +56,7 @@ class ChatRun:
 
 
 class ForcedCall:
-    """Its own logits processor: it leaves one token in each step, so that every step is paid for all the same.
+    """Logits processor that leaves one token in each step, so that every step is still computed.
 
     Args:
         tokens: The answer.
@@ -104,14 +104,14 @@ class ForcedCall:
 
 
 class ChatHuggingFaceDebate:
-    """One call at a time: over a pipeline it has no async. Each call encodes its whole chat."""
+    """A debate, one call at a time: over a pipeline `ChatHuggingFace` has no async. A call encodes its whole chat."""
 
     name = "LangGraph with ChatHuggingFace"
 
     def __init__(self, path: Path, dtype: torch.dtype, device: str = "cpu") -> None:
         self._chat: Any = chat_over(path, dtype, device)
 
-    def debate(self, agents: Sequence[str], *, rounds: int, system: str, question: str, said: Said) -> ChatRun:
+    def debate(self, agents: Sequence[str], *, rounds: int, system: str, question: str, texts: Said) -> ChatRun:
         """MADpar: all agents answer in each round, seeing their own answers and the others' last ones.
 
         Args:
@@ -124,7 +124,7 @@ class ChatHuggingFaceDebate:
         Raises:
             Absent: It cannot do this.
         """
-        calls = {(turn, name): ForcedCall(said(name, turn)) for turn in range(rounds) for name in agents}
+        calls = {(turn, name): ForcedCall(texts(name, turn)) for turn in range(rounds) for name in agents}
         app = self._graph(agents, rounds, calls)
         inputs: ChatDebateState = {"messages": [SystemMessage(system), HumanMessage(question)], "rounds_over": 0}
         with absent_on_failure("ChatHuggingFace"), quietly():
@@ -167,11 +167,11 @@ class ChatHuggingFaceDebate:
 
 
 def _chat_of(name: str, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """What all are told, an agent's own answers, and the others' last ones: a chat has to end with a human's words."""
-    told = [message for message in messages if message.name is None]
+    """Build an agent's chat: shared messages, its own answers, and the others' last ones. It ends with a user turn."""
+    shared = [message for message in messages if message.name is None]
     own = [message for message in messages if message.name == name]
     last = {message.name: message.text for message in messages if message.name not in (None, name)}
-    return [*told, *own, *(HumanMessage(f"{other}: {words}") for other, words in last.items())]
+    return [*shared, *own, *(HumanMessage(f"{other}: {words}") for other, words in last.items())]
 
 
 def chat_over(path: Path, dtype: torch.dtype, device: str = "cpu") -> Any:

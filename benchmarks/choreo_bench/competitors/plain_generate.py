@@ -25,6 +25,6 @@ class PlainGenerate:
         started = time.perf_counter()
         ids = torch.tensor([list(prompt)], device=self._model.device)
         mask = torch.ones_like(ids)
-        said = self._model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False, eos_token_id=None)
-        int(said[0, -1])  # a GPU is done when this is known
+        output = self._model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False, eos_token_id=None)
+        int(output[0, -1])  # a GPU is done when this is known
         return time.perf_counter() - started
