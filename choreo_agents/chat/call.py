@@ -84,10 +84,8 @@ class ChatCall:
         Raises:
             InvalidRequestError: A message holds more than text, or `effort` changes nothing.
         """
-        request = self.request
-        return whole_prompt(
-            self.engine.model, self._messages, request.tools, self._header, thinks=self._thinks, effort=request.effort
-        )
+        model, tools, effort = self.engine.model, self.request.tools, self.request.effort
+        return whole_prompt(model, self._messages, tools, self._header, thinks=self._thinks, effort=effort)
 
     def asked(self, noted: dict[str, Any]) -> Steps:
         """Yield the prefills of the view, and return the decode.

@@ -47,9 +47,8 @@ class CallsOrAnswer:
 
     def _ends_as(self, make: MakeConstraint, tokens: Sequence[int]) -> bool:
         constraint = make(self._ends)
-        return all(_goes_on(constraint, token) for token in tokens) and (
-            constraint.done or _goes_on(constraint, min(self._ends))
-        )
+        goes_on = partial(_goes_on, constraint)
+        return all(map(goes_on, tokens)) and (constraint.done or goes_on(min(self._ends)))
 
 
 def _goes_on(constraint: TokenConstraint, token: int) -> bool:
@@ -88,9 +87,8 @@ class CompiledConstraints:
         """
         text = json.dumps(tools)
         calls = f", or calls of {text}" if tools else ""
-        return Constraint(
-            f"an answer of {grammar.plain()!r}{calls}", ConstrainedCall(grammar, text, self._compiled(grammar, text))
-        )
+        call = ConstrainedCall(grammar, text, self._compiled(grammar, text))
+        return Constraint(f"an answer of {grammar.plain()!r}{calls}", call)
 
     def classifier(self, grammar: Grammar, tools: Described) -> Callable[[], CallsOrAnswer] | None:
         """Return a factory of classifiers for constrained messages; None: their headers distinguish calls."""
@@ -182,8 +180,6 @@ def constrained_sampling(
         return sampling, constraint, classifier
     if constraint is None:
         cache = engine.kv.get_or_create(CompiledConstraints, engine.model)
-        constraint, classifier = (
-            cache.of(sampling.constraint, tools),
-            cache.classifier(sampling.constraint, tools) if tools else None,
-        )
+        constraint = cache.of(sampling.constraint, tools)
+        classifier = cache.classifier(sampling.constraint, tools) if tools else None
     return sampling.model_copy(update={"constraint": None}), constraint, classifier

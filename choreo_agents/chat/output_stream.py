@@ -45,7 +45,7 @@ class ShownText:
         """Add a piece, and return the text that can be shown now; may be empty."""
         pending = "" if self._is_over else before_stop(self._tail + text, self._stops)
         self._is_over = self._is_over or pending != self._tail + text
-        self._tail = self._possible_ending(pending)
+        self._tail = max((_overlap(pending, ending) for ending in self._endings), key=len, default="")
         ready = pending[: len(pending) - len(self._tail)]
         words = ready.rstrip()
         spaces = ready[len(words) :]
@@ -68,11 +68,6 @@ class ShownText:
     def _show(self, text: str) -> str:
         self._shown += [text] if text else []
         return text
-
-    def _possible_ending(self, text: str) -> str:
-        """Return the longest suffix of a text that is a prefix of an ending."""
-        overlaps = (_overlap(text, ending) for ending in self._endings)
-        return max(overlaps, key=len, default="")
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
@@ -106,12 +101,10 @@ def logprobs_of(model: LoadedModel, chosen: Sequence[SampledToken]) -> dict[str,
     def describe(token: int, logprob: float | None) -> dict[str, Any]:
         return {"token": model.decode([token]), "bytes": [*model.bytes_of(token)], "logprob": logprob}
 
-    return {
-        "content": [
-            {**describe(sampled.token, sampled.logprob), "top_logprobs": [describe(*likely) for likely in sampled.top]}
-            for sampled in chosen
-        ]
-    }
+    content = [
+        {**describe(s.token, s.logprob), "top_logprobs": [describe(*likely) for likely in s.top]} for s in chosen
+    ]
+    return {"content": content}
 
 
 class ParsedOutput(NamedTuple):
@@ -168,15 +161,14 @@ class OutputStream:
         self.opened = len(opening if thinking is None else model.encode(thinking.answer))
         """Number of header tokens before the text."""
         how = tools_format(model.chat)
+        ends = [token for text in (how.ends if tools else ()) for token in model.encode(text)[:1]]
         self.decode_args: dict[str, Any] = {
             "sampling": sampling,
             "constraint": constraint,
             "thinking": thinking,
             "turn_suffix": model.chat.turn_end,
             # Tokens that end a call's turn by themselves.
-            "extra_stop_token_ids": tuple(
-                token for text in (how.ends if tools else ()) for token in model.encode(text)[:1]
-            ),
+            "extra_stop_token_ids": tuple(ends),
             # A turn may have several messages: a preamble, then a call.
             "in_parts": bool(tools) and how.is_headed and bool(how.ends),
         }
@@ -218,9 +210,8 @@ class OutputStream:
         number = sum(self._shown_calls.values()) if call["type"] == "tool_call" else None
         self._shown_calls[call["id"]] = number is not None
         args = call["args"] if isinstance(call["args"], str) else to_json(call["args"])
-        yield self._chunk(
-            "", tool_call_chunks=[tool_call_chunk(name=call["name"], args=args, id=call["id"], index=number)]
-        )
+        piece = tool_call_chunk(name=call["name"], args=args, id=call["id"], index=number)
+        yield self._chunk("", tool_call_chunks=[piece])
 
     def last(self, message: AIMessage) -> Iterator[AIMessageChunk]:
         """Yield what is left of the message; only the last chunk has the finish reason and usage."""

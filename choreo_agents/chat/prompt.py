@@ -153,12 +153,8 @@ class PromptCutter:
 
     def __init__(self, model: LoadedModel) -> None:
         chat, how = model.chat, tools_format(model.chat)
-        own: list[str | PromptText] = [
-            chat.start("assistant"),
-            chat.header(None),
-            chat.header(None, thinking=True),
-            how.opening,
-        ]
+        headers = chat.header(None), chat.header(None, thinking=True)
+        own: list[str | PromptText] = [chat.start("assistant"), *headers, how.opening]
         self._bos = tuple(model.encode(PromptText.special(chat.bos)))
         self._system = _by_first(model, [chat.start("system")])
         result = "" if how.result is None else how.result.before.partition(_MARK)[0]

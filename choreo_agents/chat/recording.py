@@ -60,11 +60,8 @@ class RecordedChats:
         engine, run = call.engine, self._run_of(call.thread if isinstance(call.thread, str) else None)
         number = self._calls[run] = self._calls.get(run, -1) + 1
         placed = place([parent.length for parent in decode.parents], decode.offsets, decode.position)
-        thought = (
-            engine.inspect.thoughts(handle, idempotency_key=decode.idempotency_key)[:1]
-            if decode.thinking is not None
-            else ()
-        )
+        key = decode.idempotency_key
+        thought = () if decode.thinking is None else engine.inspect.thoughts(handle, idempotency_key=key)[:1]
         tokens = engine.tokens(handle)[call.opened :]
         recorder.call(
             engine.record,

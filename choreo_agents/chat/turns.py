@@ -160,9 +160,8 @@ def role_of(message: BaseMessage) -> str:
         return message.role
     if isinstance(message, FunctionMessage):
         return "tool"
-    return {"system": "system", "ai": "assistant", "tool": "tool"}.get(
-        message.type.removesuffix("MessageChunk").lower(), "user"
-    )
+    kind = message.type.removesuffix("MessageChunk").lower()
+    return {"system": "system", "ai": "assistant", "tool": "tool"}.get(kind, "user")
 
 
 def _model_text(message: AIMessage, words: str) -> str:

@@ -237,12 +237,9 @@ class TreeDisplay(PlayDisplay):
             candidates = [(next(names), row) for row in thinkers]
             cast = [row.words for row in voters if row.tokens]
             ballots = [ballot_of(prompts)(name, row.words.strip()) for name, row in candidates]
-            elected = (
-                elect(cast, ballots, answer_prefix=prompts("answer_prefix"), seats=size.keep)
-                if len(cast) == size.voters
-                else []
-            )
-            votes = Counter(words.rpartition(prompts("answer_prefix"))[2].strip() for words in cast)
+            prefix, is_over = prompts("answer_prefix"), len(cast) == size.voters
+            elected = elect(cast, ballots, answer_prefix=prefix, seats=size.keep) if is_over else []
+            votes = Counter(words.rpartition(prefix)[2].strip() for words in cast)
             levels.append(Level(candidates, voters, votes, elected))
         return levels
 

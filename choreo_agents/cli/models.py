@@ -98,12 +98,9 @@ def measured(loaded: LoadedModel) -> Mapping[str, Any]:
 
     probe = loaded.probe
     attends = loaded.backend("auto")
-    computed = {
-        "attends": backend_name(attends),
-        "nothing_faster": why_not_faster(attends),
-        "computed_by": loaded.computed_with(attends),
-    }
-    return {"parameters": loaded.adapter.parameters, "error": probe.error, "rounding": probe.tolerance, **computed}
+    known = {"parameters": loaded.adapter.parameters, "error": probe.error, "rounding": probe.tolerance}
+    attending = {"attends": backend_name(attends), "nothing_faster": why_not_faster(attends)}
+    return {**known, **attending, "computed_by": loaded.computed_with(attends)}
 
 
 def report_check(console: Console, report: ModelCheck, *, measured: bool, measure: bool) -> None:

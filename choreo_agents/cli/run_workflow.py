@@ -111,8 +111,7 @@ def run_case(
         setting = Setting(loaded, base, problem(case.name, seed), seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30))))
         if not items:
             if isinstance(options, RecordOptions):
-                item = problem_of(seed, agents=options.agents, reports=options.reports)
-                setting = replace(setting, item=item)
+                setting = replace(setting, item=problem_of(seed, agents=options.agents, reports=options.reports))
             times = 0 if no_compare else repeats or (5 if loaded.has_embedded_vocabulary else 1)
             show(console, setting, model, variant, times, html, as_json=as_json)
             return

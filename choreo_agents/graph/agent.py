@@ -22,15 +22,7 @@ from choreo_agents.graph.turn.turn import AgentTurn, Choices, with_update
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.reader_rules import MergeSpec, ReaderRules, Update
 from choreo_agents.graph.view.view import HistoryLimit, required_history
-from choreo_agents.graph.visibility import (
-    EVERYONE,
-    Positions,
-    Reads,
-    VisibilityRule,
-    hidden_sources,
-    rules_of,
-    with_input,
-)
+from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, VisibilityRule, kept_out, rules_of, with_input
 from choreo_agents.graph.words.prompts import Prompt, require_prompt, required_arguments
 from choreo_agents.graph.words.thoughts import Thinks, required_thinking
 from choreo_agents.pml import Prompt as SchemaPrompt
@@ -126,11 +118,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         shared_system: str | None = None,
         positions: Positions | None = None,
     ) -> None:
-        for option, text in {
-            "name": name,
-            "persona": persona or name,
-            "assistant_prefix": assistant_prefix or name,
-        }.items():
+        named = {"name": name, "persona": persona or name, "assistant_prefix": assistant_prefix or name}
+        for option, text in named.items():
             if not isinstance(text, str) or not text:
                 raise InvalidRequestError(f"the {option} of an agent must be a text with something in it, not {text!r}")
         if positions not in (None, *get_args(Positions)):
@@ -206,7 +195,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         if self._reader_rules is not None:
             return self._reader_rules
         rules = with_input(self.rules)
-        guard = Guard(hidden_sources(self.rules), spared=frozenset([*rules, *filter(None, [self.persona])]))
+        guard = Guard(kept_out(self.rules), spared=frozenset([*rules, *filter(None, [self.persona])]))
         undeclared = {EVERYONE} if EVERYONE in self.rules else None
         return ReaderRules(rules, undeclared, self.shared_system, self.positions or "sequential", guard=guard)
 
@@ -252,10 +241,8 @@ def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
     served = copy.copy(agent)
     served.engine = engine
     if (prompt := agent.schema_prompt) is not None:
-        prompts = engine.kv.get_or_create(_ServedPrompts)
-        served.imported = prompts.get(agent) or prompts.setdefault(
-            agent, ImportedPrompt(engine, prompt, agent.shared_system)
-        )
+        kept = engine.kv.get_or_create(_ServedPrompts)
+        served.imported = kept.get(agent) or kept.setdefault(agent, ImportedPrompt(engine, prompt, agent.shared_system))
     return served, engine
 
 
@@ -301,10 +288,9 @@ def _required_sampling(name: str, sampling: Any) -> Sampling:
     return Sampling() if sampling is None else sampling
 
 
-def _required_update(name: str, update: Any) -> Update | None:
+def _required_update(name: str, update: Update | None) -> Update | None:
     if update is not None:
         if not callable(update):
             raise InvalidRequestError(f"the update of {name!r} must be a function, not {type(update).__name__}")
         required_arguments(name, "on_output", update, ["said", "state"])
-    function: Update | None = update
-    return function
+    return update

@@ -267,9 +267,7 @@ class ChoreoGraph(DeclaringGraph):
             InvalidRequestError: An agent has a prompt of a schema instead.
             VisibilityError: There is no such agent or persona.
         """
-        agents = {
-            name: agent.with_system(text) for name, agent in agents_among(self.nodes) if node in (name, agent.persona)
-        }
+        agents = {n: agent.with_system(text) for n, agent in agents_among(self.nodes) if node in (n, agent.persona)}
         if not agents:
             raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
         changed = self._copy()
@@ -403,16 +401,11 @@ def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
         else:
             signing = partial(sign, node=name, persona=bound.personas.get(name))
             signing = partial(require_silent, node=name) if name in bound.table.silent else signing
-            holds_agents = _holds_agents(node)
+            graphs = find_runnable(node, CompiledStateGraph)  # the nodes of such a graph are observed one by one
+            holds_agents = any(isinstance(g, CompiledChoreoGraph) or any(agents_of(g.builder)) for g in graphs)
             placed = placed_node(node if holds_agents else observe(node), name, signing, holds_agents=holds_agents)
             nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
     return nodes
-
-
-def _holds_agents(node: Any) -> bool:
-    """Return whether a node is a graph whose nodes are observed one by one."""
-    graphs = list(find_runnable(node, CompiledStateGraph))
-    return any(isinstance(graph, CompiledChoreoGraph) or any(agents_of(graph.builder)) for graph in graphs)
 
 
 def _require_names(graph: ChoreoGraph) -> None:

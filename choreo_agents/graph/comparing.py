@@ -232,9 +232,8 @@ async def _run(
         listening = RunListener(on_call=(run.record,), play=partial(results.play, run))
         config = replace(RunContext.of(called_with(graph, called)), twin=twin, listener=listening).into(called)
         started = time.perf_counter()
-        async for path, mode, part in graph.astream(
-            state, config, context=context, stream_mode=["custom", "values"], subgraphs=True
-        ):
+        parts = graph.astream(state, config, context=context, stream_mode=["custom", "values"], subgraphs=True)
+        async for path, mode, part in parts:
             if mode == "custom" and isinstance(part, Mapping) and "ttft_s" in part:
                 waits.append(part["ttft_s"])
             elif mode == "values" and not path:
@@ -278,9 +277,8 @@ class _Run:
                 f"{', '.join(sorted(self.ambiguous))} speaks several times in one place, in branches of a subgraph or "
                 "in a graph that a function calls again: such calls cannot be told apart, and are not compared"
             )
-        if forced is not None and not self.tokens.keys() <= {
-            place for place, tokens in forced.items() if tokens is not None
-        }:
+        known = {place for place, tokens in (forced or {}).items() if tokens is not None}
+        if forced is not None and not self.tokens.keys() <= known:
             raise InvalidRequestError(f"input {number} has other agents speak when it is run again: it is not compared")
 
 
@@ -304,7 +302,7 @@ class _Results:
         def keep(result: Any) -> None:
             # A function that calls agents must do so under every method; and handles belong to one engine.
             asks = any(f"{place[0]}|".startswith(f"{author}|") for place in [*run.words])
-            if not asks and not _holds_handles(result):
+            if not asks and not _has_handles(result):
                 self._recorded[key].append(copy.deepcopy(result))
 
         return ReplayedNode(keep=keep)
@@ -322,16 +320,14 @@ def _comparable(value: Any) -> Any:
     return value
 
 
-def _holds_handles(value: Any) -> bool:
+def _has_handles(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return {"handle", "message_id"} <= value.keys() or any(map(_holds_handles, value.values()))
+        return {"handle", "message_id"} <= value.keys() or any(map(_has_handles, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(_holds_handles, value))
+        return any(map(_has_handles, value))
     if isinstance(value, BaseMessage):
-        return _holds_handles([value.additional_kwargs, value.response_metadata])
-    return isinstance(value, Command | Send) and _holds_handles(
-        value.update if isinstance(value, Command) else value.arg
-    )
+        return _has_handles([value.additional_kwargs, value.response_metadata])
+    return isinstance(value, Command | Send) and _has_handles(value.update if isinstance(value, Command) else value.arg)
 
 
 def _initial_state(value: Any, number: int) -> Any:
@@ -352,8 +348,5 @@ def _sum(costs: Sequence[Cost]) -> Cost:
 
 
 def _median_cost(costs: Sequence[Cost]) -> Cost:
-    return replace(
-        costs[0],
-        first_token_s=median(cost.first_token_s for cost in costs),
-        end_to_end_s=median(cost.end_to_end_s for cost in costs),
-    )
+    first_s, whole_s = median(cost.first_token_s for cost in costs), median(cost.end_to_end_s for cost in costs)
+    return replace(costs[0], first_token_s=first_s, end_to_end_s=whole_s)

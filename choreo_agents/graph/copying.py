@@ -49,9 +49,8 @@ class GraphCopy:
         builder: Any = app.builder
         graph: ChoreoGraph = builder.origin
         copied = graph.with_policy(graph.policy)
-        copied.nodes = {
-            name: replace(spec, runnable=self._copy(prefix + name, spec.runnable)) for name, spec in graph.nodes.items()
-        }
+        nodes = graph.nodes.items()
+        copied.nodes = {name: replace(spec, runnable=self._copy(prefix + name, spec.runnable)) for name, spec in nodes}
         return copied.compile(saver, **builder.served, lineage=False, **stops_of(app))
 
     def _copy_stock(self, graph: Any, prefix: str) -> Any:

@@ -91,9 +91,7 @@ def draw_audit(graph: DeclaringGraph, report: AuditReport) -> str:
             styles.append(f"    linkStyle {count} stroke:{colour},color:{colour}")
             count += 1
     for name in (context.name for context in report.contexts):
-        lines.append(
-            f"    {boxes[name]}[[{_quoted(name)}]]:::private" if name in boxes else f"    {_id(name)}:::private"
-        )
+        lines += [f"    {boxes[name]}[[{_quoted(name)}]]:::private" if name in boxes else f"    {_id(name)}:::private"]
     lines += ["    classDef private fill:#fbe3e6,stroke:#d1495b", "    classDef function fill:#eeeeee,stroke:#999999"]
     return "\n".join([*lines, *styles])
 

@@ -106,11 +106,8 @@ def nodes_behind(config: RunnableConfig, depth: int) -> tuple[str, ...]:
     parts, graphs = task_parts_of(config), _configurable(config).get("checkpoint_map") or {}
     # If one task calls several graphs, LangGraph adds a number as a part for the second and later ones. A node's name
     # may be a number, too: then the parts before it name a graph.
-    return tuple(
-        part.partition(":")[0]
-        for at, part in enumerate(parts)
-        if at >= depth and (not part.isdigit() or "|".join(parts[:at]) in graphs)
-    )
+    places = [at for at in range(depth, len(parts)) if not parts[at].isdigit() or "|".join(parts[:at]) in graphs]
+    return tuple(parts[at].partition(":")[0] for at in places)
 
 
 def branch_of(config: RunnableConfig) -> int:

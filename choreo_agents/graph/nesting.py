@@ -93,12 +93,10 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
                 f"declared to it: declare them to {name!r} {REENCODED.name!r}, and send them shared"
             )
         place = _task_place(config, name, says_there=graph is not None)
-        parent, depth = RunContext.of(config), len(task_parts_of(config))
-        around = merge_entries([*parent.outer_entries], entries) if holds_agents else ()
+        outer, depth = RunContext.of(config), len(task_parts_of(config))
+        around = merge_entries([*outer.outer_entries], entries) if holds_agents else ()
         tasks = (*tasks_around(config), place)
-        within = replace(parent, nodes=(*parent.nodes, name), depth=depth, tasks=tasks, outer_entries=around).into(
-            config
-        )
+        within = replace(outer, nodes=(*outer.nodes, name), depth=depth, tasks=tasks, outer_entries=around).into(config)
         try:
             # Also set it as the ambient config: the node may call a graph without passing its config on.
             with set_config_context(within) as context:

@@ -372,9 +372,8 @@ class ProvenState:
         listed = _channel(state, "handles")
         named = {item.get("message_id") for item in listed if isinstance(item, dict)}
         # Entries of the outer graph count only for messages that came in here: a branch sees no more than it was sent.
-        inherited = (
-            entry for entry in RunContext.of(config).outer_entries if entry["message_id"] in present.keys() - named
-        )
+        outer = RunContext.of(config).outer_entries
+        inherited = (entry for entry in outer if entry["message_id"] in present.keys() - named)
         for item in [*listed, *inherited]:
             entry = self.signer.proven(item)
             is_input = isinstance(item, dict) and item.get("author") == START_SOURCE

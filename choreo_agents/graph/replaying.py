@@ -220,15 +220,10 @@ async def afork(
             if progress is not None:
                 progress(number + 1, len(runs))
     calls = [call for run in replayed for call in sorted(run.calls, key=lambda call: (call.place[1], call.place))]
-    return ReplayReport(
-        tuple(calls),
-        tuple(call.place for run in replayed for call in run.gone),
-        sum(call.sampled for call in calls),
-        sum(run.taken for run in replayed),
-        values,
-        tuple(differences),
-        tuple(_notes(recording, runs, replayed, len(changes.words))),
-    )
+    gone = tuple(call.place for run in replayed for call in run.gone)
+    sampled, taken = sum(call.sampled for call in calls), sum(run.taken for run in replayed)
+    notes = tuple(_notes(recording, runs, replayed, len(changes.words)))
+    return ReplayReport(tuple(calls), gone, sampled, taken, values, tuple(differences), notes)
 
 
 def recorded_engine(app: CompiledChoreoGraph, header: RecordingHeader) -> Engine:
@@ -396,15 +391,10 @@ class _RunAnswers:
             outcome = "taken" if result.tokens == result.answer.tokens else "changed"
         elif recorded is not None:
             outcome = "same" if self._digests.of("said", list(result.tokens)) == recorded.said else "changed"
-        call = ReplayedCall(
-            self._run,
-            request.place,
-            outcome,
-            () if is_set or match or recorded is None else tuple(self._differences(request, digested, recorded)),
-            None if recorded is None else recorded.words,
-            None if request.confidential else result.words,
-            0 if result.answer is not None else len(result.tokens),
-        )
+        differs = () if is_set or match or recorded is None else tuple(self._differences(request, digested, recorded))
+        then, now = None if recorded is None else recorded.words, None if request.confidential else result.words
+        sampled = 0 if result.answer is not None else len(result.tokens)
+        call = ReplayedCall(self._run, request.place, outcome, differs, then, now, sampled)
         with self._lock:
             self.calls.append(call)
             self.taken += len(result.tokens) if outcome == "taken" else 0

@@ -92,14 +92,10 @@ def _supersteps_since(entry: HandleEntry, entries: Iterable[HandleEntry], at: Ma
 
 def _find_entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:
     """Return the entry that a choice names."""
-    if isinstance(item, Mapping):
-        key, name = "message_id", item.get("message_id")
-    elif isinstance(item, MessageHandle):
-        key, name = "handle", item.id
-    else:
-        key, name = "message_id", item
+    is_handle = isinstance(item, MessageHandle)
+    name = item.id if isinstance(item, MessageHandle) else item.get("message_id") if isinstance(item, Mapping) else item
     for entry in entries:
-        named = {handle.id for handle in handles_of(entry)} if key == "handle" else {entry["message_id"]}
+        named = {handle.id for handle in handles_of(entry)} if is_handle else {entry["message_id"]}
         if name in named:
             return entry
     raise UnknownHandleError(f"the state has no message {name!r}: choose from state['handles']")

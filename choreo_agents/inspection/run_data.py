@@ -47,9 +47,8 @@ def run_data(recording: Recording, beside: Recording | None = None) -> RunData:
     runs = []
     for number, source in enumerate(both):
         prefix = f"{number}:"
-        messages |= {
-            prefix + line.name: _line(line, prefix) for line in source.lines if isinstance(line, RecordedMessage)
-        }
+        lines = [line for line in source.lines if isinstance(line, RecordedMessage)]
+        messages |= {prefix + line.name: _line(line, prefix) for line in lines}
         runs += [_run(source, line, prefix) for line in source.runs]
     for number, run in enumerate(runs):
         run["title"] = f"run {number + 1}" + ("" if run["thread"] is None else f", thread {run['thread']}")

@@ -66,8 +66,7 @@ def command_of(case: Case, run: Callable[..., None], doc: str, **defaults: Any) 
     parameters = [*own, *(param.replace(kind=inspect.Parameter.KEYWORD_ONLY) for param in usual)]
     seen_by_typer: Any = command
     seen_by_typer.__signature__ = inspect.Signature(parameters)
-    command.__doc__ = doc
-    command.__name__ = case.name
+    command.__doc__, command.__name__ = doc, case.name
     return command
 
 
@@ -80,6 +79,5 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         limits["metavar"] = name.upper()  # typer would show all choices here, broken at 80 columns
         help_text = f"{help_text.removesuffix('.')}: {', '.join(get_args(field.annotation))}."
     option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, **limits)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[field.annotation, option]
-    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=field.default, annotation=Annotated[field.annotation, option])

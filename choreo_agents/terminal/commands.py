@@ -17,13 +17,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 ENTRY_POINTS = "choreo.commands"
-ELSEWHERE = {
-    "eval": "choreo-bench",
-    "bench": "choreo-bench",
-    "train": "choreo-bench",
-    "pml.memory": "choreo-bench",
-    "serve": "choreo-server",
-}
+ELSEWHERE = dict.fromkeys(("eval", "bench", "train", "pml.memory"), "choreo-bench") | {"serve": "choreo-server"}
 """Distributions to install, by the commands that they add."""
 _NOISY_LOGGERS = ("torchao", "torch.utils._pytree")
 """Loggers of packages that transformers imports. Whatever a command does, they warn of libraries for other processors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Annotated
 
@@ -89,11 +89,8 @@ def waiting(console: Console, text: str) -> Iterator[None]:
 @contextmanager
 def importing(console: Console) -> Iterator[None]:
     """Show that torch and LangGraph are imported, which takes seconds: commands do so in their body, not for --help."""
-    if sys.modules.get("torch"):
+    with nullcontext() if sys.modules.get("torch") else waiting(console, "loading torch and LangGraph ..."):
         yield
-    else:
-        with waiting(console, "loading torch and LangGraph ..."):
-            yield
 
 
 def titled(title: str, columns: Iterable[str], right: Collection[str] = ()) -> Table:

@@ -23,13 +23,11 @@ class Checkpoints:
     """Checkpoints in a directory, numbered by training step."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
-        self._folder = folder
-        self._keep = keep
+        self._folder, self._keep = folder, keep
 
     def newest(self) -> Path | None:
         """Return the checkpoint to resume from; None if there is none."""
-        paths = self._all()
-        return paths[-1] if paths else None
+        return next(reversed(self._all()), None)
 
     def write(self, number: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint, then remove all but the newest few.

@@ -87,10 +87,8 @@ class TraceForward:
         mapper: CacheMapper | None = None,
         checkpointed: bool = False,
     ) -> None:
-        self.model = model
+        self.model, self.mapper, self.checkpointed = model, mapper, checkpointed
         self.adapters = dict(adapters or {})
-        self.mapper = mapper
-        self.checkpointed = checkpointed
 
     def losses(self, traces: Sequence[Trace]) -> TraceLosses:
         """Return the log-losses of the traces' learnt tokens.

@@ -112,10 +112,8 @@ class PackedTraces:
 def _view(trace: Trace, message: TraceMessage, firsts: Mapping[str, int]) -> tuple[SeenRows, ...]:
     """Return a message's parents as rows of the bank, which begin at `firsts`."""
     parents = [trace.by_name[parent] for parent in message.parents]
-    return tuple(
-        SeenRows(firsts[parent.name], len(parent.tokens), parent.position, offset - parent.position)
-        for parent, offset in zip(parents, message.offsets, strict=True)
-    )
+    placed = zip(parents, message.offsets, strict=True)
+    return tuple(SeenRows(firsts[p.name], len(p.tokens), p.position, offset - p.position) for p, offset in placed)
 
 
 BUCKET_COST = 4096
@@ -284,10 +282,8 @@ class PackedAttention:
         """Return the additive mask of each bucket: [members, 1, group * queries, keys]."""
         name = (window, group, dtype)
         if name not in self._masks:
-            self._masks[name] = [
-                self._mask(bucket, places, window, group, dtype)
-                for bucket, places in zip(self.buckets, self._places, strict=True)
-            ]
+            pairs = zip(self.buckets, self._places, strict=True)
+            self._masks[name] = [self._mask(bucket, places, *name) for bucket, places in pairs]
         return self._masks[name]
 
     def _mask(self, bucket: Bucket, places: Integers, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
@@ -378,9 +374,8 @@ def _concat_views(packed: PackedTraces) -> tuple[Integers, Integers, Integers, I
         for number, message in enumerate(packed.messages)
         for piece in (*message.view, SeenRows(message.first, message.count, message.position, 0))
     ]
-    lengths = np.bincount(
-        [number for number, _ in pieces], weights=[piece.count for _, piece in pieces], minlength=len(packed.messages)
-    ).astype(np.int64)
+    numbers, counts = [number for number, _ in pieces], [piece.count for _, piece in pieces]
+    lengths = np.bincount(numbers, weights=counts, minlength=len(packed.messages)).astype(np.int64)
     bank = len(packed.tokens) + sum(mapped.count for mapped in packed.mapped)
     # A message that several messages see at one position is rotated to it once.
     moved: dict[tuple[int, int], int] = {}

@@ -64,10 +64,8 @@ def asked_together(fans: Sequence[BranchExample]) -> BranchExample:
     first, *more = fans
     if any((fan.trunk, fan.branches) != (first.trunk, first.branches) for fan in more):
         raise ValueError(f"not all of what is asked together with {first.id!r} has its branches")
-    renamed = tuple(
-        tuple(replace(turn, name=f"{turn.name} {number}") for turn in fan.following)
-        for number, fan in enumerate(more, start=2)
-    )
+    numbered = enumerate(more, start=2)
+    renamed = tuple(tuple(replace(t, name=f"{t.name} {number}") for t in fan.following) for number, fan in numbered)
     return replace(first, others=renamed)
 
 

@@ -93,11 +93,8 @@ def train_synthesizer(
 
     def describe(outcome: Outcome) -> Mapping[str, Any]:
         assert outcome.best is not None
-        return {
-            "curriculum": curriculum.as_object(),
-            "untrained": outcome.history[0]["held_out_score"],
-            "best": outcome.best.score,
-        }
+        untrained = outcome.history[0]["held_out_score"]
+        return {"curriculum": curriculum.as_object(), "untrained": untrained, "best": outcome.best.score}
 
     with reserved(run):
         checkpoints = Checkpoints(run / "checkpoints")

@@ -71,15 +71,12 @@ class Trace:
     @property
     def reach(self) -> int:
         """Number of positions that the trace uses: one more than the highest position in any view."""
-        ends = [
-            max(
-                message.position + len(message.tokens),
-                *(o + len(self.by_name[p].tokens) for p, o in zip(message.parents, message.offsets, strict=True)),
-                0,
-            )
-            for message in self.messages
-        ]
-        return max(ends, default=0)
+        ends = [0]
+        for message in self.messages:
+            view = zip(message.parents, message.offsets, strict=True)
+            ends += [offset + len(self.by_name[parent].tokens) for parent, offset in view]
+            ends.append(message.position + len(message.tokens))
+        return max(ends)
 
 
 def batched(traces: Sequence[Trace], most: int) -> list[list[Trace]]:

@@ -33,9 +33,7 @@ class Tuned:
     """
 
     def __init__(self, model: LoadedModel, settings: TuneSettings) -> None:
-        self.model = model
-        self.settings = settings
-        adapter = model.adapter
+        self.model, self.settings, adapter = model, settings, model.adapter
         self.lora: LoraAdapter | None = None
         self.mapper: CacheMapper | None = None
         with torch.random.fork_rng(devices=[]):

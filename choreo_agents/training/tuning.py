@@ -118,12 +118,8 @@ class Tuning:
     def __init__(
         self, tuned: Tuned, source: Source, judge: Judge, checkpoints: Checkpoints, judged_by: str = ""
     ) -> None:
-        self.tuned = tuned
-        self.settings = tuned.settings
-        self.source = source
-        self._judge = judge
-        self._judged_by = judged_by
-        self._checkpoints = checkpoints
+        self.tuned, self.settings, self.source = tuned, tuned.settings, source
+        self._judge, self._judged_by, self._checkpoints = judge, judged_by, checkpoints
         adapters = {} if tuned.lora is None else {TUNED: tuned.lora}
         checkpointed = self.settings.checkpointed
         self._forward = TraceForward(tuned.model, adapters=adapters, mapper=tuned.mapper, checkpointed=checkpointed)
@@ -134,10 +130,8 @@ class Tuning:
             groups.setdefault(rate, []).append(parameter)
         self._rates = list(groups)
         self._parameters = [parameter for _, parameter in tuned.named_parameters()]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": parameters, "lr": rate} for rate, parameters in groups.items()],
-            weight_decay=self.settings.weight_decay,
-        )
+        rated = [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
+        self._optimizer = torch.optim.AdamW(rated, weight_decay=self.settings.weight_decay)
         self.outcome = Outcome()
         self.ended = False
         """Whether the parameters have their final, best weights, also after a loss that is not finite."""
@@ -247,9 +241,8 @@ class Tuning:
             self._since_best += 1
         self.outcome.epochs = self._epoch
         loss = self._sum / self._learnt if self._learnt else None
-        self.outcome.history.append(
-            {"epoch": self._epoch, "loss": loss, "held_out_score": result.score, "held_out_loss": result.loss}
-        )
+        scored = {"epoch": self._epoch, "loss": loss, "held_out_score": result.score, "held_out_loss": result.loss}
+        self.outcome.history.append(scored)
 
     def _stop(self, batch: Sequence[Example], losses: Tensor) -> None:
         """Restore the best weights and raise `TrainingError` with the trace whose loss is not finite."""

@@ -51,7 +51,12 @@ class Variant:
 
 
 _NAMES: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
-METHODS: Mapping[str, Variant] = {name: Variant(name) for name in _NAMES}
+
+
+def methods(**changes: Mapping[str, Any]) -> Mapping[str, Variant]:
+    """Return the engine's methods by their names, and choreo with other options by names of their own."""
+    ours = {name: Variant("choreo", options) for name, options in changes.items()}
+    return {**{name: Variant(name) for name in _NAMES}, **ours}
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Case(Protocol):
     summary: ClassVar[str]
     options: ClassVar[type[Options]]
     item: ClassVar[type[Item]]
-    variants: ClassVar[Mapping[str, Variant]] = METHODS
+    variants: ClassVar[Mapping[str, Variant]] = methods()
     scored: ClassVar[str] = "right"
     """Label of the score."""
     higher_is_better: ClassVar[bool] = True

@@ -47,7 +47,8 @@ class Prompts:
         """
         text = self.get(name, **values)
         if text is None:
-            raise InvalidRequestError(f"the prompts of {self.source} have no text {name!r}: they have {self._names()}")
+            names = ", ".join(sorted(self.texts))
+            raise InvalidRequestError(f"the prompts of {self.source} have no text {name!r}: they have {names}")
         return text
 
     def get(self, name: str, **values: Any) -> str | None:
@@ -77,9 +78,6 @@ class Prompts:
                 f"{name!r} in the prompts of {self.source} must be {allowed} different texts: {names!r}"
             )
         return tuple(names)
-
-    def _names(self) -> str:
-        return ", ".join(sorted(self.texts))
 
 
 def load_prompts(workflow: str, dialect: Dialect, path: Path | None = None) -> Prompts:

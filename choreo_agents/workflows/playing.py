@@ -102,14 +102,9 @@ async def run_graph(
     def spent(name: str) -> int:
         return int(getattr(after, name) - getattr(before, name))
 
-    cost = RunCost(
-        ttft_s=tuple(waits),
-        end_to_end_s=elapsed,
-        tokens_encoded=spent("tokens_encoded") + spent("tokens_recomputed"),
-        tokens_reused=spent("tokens_reused"),
-        rows_per_decode_step=spent("decode_rows") / max(1, spent("decode_steps")),
-    )
-    return state, cost
+    encoded, rows = spent("tokens_encoded") + spent("tokens_recomputed"), spent("decode_rows")
+    per_step = rows / max(1, spent("decode_steps"))
+    return state, RunCost(tuple(waits), elapsed, encoded, spent("tokens_reused"), per_step)
 
 
 def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:

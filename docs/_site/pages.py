@@ -29,12 +29,21 @@ PACKAGES = {
     "choreo_agents.chat": "Messages in, messages out: what chat models and servers stand on",
     "choreo_agents.inspection": "Pages of runs",
     "choreo_agents.testing": "Testing",
-    "choreo_agents.training": "Training",
+    "choreo_agents.testing.conformance": "A test suite for attention backends",
+    "choreo_agents.graph.audit.report": "Audits: reports and findings",
+    "choreo_agents.runtime.scheduler": "Scheduling policies: the contract and its data",
+    "choreo_agents.attention.step": "Attention backends: the contract",
+    "choreo_agents.attention.layout": "Attention backends: the layout of a step",
+    "choreo_agents.training.trace": "Training: traces of runs",
+    "choreo_agents.training.forward": "Training: the differentiable forward pass",
+    "choreo_agents.training.settings": "Training: settings",
+    "choreo_agents.training.tuned": "Training: adapters and mappers",
+    "choreo_agents.training.tuning": "Training: the loop",
     "langchain_choreo": "A LangChain chat model: the distribution langchain-choreo",
     "choreo_server": "A server of OpenAI's protocol: the distribution choreo-server",
     "choreo_ray": "Engines on Ray: the distribution choreo-ray",
 }
-"""Whose public names are told, and what each is."""
+"""Modules whose public names have a page, and what each is for."""
 COPIED = {
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -70,6 +79,7 @@ def write_reference() -> None:
     for package, what in PACKAGES.items():
         page = [f"# {package}\n", f"{what}.\n"]
         names = list(public_names(package))
+        page.append(", ".join(f"[{name}](#{place or f'{package}.{name}'})" for name, place in names) + "\n")
         for name, place in names:
             # Fields of a dataclass are told where they are documented, also if it has them of others.
             inherits = str(is_dataclass(getattr(importlib.import_module(package), name))).lower()

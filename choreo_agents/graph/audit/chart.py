@@ -9,15 +9,7 @@ from functools import cached_property
 
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import ACROSS, SENT, PrivateContext
-from choreo_agents.graph.visibility import (
-    REENCODED,
-    SHARED,
-    START_SOURCE,
-    Channel,
-    Presence,
-    VisibilityMode,
-    VisibilityRule,
-)
+from choreo_agents.graph.visibility import REENCODED, SHARED, Channel, Presence, VisibilityMode, VisibilityRule
 
 
 @dataclass(frozen=True)
@@ -95,9 +87,8 @@ class Edge:
         """Yield the channels by which the reader gets what the source has, each with a label for reports."""
         # A function may have a chat model read all text of the state, whose answer then attended to it.
         mode = self.mode or REENCODED
-        usual: Sequence[Channel] = (
-            ("words",) if mode.shows and self.is_alone and presence != "text" else mode.opens(presence)
-        )
+        in_words = mode.shows and self.is_alone and presence != "text"
+        usual: Sequence[Channel] = ("words",) if in_words else mode.opens(presence)
         for channel in usual:
             yield channel, self.label
         if self.shares_kv and self.may_be_sent:
@@ -201,11 +192,11 @@ class Chart:
 
     def edges(self) -> Iterator[Edge]:
         """Yield every edge by which a message can reach a reader, reader by reader."""
+        callers = [node for node in self.nodes if node.calls]
+        functions = [node for node in self.nodes if node.is_function and not node.is_silent]
         for reader in self.nodes:
-            yield from self._tool_edges(reader)
+            yield from self._tool_edges(reader, [] if reader.is_function else callers, functions)
             for source, rule in reader.rules.items():
-                if source == START_SOURCE:
-                    continue
                 for node in self.inside(source):
                     if node.persona != reader.persona and reader.reads(source, node):
                         mode, label = _between(node, reader, rule.mode, rule.words())
@@ -222,13 +213,12 @@ class Chart:
                     is_alone = (node.name, reader.name) in self.words_of
                     yield Edge(node.name, reader.name, mode, None, label, reader.may_be_sent, is_alone)
 
-    def _tool_edges(self, reader: ChartNode) -> Iterator[Edge]:
+    def _tool_edges(self, reader: ChartNode, callers: list[ChartNode], functions: list[ChartNode]) -> Iterator[Edge]:
         """Yield the edges of tool results to a reader: it sees them as it sees the agents that called the tools."""
-        callers = () if reader.is_function else self._callers
         if not callers:
             return
         hidden = [source for source, rule in reader.rules.items() if not rule.mode.shows]
-        shown = [node for node in self._functions if not any(is_inside(node.name, source) for source in hidden)]
+        shown = [node for node in functions if not any(is_inside(node.name, source) for source in hidden)]
         for caller in callers:
             if caller.persona == reader.persona:
                 yield from (Edge(node.name, reader.name, SHARED, None, "called", is_alone=True) for node in shown)
@@ -236,19 +226,8 @@ class Chart:
             for source in names_of(caller.name):
                 rule = reader.rules.get(source)
                 if rule is not None and rule.mode.shows:
-                    pair = (source, reader.name)
-                    yield from (
-                        Edge(node.name, reader.name, rule.mode, pair, rule.words(), reader.may_be_sent, is_alone=True)
-                        for node in shown
-                    )
-
-    @cached_property
-    def _callers(self) -> Sequence[ChartNode]:
-        return [node for node in self.nodes if node.calls]
-
-    @cached_property
-    def _functions(self) -> Sequence[ChartNode]:
-        return [node for node in self.nodes if node.is_function and not node.is_silent]
+                    rest = (source, reader.name), rule.words(), reader.may_be_sent, True
+                    yield from (Edge(node.name, reader.name, rule.mode, *rest) for node in shown)
 
     @cached_property
     def scopes(self) -> Mapping[str, Sequence[tuple[str, str]]]:
@@ -269,10 +248,8 @@ class Chart:
 
     def with_rule(self, source: str, reader: str, rule: VisibilityRule) -> Chart:
         """Return a copy with another rule for one pair."""
-        nodes = tuple(
-            replace(node, rules={**node.rules, source: rule}) if node.name == reader else node for node in self.nodes
-        )
-        return replace(self, nodes=nodes)
+        nodes = (replace(n, rules={**n.rules, source: rule}) if n.name == reader else n for n in self.nodes)
+        return replace(self, nodes=tuple(nodes))
 
     def as_served(self) -> Chart:
         """Return a copy in which nodes whose engines encode all text again read text instead of KV."""

@@ -73,14 +73,12 @@ class RuntimeGuard:
         channel, reason = violation
         if guard.on_violation == "reencode" and channel == "encoding":
             return False
-        said_by = source_of_author(entry["author"], self._reader) or entry["author"]
+        who = source_of_author(entry["author"], self._reader) or entry["author"]
         node = self._reader.rsplit("|", maxsplit=1)[-1]
-        message = f"{reason}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
+        message = f"{reason}, but the encoding that {who!r} shares with it attended to it: declare {who!r} to "
         message += f"{node!r} {REENCODED!r}"
         if channel == "words":
-            message = (
-                f"{reason}, but the words of {said_by!r} may have been made of it: undeclare {said_by!r} to {node!r}"
-            )
+            message = f"{reason}, but the words of {who!r} may have been made of it: undeclare {who!r} to {node!r}"
         if guard.on_violation == "warn":
             warnings.warn(message, VisibilityWarning, stacklevel=2)
             return True
@@ -89,10 +87,8 @@ class RuntimeGuard:
     def _undeclared_sources(self) -> Iterator[str]:
         """Yield every source of a message that the reader neither names nor shares a persona with."""
         for entry in self._entries:
-            source, persona = (
-                source_of_author(name, self._reader)
-                for name in (entry["author"], entry.get("persona", entry["author"]))
-            )
+            names = entry["author"], entry.get("persona", entry["author"])
+            source, persona = (source_of_author(name, self._reader) for name in names)
             if source is not None and not {source, persona} & {*self._guard.spared, self._reader.rpartition("|")[2]}:
                 yield source
 
@@ -106,10 +102,8 @@ class RuntimeGuard:
             if channel == "encoding" and source in self._hidden:
                 return "encoding", f"{source!r} is declared private to {node!r}"
             if channel == "encoding" and source == EVERYONE and self._hidden:
-                return (
-                    "encoding",
-                    f"{min(self._hidden)!r} is declared private to {node!r}, and may be in a function's prompt",
-                )
+                reason = f"{min(self._hidden)!r} is declared private to {node!r}, and may be in a function's prompt"
+                return "encoding", reason
         for name, channel in reached:
             through: Channel = "words" if words_only else channel
             if name in guard.forbidden.get(through, frozenset()):

@@ -41,10 +41,7 @@ def audit_entries(engines: Iterable[Engine], declared: Declared, entries: Sequen
                 path=(Hop(source=name, reader=reader, by=f"superstep {entry['superstep']}"),),
                 violation=chart.violation_of(context, persona, channel),
             )
-    untraced = [
-        f"what reached {count} messages that model {model!r} has said, which no engine here runs"
-        for model, count in unserved.items()
-    ]
-    return AuditReport(
-        contexts=tuple(contexts.values()), findings=tuple(findings.values()), outside=(*chart.outside, *untraced)
-    )
+    outside = [*chart.outside]
+    for model, count in unserved.items():
+        outside.append(f"what reached {count} messages that model {model!r} has said, which no engine here runs")
+    return AuditReport(contexts=tuple(contexts.values()), findings=tuple(findings.values()), outside=tuple(outside))

@@ -205,8 +205,11 @@ class AuditReport(_Plain):
     """
 
     contexts: tuple[PrivateContext, ...]
+    """Texts that not every agent may read."""
     findings: Annotated[Sequence[Finding], WrapValidator(Findings.of), PlainSerializer(tuple, tuple[Finding, ...])]
+    """Contexts that reach a reader, broken promises first."""
     blocked: Annotated[Sequence[Blocked], WrapValidator(Listing.of), PlainSerializer(tuple, tuple[Blocked, ...])] = ()
+    """Pairs of messages of one view, of which the later was encoded without the earlier."""
     outside: tuple[str, ...] = ()
     """What the audit cannot prove anything about."""
     changed: tuple[Hop, ...] = ()

@@ -20,12 +20,9 @@ CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 
 def audit_chart(chart: Chart, changed: Sequence[Hop] = ()) -> AuditReport:
     """Report every private context, every reader it can reach by the shortest path, and the edges that would cut it."""
+    findings, blocked = StaticFindings(chart), Listing(lambda: _blocked(chart))
     return AuditReport(
-        contexts=chart.contexts,
-        findings=StaticFindings(chart),
-        blocked=Listing(lambda: _blocked(chart)),
-        outside=chart.outside,
-        changed=tuple(changed),
+        contexts=chart.contexts, findings=findings, blocked=blocked, outside=chart.outside, changed=tuple(changed)
     )
 
 
@@ -36,18 +33,12 @@ class StaticFindings(Findings):
         super().__init__(self._iter_findings)
         self._chart = chart
         pairs = [*chart.private_pairs()]
-        self._sources = {
-            source: PrivateContext(
-                name=source, kind="message", owners=tuple(node.name for node in chart.inside(source))
-            )
-            for source, _ in pairs
-        }
+        owners = {source: tuple(node.name for node in chart.inside(source)) for source, _ in pairs}
+        self._sources = {name: PrivateContext(name=name, kind="message", owners=kin) for name, kin in owners.items()}
         joint = JointReach(chart, [*chart.contexts, *self._sources.values()])
         self._masks = _reach_masks(chart, joint)
         places = {source: len(chart.contexts) + place for place, source in enumerate(self._sources)}
-        self._pairs = [
-            (source, reader) for source, reader in pairs if joint.at(reader, "encoding") >> places[source] & 1
-        ]
+        self._pairs = [(s, reader) for s, reader in pairs if joint.at(reader, "encoding") >> places[s] & 1]
         """Pairs (source, reader) declared private whose source reaches the reader through encodings of other nodes all
         the same."""
         self._last_reach: tuple[PrivateContext, Reach] | None = None
@@ -102,7 +93,8 @@ class StaticFindings(Findings):
 
 def _blocked(chart: Chart) -> Iterator[Blocked]:
     """Yield for every reader the pairs of messages in its view of which the later was encoded without the earlier."""
-    numbers = _number_names(chart)
+    names = (name for node in chart.nodes for name in (*node.rules, *names_of(node.name)))
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     read = {node.name: _visible_sources(chart, node, numbers) for node in chart.nodes}
     own: dict[str, int] = {}
     for node in chart.nodes:
@@ -129,19 +121,12 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
                         yield Blocked(reader=reader.name, earlier=earlier, later=later)
 
 
-def _number_names(chart: Chart) -> Mapping[str, int]:
-    """Number all names of sources and nodes."""
-    names = (name for node in chart.nodes for name in (*node.rules, *names_of(node.name)))
-    return {name: number for number, name in enumerate(dict.fromkeys(names))}
-
-
 def _visible_sources(chart: Chart, node: ChartNode, numbers: Mapping[str, int]) -> int:
     """Return the sources of which a node sees anything, as a bit mask."""
     mask = 0
     for source, rule in node.rules.items():
-        if (source == START_SOURCE and rule.mode.shows) or any(
-            node.reads(source, speaker) for speaker in chart.inside(source)
-        ):
+        is_read = any(node.reads(source, speaker) for speaker in chart.inside(source))
+        if is_read or (source == START_SOURCE and rule.mode.shows):
             mask |= 1 << numbers[source]
     return mask
 
@@ -240,7 +225,8 @@ def _describe(finding: Finding, chart: Chart) -> str:
     if not finding.cut:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
     edges = " and ".join(dict.fromkeys(_describe_edge(source, reader) for source, reader in finding.cut))
-    if finding.channel == "words" or _forbids_words(finding, chart):
+    guarded = [context for context in chart.contexts if context.name == finding.context]
+    if finding.channel == "words" or any(chart.forbids(context, finding.reader, "words") for context in guarded):
         return f"{start}. Undeclare {edges}"
     return f"{start}. Declare {edges} {REENCODED!r}"
 
@@ -249,11 +235,3 @@ def _describe_edge(source: str, reader: str) -> str:
     """Return the pair as users declare it: a reader inside a subgraph is declared as the subgraph."""
     beside = "|".join(reader.split("|")[: source.count("|") + 1])
     return f"{source!r} to {beside!r}"
-
-
-def _forbids_words(finding: Finding, chart: Chart) -> bool:
-    """Return whether re-encoding does not help, since the policy forbids the text as well."""
-    return any(
-        context.name == finding.context and chart.forbids(context, finding.reader, "words")
-        for context in chart.contexts
-    )

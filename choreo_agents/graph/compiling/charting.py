@@ -166,7 +166,7 @@ def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) 
         model="" if served is None else served.model.adapter.fingerprint,
         keeps_kv=served is None or served.method == "choreo",
         routes=agent.on_output is not None,
-        has_system=agent.system is not None or bool(agent.tools) or (prompt is not None and has_own_words(prompt)),
+        has_system=agent.system is not None or bool(agent.tools) or (prompt is not None and has_own_words(prompt.tree)),
         has_prompt=agent.prompt is not None,
         confidential=agent.confidential,
         thinks=bool(agent.thinking) if served is None else thinks(agent, served.chat),

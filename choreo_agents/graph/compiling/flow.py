@@ -56,17 +56,16 @@ def unseen_pairs(builder: DeclaringGraph, chart: Chart) -> Iterator[tuple[str, s
     for name, said_by in speakers.items():
         for node in said_by:
             kin.setdefault(node.persona, set()).add(name)
-    predecessors = find_reachable(reverse_edges(_index(names, [*_successors(builder, names), *_jumps(builder)])))
+    specs = builder.nodes.items()
+    jumps = ((name, [*(spec.ends or ()), *filter(None, [spec.error_handler_node])]) for name, spec in specs)
+    predecessors = find_reachable(reverse_edges(_index(names, [*_successors(builder, names), *jumps])))
     for number, name in enumerate(names):
         reader = next((node for node in speakers[name] if node.name == name), None)
         if reader is None:
             continue
         for source in map(names.__getitem__, bits(predecessors[number])):
-            if (
-                source in reader.rules
-                or source in kin[reader.persona]
-                or builder.control_flow & {(source, name), (source, EVERYONE)}
-            ):
+            passed = {(source, name), (source, EVERYONE)}
+            if source in reader.rules or source in kin[reader.persona] or builder.control_flow & passed:
                 continue
             if speakers[source] and not any(node.confidential for node in speakers[source]):
                 yield source, name
@@ -129,12 +128,6 @@ def _successors(builder: DeclaringGraph, anywhere: Collection[str]) -> Iterator[
     yield from ((start, [end]) for start, end in edges if end != END or start not in goes_on)
     for name, branches in builder.branches.items():
         yield from ((name, anywhere if branch.ends is None else branch.ends.values()) for branch in branches.values())
-
-
-def _jumps(builder: DeclaringGraph) -> Iterator[tuple[str, Collection[str]]]:
-    """Yield the same for the targets of `Command`s and for error handlers."""
-    for name, spec in builder.nodes.items():
-        yield name, [*(spec.ends or ()), *filter(None, [spec.error_handler_node])]
 
 
 def _index(names: Sequence[str], following: Iterable[tuple[str, Iterable[str]]]) -> list[list[int]]:

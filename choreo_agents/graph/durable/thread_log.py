@@ -232,9 +232,8 @@ class ThreadLog:
         Two items suffice: the last known one is there at its offset, and nothing after it.
         """
         count = len(self._keys)
-        [items] = await run_store_ops(
-            self.store, [SearchOp(self.place, limit=2, offset=max(count - 1, 0), refresh_ttl=False)]
-        )
+        search = SearchOp(self.place, limit=2, offset=max(count - 1, 0), refresh_ttl=False)
+        [items] = await run_store_ops(self.store, [search])
         return [item.key in self._keys for item in items] == [True] * min(count, 1)
 
     async def read(self) -> ReadLog:

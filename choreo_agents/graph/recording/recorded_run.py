@@ -44,9 +44,8 @@ class RecordedRun:
     def with_listener(self, config: RunnableConfig | None) -> RunnableConfig:
         """Return the config of the run, with this recording as a listener."""
         context = RunContext.of(self._called)
-        listener = replace(
-            context.listener, on_call=(*context.listener.on_call, self._record_call), on_node=self._record_node
-        )
+        callbacks = (*context.listener.on_call, self._record_call)
+        listener = replace(context.listener, on_call=callbacks, on_node=self._record_node)
         return replace(context, listener=listener).into(config)
 
     def stream(self, parts: Any, graph_input: Any, state: Callable[[], Any]) -> Generator[Any]:
@@ -75,6 +74,8 @@ class RecordedRun:
         recorder, called, builder = self._recorder, self._called, self._graph.builder
         hidden = is_private(graph_input) and not recorder.confidential
         stops = {name: nodes for name in _STOPS if (nodes := self._options.get(name))}
+        table = builder.visibility_table().items()
+        edges = [(source, reader, rule.words()) for reader, sources in table for source, rule in sources.items()]
         recorder.write(
             RunStarted(
                 run=self._number,
@@ -89,11 +90,7 @@ class RecordedRun:
                 travels=bool((called.get("configurable") or {}).get("checkpoint_id")),
                 recursion_limit=called.get("recursion_limit"),
                 interrupts={name: [nodes] if isinstance(nodes, str) else [*nodes] for name, nodes in stops.items()},
-                edges=tuple(
-                    (source, reader, rule.words())
-                    for reader, sources in builder.visibility_table().items()
-                    for source, rule in sources.items()
-                ),
+                edges=tuple(edges),
             )
         )
         recorder.memory(at_any_rate=True)

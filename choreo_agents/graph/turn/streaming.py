@@ -93,12 +93,8 @@ async def decode_run(
     tool_parameters = {"tools": [*tools]} if tools else {}
     manager = get_async_callback_manager_for_config(merge_configs(config, {"metadata": metadata}))
     # OpenLLMetry reads the model's name from the constructor kwargs, not from invocation_params.
-    start = manager.on_chat_model_start(
-        {"name": PROVIDER, "kwargs": parameters},
-        [list(messages)],
-        name=name,
-        invocation_params=parameters | {"_type": PROVIDER} | tool_parameters,
-    )
+    serialized, invoked = {"name": PROVIDER, "kwargs": parameters}, parameters | {"_type": PROVIDER} | tool_parameters
+    start = manager.on_chat_model_start(serialized, [list(messages)], name=name, invocation_params=invoked)
     [run], cancelled = await run_to_end(start)
     decode = DecodeRun(run)
     try:
@@ -119,17 +115,10 @@ def report_decode(
     Times, in seconds, count from the node's start: its prefills are included.
     """
     usage = engine.usage(handle)
-    _write_event(
-        {
-            "type": "choreo.decode",
-            "agent": node,
-            "handle": handle.id,
-            "words": text,
-            **{count: getattr(usage, count) for count in _COUNTS},
-            "ttft_s": first_token_s - started_s,
-            "duration_s": time.perf_counter() - started_s,
-        }
-    )
+    event = {"type": "choreo.decode", "agent": node, "handle": handle.id, "words": text}
+    counts = {count: getattr(usage, count) for count in _COUNTS}
+    times = {"ttft_s": first_token_s - started_s, "duration_s": time.perf_counter() - started_s}
+    _write_event({**event, **counts, **times})
 
 
 def report_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None:

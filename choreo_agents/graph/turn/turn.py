@@ -68,10 +68,7 @@ class AgentTurn:
 
     def __init__(self, agent: Speaker, engine: Engine, state: Any, config: RunnableConfig) -> None:
         self.started_s = time.perf_counter()
-        self.agent = agent
-        self.engine = engine
-        self.state = state
-        self.config = config
+        self.agent, self.engine, self.state, self.config = agent, engine, state, config
         rules = agent.reader_rules()
         self.place = CallId.of(config, agent.name, state, node=rules.node)
         rules = placed_rules(rules, config, self.place.author)
@@ -118,6 +115,7 @@ class AgentTurn:
             raise reading.outgrown(error) from error
         finally:
             reading.release()
+        made = system if callable(self.agent.system) else None
         entries = [
             entry_of(
                 handle,
@@ -130,9 +128,7 @@ class AgentTurn:
                 confidential=self.agent.confidential,
                 persona=self.persona,
                 prompt_text=prompt,
-                system_texts=[
-                    text for text in (system if callable(self.agent.system) else None, reading.summary) if text
-                ],
+                system_texts=[text for text in (made, reading.summary) if text],
                 thoughts=thought and thought.plain(),
                 prompt=prompt_handle and prompt_handle.plain(),
                 answered=reading.attends_to_answers,
@@ -254,17 +250,8 @@ class _Call:
         at = place.at(self._superstep)
         # Without tools the engine applies the sampling's constraint itself, from its cache of compiled ones.
         tools, required = required_tools(agent.tools, agent.tool_choice) if agent.tools else (agent.tools, None)
-        output = OutputStream(
-            engine,
-            self._opening,
-            thinking,
-            self._sampling,
-            tools,
-            required,
-            f"{at} {view.end}",
-            message_id=message_id,
-            name=place.node,
-        )
+        request = engine, self._opening, thinking, self._sampling, tools, required, f"{at} {view.end}"
+        output = OutputStream(*request, message_id=message_id, name=place.node)
         tokens = None if self._answer is None else self._answer.tokens
         stream = turn.reading.bound.astream(
             self._opening,
@@ -292,27 +279,18 @@ class _Call:
         await run.show(output.end())
         parsed = output.parse(handle)
         try:
-            extra = (
-                {}
-                if agent.response_format is None or parsed.calls or parsed.broken
-                else agent.response_format.parse(parsed.words)
-            )
+            form = None if parsed.calls or parsed.broken else agent.response_format
+            extra = {} if form is None else form.parse(parsed.words)
         except ConstraintError:
             engine.release(handle)  # it gets no entry: nobody else could release it
             raise
         thought = next(reversed(engine.inspect.thoughts(handle, place.author, idempotency_key=key)), None)
         tokens_read = sum(parent.length for parent in view.handles)
         message = output.reply(handle, parsed, thought, tokens_read=tokens_read, additional_kwargs=extra)
-        note = {
-            "handle": handle.id,
-            "model": handle.model,
-            "length": handle.length,
-            "author": turn.place.author,
-            "persona": turn.persona,
-            "confidential": agent.confidential,
-            # The turn's opening, in case that its text has to be encoded again.
-            **opening_noted(agent, turn.state),
-        }
+        encoded = {"handle": handle.id, "model": handle.model, "length": handle.length}
+        said_by = {"author": turn.place.author, "persona": turn.persona, "confidential": agent.confidential}
+        # The turn's opening, in case that its text has to be encoded again.
+        note = {**encoded, **said_by, **opening_noted(agent, turn.state)}
         message = turn.signer.sign_message(message, note)
         await run.show(output.last(message))
         await run.end(message)

@@ -176,17 +176,10 @@ def confidential_modules(prompt: Prompt) -> tuple[str, ...]:
     """Return the names of the confidential modules that a prompt imports, and of all modules that it imports inside
     them."""
     marked = [path for path, module in modules_of(prompt.schema) if module.confidential]
-    return tuple(
-        name_of(prompt.schema.name, path)
-        for path in prompt.imports
-        if any(path[: len(prefix)] == prefix for prefix in marked)
-    )
+    private = (path for path in prompt.imports if any(path[: len(prefix)] == prefix for prefix in marked))
+    return tuple(name_of(prompt.schema.name, path) for path in private)
 
 
-def has_own_words(prompt: Prompt) -> bool:
+def has_own_words(tree: PromptTree | Import) -> bool:
     """Return whether a prompt has text outside of modules: arguments, text or turns."""
-    return _has_text(prompt.tree)
-
-
-def _has_text(tree: PromptTree | Import) -> bool:
-    return bool(tree.arguments) or any(not isinstance(child, Import) or _has_text(child) for child in tree.children)
+    return bool(tree.arguments) or any(not isinstance(child, Import) or has_own_words(child) for child in tree.children)

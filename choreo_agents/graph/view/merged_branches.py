@@ -66,9 +66,7 @@ class MergedBranches:
         Returns:
             Those with a lease, to be released after the call.
         """
-        merged = [
-            self._engine.handle(item.entry) for item in shown if item.rule.mode.shares_kv and self._merges(item.entry)
-        ]
+        merged = [self._engine.handle(entry) for entry, rule in shown if rule.mode.shares_kv and self._merges(entry)]
         if self._merging is None or not merged:
             return []
         engine, summary = self._engine.engine, self._merging.summary

@@ -65,9 +65,7 @@ class PlacedView:
         return max((end for message_id, end in self.ends.items() if message_id in ids), default=self.end)
 
     def copy(self) -> PlacedView:
-        return PlacedView(
-            list(self.handles), list(self.offsets), self.end, dict(self.ends), self.turn, set(self.separators)
-        )
+        return PlacedView([*self.handles], [*self.offsets], self.end, {**self.ends}, self.turn, {*self.separators})
 
     def _append(self, handle: MessageHandle, at: int) -> None:
         self.add_beside(handle, at)

@@ -71,9 +71,8 @@ def visible(
     ranked: list[tuple[int, SeenEntry]] = []
     cut: set[str] = set()
     for source, messages in by_source.items():
-        rule = (
-            VisibilityRule() if source == _OWN else None if source is None else rules.get(source, rules.get(EVERYONE))
-        )
+        others = None if source is None else rules.get(source, rules.get(EVERYONE))
+        rule = VisibilityRule() if source == _OWN else others
         named = undeclared is None or source == _OWN or (source in rules and source not in undeclared)
         named = named and source not in unnamed
         shows = rule is not None and rule.mode.shows

@@ -28,15 +28,7 @@ from choreo_agents.graph.view.rendered_view import RenderedView
 from choreo_agents.graph.view.view import SeenEntry, Summary, call_of, visible
 from choreo_agents.graph.view.view_encoder import ViewEncoder
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, source_of_author
-from choreo_agents.graph.words.entries import (
-    callers_of,
-    calls_of,
-    entries_of,
-    forgotten_among,
-    is_encoded,
-    is_input,
-    live_handle,
-)
+from choreo_agents.graph.words.entries import alive, callers_of, calls_of, entries_of, is_encoded, is_input, lost_in
 from choreo_agents.graph.words.thoughts import keeps_thoughts, without_thoughts
 from choreo_agents.kv.handle import MessageHandle, base_model
 
@@ -63,13 +55,9 @@ class ViewBuilder:
         earliest: int,
     ) -> None:
         self.bound = BoundEngine(engine, reader.place.node)
-        self._engine = engine
-        self._engines = (engine, *reader.others)
-        self._reader = reader
-        self._rules = reader.rules
-        self._place = reader.place
-        self._messages = messages
-        self._calls = calls_of(messages)
+        self._engine, self._engines = engine, (engine, *reader.others)
+        self._reader, self._rules, self._place = reader, reader.rules, reader.place
+        self._messages, self._calls = messages, calls_of(messages)
         self._words = ReaderWords(self.bound, messages)
         self.entries = [self._as_read(entry) for entry in entries]
         """All entries; once there is a view, with those that this call has made."""
@@ -319,7 +307,7 @@ class ViewBuilder:
         inputs = [m for m in self._messages if is_encoded(m, by_id) and is_input(by_id[str(m.id)])]
         news = {str(m.id) for m in inputs if _writer(m, self._rules, self._place.author) != START_SOURCE}
         before = {name: entry for name, entry in by_id.items() if name not in news}
-        lost = forgotten_among(self._engine, before)
+        lost = lost_in(self._engine, before)
         new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
@@ -334,16 +322,10 @@ class ViewBuilder:
             records.append((m, author, mark, answer))
             if not isinstance(answer, MessageHandle):
                 text, kind = message_turn(m, chat, called=called, opening=opening_of(m))
-                source = live_handle(self._engine, handle_of(m))
-                options: dict[str, Any] = {
-                    "author": author,
-                    "role": "tool" if isinstance(m, ToolMessage) else None,
-                    "confidential": mark,
-                    "source": source,
-                }
-                calls.append(
-                    Prefill(text, await self._turns.behind_root(kind), recomputed=is_encoded(m, before), **options)
-                )
+                source = alive(self._engine, handle_of(m))
+                role, parents = "tool" if isinstance(m, ToolMessage) else None, await self._turns.behind_root(kind)
+                options: Any = {"author": author, "role": role, "confidential": mark, "source": source}
+                calls.append(Prefill(text, parents, recomputed=is_encoded(m, before), **options))
         encoded = iter(await self.bound.prefill_shared(calls))
         messages = [
             (m, author, mark, answer if isinstance(answer, MessageHandle) else next(encoded))

@@ -42,13 +42,9 @@ class ViewEncoder:
         turns: TurnMerger,
         stands_for: Mapping[str, MessageHandle],
     ) -> None:
-        self._bound = bound
-        self._engine = bound.engine
-        self._reader = reader
-        self._rules = reader.rules
-        self._words = words
-        self._turns = turns
-        self._stands_for = stands_for
+        self._bound, self._engine = bound, bound.engine
+        self._reader, self._rules = reader, reader.rules
+        self._words, self._turns, self._stands_for = words, turns, stands_for
         self._entries: Sequence[HandleEntry] = ()
         self._guards: list[RuntimeGuard] = []
         self.copies: list[MessageHandle] = []
@@ -61,9 +57,7 @@ class ViewEncoder:
         """Set the entries, each message of the view with an encoding of the reader's model."""
         reader, self._entries = self._reader, entries
         guards = [g for g in (reader.rules.guard, *reader.rules.around) if g.hidden or any(g.forbidden.values())]
-        self._guards = [
-            RuntimeGuard(guard, self._engine, reader.place.author, reader.others, entries) for guard in guards
-        ]
+        self._guards = [RuntimeGuard(g, self._engine, reader.place.author, reader.others, entries) for g in guards]
 
     async def ask(self, view: PlacedView, prompt: str | None) -> MessageHandle | None:
         """Append the agent's prompt, if it has one, as a user's turn, and close the turn."""
@@ -75,10 +69,8 @@ class ViewEncoder:
     async def _encode_prompt(self, view: PlacedView, prompt: str, *, again: bool = False) -> MessageHandle:
         turn = question(prompt, self._engine.chat)
         await self._turns.prepare_for(view, turn.kind)
-        author = self._reader.system
-        [handle] = await self._bound.aprefill(
-            [self._own(turn.text, view, author=author, role="user", recomputed=again)]
-        )
+        call = self._own(turn.text, view, author=self._reader.system, role="user", recomputed=again)
+        [handle] = await self._bound.aprefill([call])
         return handle
 
     async def append_prompt(self, view: PlacedView, text: str) -> MessageHandle:

@@ -80,11 +80,10 @@ def entries_of(
         if claimed is not None:
             entry["unverified_author"] = dict(claimed)
         if earlier is not None and earlier["author"] == author:
-            is_unedited = earlier.get("digest") == entry["digest"] or author == START_SOURCE
             same = earlier.get("digest") == entry["digest"]
             entry = with_handle(earlier, handle) if same else with_edited_text(earlier, handle, entry["digest"])
             entry.pop("answered", None)
-            if not is_unedited:
+            if not same and author != START_SOURCE:
                 entry["edited"] = True
                 if "thoughts" in entry:
                     entry["thoughts"] = None
@@ -104,20 +103,18 @@ def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool
     return entry is not None and entry.get("digest") in (None, digest_of(message))
 
 
-def live_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
+def alive(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
     """Return a handle if the engine still has it, or it is another model's; else None."""
     if handle is None:
         return None
     try:
         engine.usage(handle)
-    except ForeignHandleError:
-        return handle
-    except HandleError:
-        return None
+    except HandleError as error:
+        return handle if isinstance(error, ForeignHandleError) else None
     return handle
 
 
-def forgotten_among(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
+def lost_in(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
     """Return the ids of messages that the engine's model encoded, and that the engine no longer knows."""
     model = engine.model.adapter.fingerprint
     handles = {name: handle for name, entry in entries.items() if (handle := handle_for(entry, model)) is not None}

@@ -48,11 +48,7 @@ def required_arguments(name: str, field: str, function: Callable[..., Any], posi
 async def called(function: Callable[..., Any], arguments: Sequence[Any], config: RunnableConfig) -> Any:
     """Call an agent's function, and return its result. It may take fewer positional arguments than there are."""
     count, named = _arguments(function, len(arguments)) or (len(arguments), ())
-    extra: dict[str, Any] = {}
-    if "runtime" in named:
-        extra["runtime"] = get_runtime()
-    if "config" in named:
-        extra["config"] = config
+    extra: dict[str, Any] = {name: get_runtime() if name == "runtime" else config for name in named}
     result = function(*arguments[:count], **extra)
     return await result if inspect.isawaitable(result) else result
 

@@ -7,18 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import (
-    METHODS,
-    Case,
-    Item,
-    Options,
-    Play,
-    Prompts,
-    Result,
-    Sampling,
-    Variant,
-    answers_of,
-)
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, answers_of, methods
 from choreo_agents.workflows.cases.answers import states
 
 
@@ -50,12 +39,7 @@ class MergeCase(Case):
     summary: ClassVar[str] = "A plan in parts, parallel solvers, and a merge (BSM)."
     options: ClassVar[type[Options]] = MergeOptions
     item: ClassVar[type[Item]] = Concepts
-    variants: ClassVar[Mapping[str, Variant]] = {
-        **METHODS,
-        "serial": Variant("choreo", {"strategy": "sequential"}),
-        "parallel": Variant("choreo", {"strategy": "parallel"}),
-        "text": Variant("choreo", {"strategy": "text"}),
-    }
+    variants = methods(serial={"strategy": "sequential"}, parallel={"strategy": "parallel"}, text={"strategy": "text"})
     scored: ClassVar[str] = "concepts covered"
 
     def play(self, item: Concepts, options: MergeOptions, prompts: Prompts, sampling: Sampling) -> Play:

@@ -28,10 +28,8 @@ class IterativeDebateCase(Case):
     def play(self, item: Question, options: IterativeDebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
         from choreo_agents.workflows.graphs.iterative_debate import ROLES, Role, iterative_debate
 
-        roles = {
-            name: Role(speaker, prompts(name) or None, prompts(f"{name}_asked") or None)
-            for name, speaker in zip(ROLES, prompts.names("speakers", 3, 3), strict=True)
-        }
+        named = zip(ROLES, prompts.names("speakers", 3, 3), strict=True)
+        roles = {name: Role(who, prompts(name) or None, prompts(f"{name}_asked") or None) for name, who in named}
         sides = [side.strip() for side in prompts.names("sides", 0, 2)]
 
         def verdicts(spoken: Sequence[str]) -> Sequence[str]:

@@ -7,18 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from choreo_agents.workflows.case import (
-    METHODS,
-    Case,
-    Item,
-    Options,
-    Play,
-    Prompts,
-    Result,
-    Sampling,
-    Variant,
-    answers_of,
-)
+from choreo_agents.workflows.case import Case, Item, Options, Play, Prompts, Result, Sampling, answers_of, methods
 from choreo_agents.workflows.cases.answers import states
 
 
@@ -55,11 +44,7 @@ class MultiQACase(Case):
     summary: ClassVar[str] = "Questions asked apart and answered in one reply (MultiQA)."
     options: ClassVar[type[Options]] = QuestionsOptions
     item: ClassVar[type[Item]] = Questions
-    variants: ClassVar[Mapping[str, Variant]] = {
-        **METHODS,
-        "serial": Variant("choreo", {"layout": "serial"}),
-        "parallel": Variant("choreo", {"layout": "parallel"}),
-    }
+    variants = methods(serial={"layout": "serial"}, parallel={"layout": "parallel"})
     scored: ClassVar[str] = "all right"
 
     def play(self, item: Questions, options: QuestionsOptions, prompts: Prompts, sampling: Sampling) -> Play:

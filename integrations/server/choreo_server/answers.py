@@ -24,15 +24,8 @@ def completion(calls: Sequence[ChatCall], number: str, model: str, *, one_call: 
         one_call: Whether only the first of several tool calls is returned.
     """
     choices = [_choice(place, call, one_call=one_call) for place, call in enumerate(calls)]
-    return {
-        "id": number,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": choices,
-        "usage": usage_of(calls),
-        "choreo": choices[0]["choreo"],
-    }
+    head = {"id": number, "object": "chat.completion", "created": int(time.time()), "model": model}
+    return {**head, "choices": choices, "usage": usage_of(calls), "choreo": choices[0]["choreo"]}
 
 
 def _choice(place: int, call: ChatCall, *, one_call: bool) -> dict[str, Any]:
@@ -56,11 +49,8 @@ def _finish(call: ChatCall) -> dict[str, Any]:
     """Return the last fields of a choice, or of its last event."""
     noted, handle = _message(call).response_metadata, call.handle
     assert handle is not None
-    return {
-        "logprobs": noted.get("logprobs"),
-        "finish_reason": noted["finish_reason"],
-        "choreo": {"handle": seal_handle(call.engine, handle)},
-    }
+    choreo = {"handle": seal_handle(call.engine, handle)}
+    return {"logprobs": noted.get("logprobs"), "finish_reason": noted["finish_reason"], "choreo": choreo}
 
 
 def _message(call: ChatCall) -> AIMessage:
@@ -76,16 +66,12 @@ def _thoughts(message: AIMessage | AIMessageChunk) -> str:
 def usage_of(calls: Sequence[ChatCall]) -> dict[str, Any]:
     """Return the usage of a request, whose prompt counts once however many answers it has."""
     usages: list[UsageMetadata] = [used for call in calls if (used := _message(call).usage_metadata) is not None]
-    prompt, completion_tokens = usages[0]["input_tokens"], sum(usage["output_tokens"] for usage in usages)
+    read, written = usages[0]["input_tokens"], sum(usage["output_tokens"] for usage in usages)
     cached = min(usage.get("input_token_details", {}).get("cache_read", 0) for usage in usages)
     thought = sum(usage.get("output_token_details", {}).get("reasoning", 0) for usage in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": thought},
-    }
+    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    details = {"completion_tokens_details": {"reasoning_tokens": thought}}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}, **details}
 
 
 class Pieces:

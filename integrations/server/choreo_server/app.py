@@ -125,12 +125,8 @@ class ServerApp(Starlette):
         except ClientDisconnect:
             return Response(status_code=499)
         number = f"chatcmpl-{uuid.uuid4().hex}"
-        is_large = len(body) > _LARGE
-        job, kind = (
-            await asyncio.to_thread(self._parse, body, engine, number, pace)
-            if is_large
-            else self._parse(body, engine, number, pace)
-        )
+        parse = partial(self._parse, body, engine, number, pace)
+        job, kind = await asyncio.to_thread(parse) if len(body) > _LARGE else parse()
         if self._recording is not None:
             job = replace(job, stream=partial(self._recording.astreamed, self._tenancy.name(request)))
         return kind(job, self._count_answers(len(job.calls), self._tenancy.name(request)))

@@ -15,9 +15,8 @@ from choreo_server.handles import unseal_handle
 from choreo_server.limits import Limits
 from choreo_server.messages import MessageIn, chat_messages
 
-_SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-)  # fmt: skip
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES, "seed")
 _THOUGHTS = (
     'say `reasoning_effort: "none"`, or by `choreo.thinking` whether it thinks, or for how many tokens at most: '
     '`"choreo": {"thinking": false}`'
@@ -160,9 +159,7 @@ class ChatBody(Fields):
             raise RefusedError(413, f"tools: at most {limits.messages} (--max-messages)", param="tools")
         messages, request = chat_messages(self.messages), self._request(engine, limits, adapter)
         thread = None if self.choreo is None else self.choreo.thread
-        return [
-            ChatCall(engine, messages, _nth(request, place, f"{number}-{place}"), thread) for place in range(answers)
-        ]
+        return [ChatCall(engine, messages, _nth(request, at, f"{number}-{at}"), thread) for at in range(answers)]
 
     def _request(self, engine: Engine, limits: Limits, adapter: str | None) -> Mapping[str, Any]:
         tools, required = required_tools(described_tools("the model", self.tools, "auto"), self.tool_choice)

@@ -70,8 +70,4 @@ def require_few(body: bytes, most: int) -> None:
         elif char == ord(",") and depth == 2:
             elements += 1
         if elements > most or number > most * _SIGNS_OF_A_MESSAGE:
-            raise _too_many(most)
-
-
-def _too_many(most: int) -> RefusedError:
-    return RefusedError(413, f"a request may have {most} messages (--max-messages): leave the oldest out")
+            raise RefusedError(413, f"a request may have {most} messages (--max-messages): leave the oldest out")

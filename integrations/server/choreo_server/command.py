@@ -249,20 +249,13 @@ def serve(
             disk=disk,
             disk_bytes=round(disk_budget * _GIB),
         )
-        options = {
-            "device": device,
-            "memory": memory,
-            "scheduling": Scheduling(max_num_seqs=rows),
-            "chat": variables or None,
-        }
+        scheduling = Scheduling(max_num_seqs=rows)
+        options = {"device": device, "memory": memory, "scheduling": scheduling, "chat": variables or None}
         typer.echo(f"loading {model} ...", err=True)
         engine = load_engine(model, engines, threads, dtype, options)
     if not tenant_keys and not _is_local(host):
-        typer.secho(
-            f"warning: listening on {host} without keys: whoever reaches it may call. Give it --keys or --api-key.",
-            err=True,
-            fg="yellow",
-        )
+        warning = f"listening on {host} without keys: whoever reaches it may call. Give it --keys or --api-key."
+        typer.secho(f"warning: {warning}", err=True, fg="yellow")
     with engine:
         with _errors_as_lines():
             app = server_app(

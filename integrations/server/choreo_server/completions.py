@@ -19,11 +19,8 @@ from choreo_server.answers import Pieces, completion, usage_of
 from choreo_server.errors import LOG, as_refusal, error_body
 from choreo_server.metrics import TokenIntervals
 
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_TYPE = b"text/event-stream; charset=utf-8"
+_HEADERS = [(b"content-type", _TYPE), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 _ALIVE = b": keep-alive\n\n"
 """A comment of server-sent events: clients skip it, and proxies see traffic."""

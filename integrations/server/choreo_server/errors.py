@@ -94,10 +94,8 @@ def _not_routed(request: Request, error: HTTPException) -> RefusedError:
     }
     target = request.url.path[:256]
     near = get_close_matches(target, routes, 1, 0.8)
-    return RefusedError(
-        error.status_code,
-        f"{error.detail}: {request.method} {target}. Ask {' or '.join([routes[near[0]]] if near else routes.values())}",
-    )
+    others = " or ".join([routes[near[0]]] if near else routes.values())
+    return RefusedError(error.status_code, f"{error.detail}: {request.method} {target}. Ask {others}")
 
 
 def _validation_refusal(error: ValidationError) -> RefusedError:

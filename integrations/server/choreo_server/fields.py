@@ -56,12 +56,8 @@ class Fields(BaseModel):
     def honoured(cls) -> dict[str, str]:
         """Return the names of fields that have an effect, including those of nested objects, with their paths."""
         own = {name: field for name, field in cls.model_fields.items() if not marks(field)}
-        inner = {
-            below: f"{name}.{below}"
-            for name, field in own.items()
-            if isinstance(field.default, Fields)
-            for below in field.default.honoured()
-        }
+        parts = [(name, field.default) for name, field in own.items() if isinstance(field.default, Fields)]
+        inner = {below: f"{name}.{below}" for name, part in parts for below in part.honoured()}
         return {name: name for name in own} | {name: where for name, where in inner.items() if name not in own}
 
 

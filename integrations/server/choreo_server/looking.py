@@ -48,14 +48,10 @@ class Looking:
     async def index(self, request: Request) -> Response:
         """List the caller's recordings, the newest first."""
         paths = await asyncio.to_thread(_list_recordings, self._folder_of(request))
-        links = "".join(
-            f'<li><a href="inspect/{html.escape(path.name)}">{html.escape(path.stem)}</a></li>' for path in paths
-        )
+        links = "".join(f'<li><a href="inspect/{html.escape(p.name)}">{html.escape(p.stem)}</a></li>' for p in paths)
         body = f"<ul>{links}</ul>" if links else "<p>Nothing was recorded yet.</p>"
-        return HTMLResponse(
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title><h1>Runs</h1>{body}</html>',
-            headers=_HEADERS,
-        )
+        page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title><h1>Runs</h1>{body}</html>'
+        return HTMLResponse(page, headers=_HEADERS)
 
     async def page(self, request: Request) -> Response:
         """Show the page of a recording, as far as it is written."""
