@@ -131,6 +131,6 @@ def test_what_lies_between_products_fits_and_spills_nothing(dtype: Any, capabili
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("given", ["*fp32", "*bf16"])
 def test_drawing_fits_and_spills_nothing(given: str, capability: int, tmp_path: Path) -> None:
-    pointers = {"logits": given, "asked": "*i32", "out": "*i32"}
+    pointers = {"logits": given, "draws": "*i32", "out": "*i32"}
     made = compiled(draw_kernel, CONSTANTS, pointers, capability, tmp_path, warps=WARPS)
     assert made.stack == 0 and made.registers <= REGISTERS, f"{made}"

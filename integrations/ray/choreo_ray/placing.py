@@ -26,7 +26,7 @@ def with_absolute(memory: Memory | None) -> Memory | None:
     """Make directories absolute, since actors have another working directory; missing ones are created there later."""
     if memory is None:
         return None
-    folders = {"disk": memory.disk, "kept": memory.persist_dir}
+    folders = {"disk": memory.disk, "persist_dir": memory.persist_dir}
     return memory.model_copy(update={name: path and path.absolute() for name, path in folders.items()})
 
 

@@ -347,7 +347,7 @@ from choreo_agents.pml.library import Shelf
 model, folder, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)
 with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
-    kept = engine.kv.kept_in(engine.kv.store(folder))
+    kept = engine.kv.persistent_kv(engine.kv.store(folder))
     shelf = Shelf(engine, kept)
     shelf.know("s", [SchemaPiece(k, (k,), tuple(t), s, tuple(p), None, True, False) for k, t, s, p in texts])
     print("ready", flush=True)

@@ -88,7 +88,7 @@ def test_a_row_of_a_model_is_all_but_always_sure() -> None:
             draws = [Draw(wanted, noise_key(seed, row)) for row in range(8)]
             tickets = lottery().draw(logits, range(8), draws)
             assert tickets is not None
-            kinds.update(row[2] for row in tickets._told)
+            kinds.update(row[2] for row in tickets._results)
     assert kinds[SURE] >= 0.95 * kinds.total()
 
 
@@ -99,7 +99,7 @@ def test_who_are_near_each_other_are_decided_exactly(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(room.CONSTANTS, "MARGIN", 0.7)
     tickets = lottery().draw(logits, range(64), draws)
     assert tickets is not None
-    kinds = Counter(row[2] for row in tickets._told)
+    kinds = Counter(row[2] for row in tickets._results)
     assert kinds[SURE] > 8 and kinds[NEAR] > 4 and kinds[UNSURE] > 2, "all of them are met"
     for token, exact in zip(tickets.tokens(), wanted, strict=True):
         assert token in (None, exact)
@@ -112,10 +112,10 @@ def test_of_two_that_are_near_the_second_may_be_higher(monkeypatch: pytest.Monke
     [wanted] = BatchSampler().draw(logits, [draw])
     tickets = lottery().draw(logits, [0], [draw])
     assert tickets is not None
-    row = tickets._told[0]
+    row = tickets._results[0]
     other = next(word for word in range(40) if word != wanted)
     bits = logits[0].view(torch.int32)
-    tickets._told = [[other, wanted, NEAR, int(bits[other]), int(bits[wanted]), row[5]]]
+    tickets._results = [[other, wanted, NEAR, int(bits[other]), int(bits[wanted]), row[5]]]
     assert tickets.tokens() == [wanted] and tickets.guessed() == [other]
 
 
