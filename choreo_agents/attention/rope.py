@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Pairing = Literal["halves", "neighbours"]
-"""Which dimensions rotate together: i with i + half (Llama, GPT-NeoX), or 2i with 2i + 1 (Cohere, GPT-J)."""
+"""Pairs of dimensions that rotate together: i with i + half (Llama, GPT-NeoX), or 2i with 2i + 1 (Cohere, GPT-J)."""
 
 
 @dataclass(frozen=True, eq=False)

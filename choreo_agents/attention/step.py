@@ -62,7 +62,7 @@ class StepAttention:
         self._further = 0
         """Decode steps since the layout was prepared."""
         self._read: dict[str, tuple[int, int]] = {}
-        """By reader, bytes that the first of these steps read: shared, and unshared."""
+        """Bytes that the first of these steps read, shared and unshared, by reader."""
         if prepared is None:
             once, together = tuple(dict.fromkeys(kinds)), getattr(backend, "prepare_step", None)
             prepared = together(layout, once) if together else {kind: backend.prepare(layout, kind) for kind in once}

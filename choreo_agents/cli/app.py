@@ -25,7 +25,7 @@ def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
         "models": group(
             "See whether a model can be served, and how it is fed; or make one to measure with.\n\n"
             "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json "
-            "and the tokenizer's files, and ends with 0 if the model can be served, with 2 if it cannot.",
+            "and the tokenizer's files, and ends with 0 if the model can be served here, with 2 if it cannot.",
             lambda: {"random": models.random, "check": models.check},
         ),
         "inspect": group("See what an engine holds, or has done.", _inspections),

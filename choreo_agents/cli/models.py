@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ShapeName = Literal["smollm2-135m", "six-layers", "qwen3-0.6b", "llama-8b"]
 REFUSED = 2
-"""Exit code for a model that cannot be served."""
+"""Exit code for a model that cannot be served, or whose weights do not fit the free memory."""
 _SHOWN = "Ann speaks again"
 """Title of the view that is printed in full: every agent has a message in it."""
 
@@ -52,7 +52,7 @@ def check(
     model's own chat template. If the weights are there, too, its layers are measured, and its logits after moving
     cached keys are compared with the plain model's.
 
-    The exit code is 0 if the model can be served, and 2 if it cannot.
+    The exit code is 0 if the model can be served, and 2 if it cannot, also if its weights do not fit the free memory.
 
     [b]Examples[/b]
 
@@ -82,6 +82,8 @@ def check(
         report_check(console, report, measured=loaded is not None, measure=measure)
         if loaded is not None:
             report_measured(console, loaded, measured(loaded))
+    if not report.memory.holds_weights:
+        raise typer.Exit(REFUSED)
 
 
 def _variable(value: str) -> Any:
@@ -96,8 +98,7 @@ def measured(loaded: LoadedModel) -> Mapping[str, Any]:
     """Return what was measured on a loaded model, as plain JSON."""
     from choreo_agents.attention.backends import backend_name, why_not_faster
 
-    probe = loaded.probe
-    attends = loaded.backend("auto")
+    probe, attends = loaded.probe, loaded.backend("auto")
     known = {"parameters": loaded.adapter.parameters, "error": probe.error, "rounding": probe.tolerance}
     attending = {"attends": backend_name(attends), "nothing_faster": why_not_faster(attends)}
     return {**known, **attending, "computed_by": loaded.computed_with(attends)}
@@ -115,8 +116,11 @@ def report_check(console: Console, report: ModelCheck, *, measured: bool, measur
     name = escape(report.name)
     if measured:
         console.print(f"[green]{name} can be served exactly[/]")
+    elif not report.memory.holds_weights:
+        console.print(f"[red]{name} cannot be served here:[/] its weights do not fit what {report.device} has free")
     else:
-        console.print(f"[green]{name} can be served[/], as far as its small files tell: {_unmeasured(report, measure)}")
+        why = "are not here; loading them measures the rest" if measure else "were not measured"
+        console.print(f"[green]{name} can be served[/], as far as its small files tell: its weights {why}")
     console.print(_facts(report))
     same = [view.tokens for view in report.shared] == [view.tokens for view in report.reencoded]
     for comparisons in (report.shared,) if same else (report.shared, report.reencoded):
@@ -131,14 +135,6 @@ def report_check(console: Console, report: ModelCheck, *, measured: bool, measur
         console.print("The tokenizer has no chat template: turns are plain lines, and there is nothing to compare.\n")
         return
     console.print(_comparisons(report.shared if same else (*report.shared, *report.reencoded)))
-
-
-def _unmeasured(report: ModelCheck, measure: bool) -> str:
-    if not measure:
-        return "its weights were not measured"
-    if not report.memory.measured:
-        return "its weights are not here; loading them measures the rest"
-    return f"its weights do not fit what {report.device} has free, so they were not measured"
 
 
 def _facts(report: ModelCheck) -> Table:

@@ -126,7 +126,7 @@ class Tenant:
         self.limiter = RateLimiter()
         """Limits the rate at which its calls start."""
         self.closing = self.closed = False
-        """Whether the tenancy is being closed, and whether it is closed."""
+        """`closing` is True from the start of `close` on, `closed` once it has ended."""
         self.persistent_kv = persistent_kv_of(core, self.message_ids, self.builder.find)
         """Writer of KV that survives the engine; None if there is none."""
         self._keepers: dict[Callable[..., object], Any] = {}

@@ -164,10 +164,9 @@ class Execution:
 
     def method(self, core: EngineCore) -> Method:
         """Return the method, which encodes requests and frees memory for them."""
-        name = core.settings.method
-        if name == "choreo":
+        if core.settings.method == "choreo":
             return ChoreoMethod(core.recomputer)
-        return TextMethod(core.pool, prefix_cache=name == "baseline")
+        return TextMethod(core.pool, prefix_cache=core.settings.method == "baseline")
 
     def loop(self, core: EngineCore) -> RequestLoop:
         """Return the loop, after starting what it needs."""
@@ -178,11 +177,8 @@ class Execution:
         goes_ahead = scheduling.ahead and scheduling.step_trace is None
         executor = Executor(*served, graphs=scheduling.graphs, ahead=goes_ahead)
         self._model, self._executor = core.model, executor
-        planned = (
-            scheduling.policy,
-            Limits(scheduling.max_batched_tokens, scheduling.max_num_seqs),
-            scheduling.step_trace,
-        )
+        limits = Limits(scheduling.max_batched_tokens, scheduling.max_num_seqs)
+        planned = scheduling.policy, limits, scheduling.step_trace
         return EngineLoop(executor, core.lock, planned, settings.sink, core.method)
 
     def begin(self, core: EngineCore) -> None:
@@ -191,6 +187,9 @@ class Execution:
 
     def load_adapter(self, core: EngineCore, folder: Path, name: str, message_ids: MessageIds) -> None:
         """Prepare the adapter in a folder, before a tenant's calls can name it. Raises `AdapterError`."""
+
+    def require_ready(self) -> None:
+        """Raise `EngineLostError` if what runs the requests does not answer now. May block for seconds."""
 
     def computing(self) -> Computing:
         """Describe what computes."""

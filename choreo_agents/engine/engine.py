@@ -383,6 +383,16 @@ class EngineAdmin:
         """Return how much is in each tier, and which authors keep it there, for all tenants together."""
         return memory_map_of(self.core)
 
+    def require_ready(self) -> None:
+        """Raise the error that a call would meet now, for a server's readiness probe. May block for seconds.
+
+        Raises:
+            EngineClosedError: The engine was closed. DeviceLostError: Its device computes no more.
+            EngineLostError: None of the remote engines answers.
+        """
+        self.core.loop.require_open()
+        self.core.execution.require_ready()
+
     def restart(self) -> None:
         """Start again with empty memory; unfinished calls fail with `EngineClosedError`.
 

@@ -22,7 +22,7 @@ from choreo_agents.graph.turn.turn import AgentTurn, Choices, with_update
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.reader_rules import MergeSpec, ReaderRules, Update
 from choreo_agents.graph.view.view import HistoryLimit, required_history
-from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, VisibilityRule, kept_out, rules_of, with_input
+from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, VisibilityRule, private_in, rules_of, with_input
 from choreo_agents.graph.words.prompts import Prompt, require_prompt, required_arguments
 from choreo_agents.graph.words.thoughts import Thinks, required_thinking
 from choreo_agents.pml import Prompt as SchemaPrompt
@@ -195,7 +195,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         if self._reader_rules is not None:
             return self._reader_rules
         rules = with_input(self.rules)
-        guard = Guard(kept_out(self.rules), spared=frozenset([*rules, *filter(None, [self.persona])]))
+        guard = Guard(private_in(self.rules), spared=frozenset([*rules, *filter(None, [self.persona])]))
         undeclared = {EVERYONE} if EVERYONE in self.rules else None
         return ReaderRules(rules, undeclared, self.shared_system, self.positions or "sequential", guard=guard)
 

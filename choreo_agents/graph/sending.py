@@ -92,10 +92,12 @@ def _supersteps_since(entry: HandleEntry, entries: Iterable[HandleEntry], at: Ma
 
 def _find_entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:
     """Return the entry that a choice names."""
-    is_handle = isinstance(item, MessageHandle)
-    name = item.id if isinstance(item, MessageHandle) else item.get("message_id") if isinstance(item, Mapping) else item
-    for entry in entries:
-        named = {handle.id for handle in handles_of(entry)} if is_handle else {entry["message_id"]}
-        if name in named:
-            return entry
-    raise UnknownHandleError(f"the state has no message {name!r}: choose from state['handles']")
+    if isinstance(item, MessageHandle):
+        name: object = item.id
+        matching = [entry for entry in entries if name in {handle.id for handle in handles_of(entry)}]
+    else:
+        name = item.get("message_id") if isinstance(item, Mapping) else item
+        matching = [entry for entry in entries if entry["message_id"] == name]
+    if not matching:
+        raise UnknownHandleError(f"the state has no message {name!r}: choose from state['handles']")
+    return matching[0]

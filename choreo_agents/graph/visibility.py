@@ -292,8 +292,8 @@ def rule_of(
             if value is not None:
                 raise VisibilityError(f"{name} {value!r} is given beside {spelling}, which has its own")
         return spelling
-    limits: Any = "all" if history is None else history, "reader" if scope is None else scope
-    return VisibilityRule(SHARED if spelling is None else spelling, *limits)
+    mode = SHARED if spelling is None else spelling
+    return VisibilityRule(mode, "all" if history is None else history, "reader" if scope is None else scope)
 
 
 def rules_of(reads: Reads) -> dict[str, VisibilityRule]:
@@ -311,7 +311,7 @@ def rules_of(reads: Reads) -> dict[str, VisibilityRule]:
     return {source: rule_of(rule) for source, rule in reads.items()}
 
 
-def kept_out(rules: Mapping[str, VisibilityRule]) -> frozenset[str]:
+def private_in(rules: Mapping[str, VisibilityRule]) -> frozenset[str]:
     """Return the sources of which no encoding may reach the reader, not even through others."""
     return frozenset(source for source, rule in rules.items() if rule.mode.keeps_out)
 

@@ -423,7 +423,7 @@ class Forward:
         self._passes, self._loras = passes, loras
         self.goes_ahead = ahead
         self._is_refused = False
-        """Whether a pass could not be started ahead: none is tried again until memory is freed."""
+        """True after a pass could not be started ahead: none is tried again until memory is freed."""
         self._last: _LastAttention | None = None
         self._ahead: _AheadPass | None = None
         self._next: tuple[Step, _LastAttention] | None = None
@@ -568,7 +568,7 @@ class _LastAttention(NamedTuple):
     attention: StepAttention
     recurring: FixedPass | None
     is_ahead: bool = False
-    """Whether its step has not been planned yet."""
+    """True if the attention is that of a pass started ahead, whose step has not been planned yet."""
 
 
 class _AheadPass(NamedTuple):

@@ -283,8 +283,6 @@ async def _play(engine: Engine, setup: Setup, item: Item, **run: Any) -> tuple[R
 
 def item_words(item: Item) -> list[tuple[str, str]]:
     """Return names and texts of an item's fields for display; a list yields a pair for each element."""
-    pairs: list[tuple[str, str]] = []
-    for name, value in item.model_dump(exclude={"id"}, exclude_none=True).items():
-        for part in value if isinstance(value, list | tuple) else [value]:
-            pairs.append((name, part if isinstance(part, str) else json.dumps(part)))
-    return pairs
+    fields = item.model_dump(exclude={"id"}, exclude_none=True).items()
+    parts = ((name, part) for name, value in fields for part in (value if isinstance(value, list | tuple) else [value]))
+    return [(name, part if isinstance(part, str) else json.dumps(part)) for name, part in parts]

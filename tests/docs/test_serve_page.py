@@ -17,10 +17,13 @@ from choreo_server.asking import ChatBody, StreamOptions
 from choreo_server.command import serve
 from choreo_server.fields import Fields, Instead, marks
 from choreo_server.messages import FunctionIn, MessageIn, ToolCallIn
+from choreo_server.metrics import Waits, exposition
 from choreo_server.tenancy import API_KEY, KEYS
 from support.installed import SERVER, install
 from support.served import PATHS, ROOT, free_port
 from typer.testing import CliRunner
+
+from choreo_agents import Engine
 
 PAGE = ROOT / "docs/how-to/serve.md"
 FIELDS = ROOT / "docs/how-to/request-fields.md"
@@ -92,6 +95,14 @@ def test_its_help_has_what_the_page_names() -> None:
     assert typed.count("serve") == 2 and {*re.findall(r"CHOREO_\w+", page)} == {API_KEY, KEYS}
     [stop] = re.findall(r"^TimeoutStopSec=(\d+)", page, re.MULTILINE)
     assert int(stop) > inspect.signature(serve).parameters["stop_timeout"].default
+
+
+def test_the_server_has_each_metric_of_the_page() -> None:
+    with Engine.load("embedded") as engine:
+        text = exposition(engine.stats(), {200: 1}, 1, Waits())
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ", PAGE.read_text(), re.MULTILINE)
+    names = re.findall(r"`(\w+)`", " ".join(rows))
+    assert len(names) > 15 and [name for name in names if f"# TYPE choreo_{name} " not in text] == []
 
 
 def fields_table() -> str:

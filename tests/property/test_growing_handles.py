@@ -24,9 +24,9 @@ def entries(draw: st.DrawFn) -> HandleEntry:
         message_id=draw(st.sampled_from("123")),
         digest=draw(st.sampled_from("de")),
     )
-    seal = entry["handle"]["id"]
+    handle_id = entry["handle"]["id"]
     if draw(st.booleans()):
-        entry["seals"] = {"conversation": "c", "handles": {seal: "s"}}
+        entry["signature"] = {"entry": "e", handle_id: "s"}
     if draw(st.booleans()):
         entry["handles_by_model"] = {"o": {"id": "w" * 32, "model": "o", "length": 1}}
     mark = draw(st.sampled_from(["", "select", "borrowed"]))

@@ -105,6 +105,7 @@ def eval_case(
     top_p: TopPOption = 0.95,
     max_tokens: MaxTokensOption = None,
     kv_gib: BudgetOption = 1.0,
+    adapter: Annotated[Path | None, typer.Option(help="A folder: each method is played with its adapter, too.")] = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
@@ -114,12 +115,12 @@ def eval_case(
         from choreo_agents.training.journal import Journal
         from choreo_agents.workflows.many import seeds_of
         from choreo_agents.workflows.playing import make_setup, read_items, require_variants
-        from choreo_bench.playing import PlayReport, draw_items, play_all
+        from choreo_bench.playing import TUNED_SUFFIX, PlayReport, draw_items, play_all
 
         variants = require_variants(case, method)
+        variants += [] if adapter is None else [name + TUNED_SUFFIX for name in variants]
         items = None if inputs is None else read_items(case, inputs)
-        options = make_options()
-        loaded = load(out.console, model, loading)
+        options, loaded = make_options(), load(out.console, model, loading)
         made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
         chosen = list(items) if items is not None else draw_items(case, options, n, split, seed)
         with (
@@ -135,6 +136,7 @@ def eval_case(
                 seeds=range(seed, seed + n) if items is None else seeds_of(items, seed),
                 kv_budget_bytes=int(kv_gib * (1 << 30)),
                 on_progress=lambda so_far: display.plays(so_far, len(chosen)),
+                adapter=adapter,
             )
             records = list(known.records.values())
         ids = {item.id for item in chosen}
@@ -353,9 +355,7 @@ def pml(
     task: TaskOption = None,
     adapter: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder that [b]choreo train synthesizer[/b] has written: a third column, answered with it."
-        ),
+        typer.Option(help="A folder that [b]choreo train synthesizer[/b] wrote: a third column, answered with it."),
     ] = None,
     split: SplitOption = "test",
     seed: SeedOption = 0,

@@ -67,7 +67,7 @@ class EdgeRun:
     kl: tuple[float, ...]
     """Of every token of the reader's: from the shared edge's distribution to the re-encoded one's, in nats."""
     agreement: tuple[bool, ...]
-    """Whether both would take the same token."""
+    """For each of these tokens: True if both distributions have the same likeliest one."""
     shared_logits: tuple[float, ...] = ()
     reencoded_logits: tuple[float, ...] = ()
     """Means over the reader's tokens, if there is a label."""

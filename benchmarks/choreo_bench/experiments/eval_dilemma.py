@@ -45,7 +45,7 @@ class DilemmaReport:
     seed: int
     temperature: float
     cooperated: dict[str, dict[str, list[bool]]] = field(default_factory=dict)
-    """By Alice's strategy and variant, game by game."""
+    """Bob's decisions by Alice's strategy and variant, game by game: True if he cooperates."""
     unread: dict[str, int] = field(default_factory=dict)
     """Decisions of Bob's that cannot be read, by variant; they count as no cooperation."""
 

@@ -285,7 +285,7 @@ def test_drills_are_right() -> None:
             assert answer == f"{max(map(int, re.findall('[0-9]+', listed)))}."
 
 
-def pairwise_turns(turns: list[transcripts.Turn]) -> list[tuple[str, str]]:
+def pairwise_turns(turns: list[transcripts.TranscriptTurn]) -> list[tuple[str, str]]:
     return [(asked.text, said.text) for asked, said in zip(turns[::2], turns[1::2], strict=True)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from bench_support.commands import choreo
 from choreo_bench.cases import CASES
+from support.adapters import save_adapter
 from support.chatty import save_chatty
 from support.workflow_commands import refused, results, written
 
@@ -90,6 +91,15 @@ def test_all_methods_are_scored_on_the_same_items(workflow: str, tmp_path: Path)
     again, _ = run(*shlex.split(named)[1:])
     assert again == out and path.read_bytes() == whole, "the command on the page is the same evaluation"
     assert page.read_text() == text
+
+
+def test_each_method_is_played_with_an_adapter_too(chatty_path: Path, tmp_path: Path) -> None:
+    adapter, path = save_adapter(tmp_path / "adapter", chatty_path), tmp_path / "results.jsonl"
+    command = ["eval", "direct", "--n", "1", "--model", str(chatty_path), "--method", "choreo", "--max-tokens", "6"]
+    out, _ = run(*command, "--adapter", str(adapter), "--out", str(path))
+    plain, tuned = results(path)
+    assert (plain["variant"], tuned["variant"]) == ("choreo", "choreo + tuned") and "choreo + tuned" in out
+    assert plain["messages"] != tuned["messages"], "random weights speak otherwise"
 
 
 def test_an_evaluation_as_json_is_one_object(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ class Dialect:
     """Conventions of the kernel that differ between its releases."""
 
     in_place: bool
-    """Whether keys are given by starts and counts, in any order; otherwise they are gathered first."""
+    """True if the kernel takes keys by starts and counts, in any order; otherwise keys are gathered first."""
     heads_first: bool
-    """Whether the log-sum-exp is [heads, queries]; otherwise it is [queries, heads]."""
+    """True if the kernel returns the log-sum-exp as [heads, queries]; otherwise as [queries, heads]."""
 
 
 class VarlenBackend:

@@ -226,8 +226,8 @@ class Chart:
             for source in names_of(caller.name):
                 rule = reader.rules.get(source)
                 if rule is not None and rule.mode.shows:
-                    rest = (source, reader.name), rule.words(), reader.may_be_sent, True
-                    yield from (Edge(node.name, reader.name, rule.mode, *rest) for node in shown)
+                    rest = (source, reader.name), rule.words(), reader.may_be_sent
+                    yield from (Edge(node.name, reader.name, rule.mode, *rest, is_alone=True) for node in shown)
 
     @cached_property
     def scopes(self) -> Mapping[str, Sequence[tuple[str, str]]]:

@@ -186,8 +186,7 @@ def auto_reencode(chart: Chart) -> tuple[Chart, list[Hop]]:
     while True:
         broken = [finding for finding in audit_chart(chart).violations if finding.channel == "encoding"]
         cuts = (edges for finding in broken if (edges := finding.cut) and not any(is_bound(*edge) for edge in edges))
-        nearest_cut = next(cuts, None)
-        if nearest_cut is None:
+        if (nearest_cut := next(cuts, None)) is None:
             return chart, changed
         for source, reader in nearest_cut:
             chart = chart.with_rule(source, reader, chart.node(reader).rules[source].without("encoding"))
@@ -225,8 +224,9 @@ def _describe(finding: Finding, chart: Chart) -> str:
     if not finding.cut:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
     edges = " and ".join(dict.fromkeys(_describe_edge(source, reader) for source, reader in finding.cut))
-    guarded = [context for context in chart.contexts if context.name == finding.context]
-    if finding.channel == "words" or any(chart.forbids(context, finding.reader, "words") for context in guarded):
+    leaked = [context for context in chart.contexts if context.name == finding.context]
+    # A re-encoded edge still hands over the text, which does not help where the policy forbids the words as well.
+    if finding.channel == "words" or any(chart.forbids(context, finding.reader, "words") for context in leaked):
         return f"{start}. Undeclare {edges}"
     return f"{start}. Declare {edges} {REENCODED!r}"
 

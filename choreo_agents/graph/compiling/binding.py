@@ -25,7 +25,7 @@ from choreo_agents.graph.outputs import require_served
 from choreo_agents.graph.provenance import forward_sends
 from choreo_agents.graph.state import merge_entries, merge_updates
 from choreo_agents.graph.view.reader_rules import ReaderRules
-from choreo_agents.graph.visibility import VisibilityRule, kept_out
+from choreo_agents.graph.visibility import VisibilityRule, private_in
 
 Contexts = tuple[Mapping[str, Sequence[str]], frozenset[str]]
 """Private contexts: system prompts by name, and the nodes whose messages are confidential."""
@@ -200,9 +200,11 @@ def bind_agent(
         for channel in CHANNELS
     }
     undeclared, positions = graph.table.undeclared(name, graph.nodes), agent.positions or graph.positions
-    guard = Guard(kept_out(sources), forbidden, graph.policy.on_violation, graph.declared)
-    flags: Any = {"strict": graph.served["strict"], "by_tenant": graph.resolver is not None, "node": name}
-    rules = ReaderRules(sources, undeclared, graph.system, positions, *contexts, guard, **flags)
+    guard = Guard(private_in(sources), forbidden, graph.policy.on_violation, graph.declared)
+    strict, by_tenant = graph.served["strict"], graph.resolver is not None
+    rules = ReaderRules(
+        sources, undeclared, graph.system, positions, *contexts, guard, strict=strict, by_tenant=by_tenant, node=name
+    )
     choreo = {"reads": {source: rule.mode.name for source, rule in sources.items()}}
     return replace(spec, runnable=agent.bound(engine, rules), metadata={**(spec.metadata or {}), "choreo": choreo})
 

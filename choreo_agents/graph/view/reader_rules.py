@@ -21,7 +21,7 @@ from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.call_id import CallId
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.view import HistoryLimit, is_own
-from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, VisibilityRule, kept_out
+from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, VisibilityRule, private_in
 from choreo_agents.graph.words.prompts import Prompt
 from choreo_agents.graph.words.thoughts import Thinker
 
@@ -93,7 +93,7 @@ def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> Rea
     input_rule = outside.pop(START_SOURCE)
     sources = {**{prefix + source: rule for source, rule in outside.items()}, **rules.sources, START_SOURCE: input_rule}
     hidden: dict[str, set[str]] = {}
-    for source in kept_out(outside):
+    for source in private_in(outside):
         hidden.setdefault(source.rpartition("|")[0], set()).add(source)
     guards = (
         Guard(frozenset(hidden.get(at, ())), {}, on_violation, charted.declared, home=charted.home)

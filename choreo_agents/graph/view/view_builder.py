@@ -28,7 +28,7 @@ from choreo_agents.graph.view.rendered_view import RenderedView
 from choreo_agents.graph.view.view import SeenEntry, Summary, call_of, visible
 from choreo_agents.graph.view.view_encoder import ViewEncoder
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, source_of_author
-from choreo_agents.graph.words.entries import alive, callers_of, calls_of, entries_of, is_encoded, is_input, lost_in
+from choreo_agents.graph.words.entries import callers_of, calls_of, entries_of, if_alive, is_encoded, is_input, lost_ids
 from choreo_agents.graph.words.thoughts import keeps_thoughts, without_thoughts
 from choreo_agents.kv.handle import MessageHandle, base_model
 
@@ -307,7 +307,7 @@ class ViewBuilder:
         inputs = [m for m in self._messages if is_encoded(m, by_id) and is_input(by_id[str(m.id)])]
         news = {str(m.id) for m in inputs if _writer(m, self._rules, self._place.author) != START_SOURCE}
         before = {name: entry for name, entry in by_id.items() if name not in news}
-        lost = lost_in(self._engine, before)
+        lost = lost_ids(self._engine, before)
         new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
@@ -322,7 +322,7 @@ class ViewBuilder:
             records.append((m, author, mark, answer))
             if not isinstance(answer, MessageHandle):
                 text, kind = message_turn(m, chat, called=called, opening=opening_of(m))
-                source = alive(self._engine, handle_of(m))
+                source = if_alive(self._engine, handle_of(m))
                 role, parents = "tool" if isinstance(m, ToolMessage) else None, await self._turns.behind_root(kind)
                 options: Any = {"author": author, "role": role, "confidential": mark, "source": source}
                 calls.append(Prefill(text, parents, recomputed=is_encoded(m, before), **options))

@@ -103,7 +103,7 @@ def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool
     return entry is not None and entry.get("digest") in (None, digest_of(message))
 
 
-def alive(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
+def if_alive(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
     """Return a handle if the engine still has it, or it is another model's; else None."""
     if handle is None:
         return None
@@ -114,7 +114,7 @@ def alive(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
     return handle
 
 
-def lost_in(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
+def lost_ids(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
     """Return the ids of messages that the engine's model encoded, and that the engine no longer knows."""
     model = engine.model.adapter.fingerprint
     handles = {name: handle for name, entry in entries.items() if (handle := handle_for(entry, model)) is not None}

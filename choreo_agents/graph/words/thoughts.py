@@ -12,7 +12,7 @@ from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.signer import opening_of
 from choreo_agents.graph.state import HandleEntry, handle_for
-from choreo_agents.graph.words.entries import alive
+from choreo_agents.graph.words.entries import if_alive
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, PromptText
 
@@ -122,7 +122,7 @@ def own_message(engine: Engine, entry: HandleEntry, message: BaseMessage | None)
     thought = None if plain is None else MessageHandle.model_validate(plain)
     # Thoughts of another model are tokens of that model only: they are left out.
     if keeps_thoughts(engine.chat, entry) and (thought is None or thought.base_model == model):
-        live = alive(engine, thought)
+        live = if_alive(engine, thought)
         text = None if message is None or live is not None else with_thinking(message, engine.chat)
         if (content := live or text) is not None:
             return content

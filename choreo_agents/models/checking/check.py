@@ -73,7 +73,7 @@ class ModelCheck:
         memory, dtype = self.memory, self.dtype
         return {
             "model": self.name,
-            "served": True,
+            "served": memory.holds_weights,
             "device": str(self.device),
             "dtype": {
                 "checkpoint": str(dtype.own).removeprefix("torch."),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from choreo_ray.engine import RayEngine
     from choreo_ray.errors import ClusterError
+    from choreo_ray.remote import RouterOptions
 
-__all__ = ["ClusterError", "RayEngine"]
+__all__ = ["ClusterError", "RayEngine", "RouterOptions"]
 
-_HOMES = {"ClusterError": "errors", "RayEngine": "engine"}
+_HOMES = {"ClusterError": "errors", "RayEngine": "engine", "RouterOptions": "remote"}
 
 if not TYPE_CHECKING:  # a type checker would believe that the module has every name
 

@@ -122,8 +122,7 @@ class RayEngineClient:
         return await self._send(self.actor.export_kv, copying)
 
     async def import_kv(self, copying: Copying, exported: Any) -> tuple[Collection[str], int]:
-        imported: tuple[Collection[str], int] = await self._send(self.actor.import_kv, copying, exported)
-        return imported
+        return await self._send(self.actor.import_kv, copying, exported)  # type: ignore[no-any-return]
 
     async def release(self, releasing: Releasing) -> None:
         """Release messages soon, together with others."""

@@ -95,10 +95,8 @@ class Cluster:
 
 def resources() -> tuple[dict[str, float], dict[str, float]]:
     """Return the CPUs and GPUs of the cluster: all, and those that are free."""
-    every, free = ray.cluster_resources(), ray.available_resources()
-    return {kind: every.get(kind, 0.0) for kind in ("CPU", "GPU")}, {
-        kind: free.get(kind, 0.0) for kind in ("CPU", "GPU")
-    }
+    every, free, kinds = ray.cluster_resources(), ray.available_resources(), ("CPU", "GPU")
+    return {kind: every.get(kind, 0.0) for kind in kinds}, {kind: free.get(kind, 0.0) for kind in kinds}
 
 
 def object_store_bytes() -> float:

@@ -149,9 +149,7 @@ class RayEngine(Engine):
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """Return the statistics of each engine that is up, for all routers together, by its name."""
         if self._actors is None:
-            raise EngineClosedError(
-                "the engine is closed, and has ended its actors, or left them to others: load a new one"
-            )
+            raise EngineClosedError("the engine is closed, and no longer asks its actors: load a new one")
         return self._actors.stats()
 
     def close(self) -> None:

@@ -193,7 +193,7 @@ def test_kv_goes_from_actor_to_actor_and_not_through_the_front(
         given.append(await give(self, copying))
         return given[-1]
 
-    monkeypatch.setattr(RayEngineClient, "give", spied)
+    monkeypatch.setattr(RayEngineClient, "export_kv", spied)
     engine = routed(router(sink=events.append), brought)
     note, own = engine.prefill("Alice: " + "so it is. " * 50), here.prefill("Alice: " + "so it is. " * 50)
     received = counted(engine, "received_bytes")

@@ -199,12 +199,13 @@ class ServerApp(Starlette):
 
     async def _health(self, _: Request) -> Response:
         self._require_open()
+        if (owner := self._engine.admin) is not None:
+            await asyncio.to_thread(owner.require_ready)
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
         engine = self._tenancy.engine(request)
-        owner = self._engine.admin
-        if self._tenancy.sees_all(request) and owner is not None:
+        if self._tenancy.sees_all(request) and (owner := self._engine.admin) is not None:
             text = exposition(owner.stats(), self._requests, self.answers, self._waits)
         else:
             text = exposition(engine.stats(), None, None)

@@ -36,7 +36,7 @@ class ChoreoFields(Fields):
     """Thread that leases KV and so keeps its handles valid; without one they are valid only for a while."""
     agent: Name | None = None
     thinking: bool | int | None = None
-    """Whether the model thinks before it answers, or the most tokens of its thoughts."""
+    """True or False lets the model think before it answers, or not; a number bounds the tokens of its thoughts."""
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
 
 

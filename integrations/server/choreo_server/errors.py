@@ -20,6 +20,7 @@ from choreo_agents.errors import (
     ChoreoError,
     ConstraintError,
     EngineClosedError,
+    EngineLostError,
     HandleError,
     InvalidRequestError,
     RequestTimeoutError,
@@ -28,15 +29,15 @@ from choreo_agents.errors import (
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """Error types by status; any other status below 500 is an invalid request, from 500 on a server error."""
-_TYPED: tuple[tuple[type[Exception], int, str | None], ...] = (
+_TYPED: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | None], ...] = (
     (ContextOverflowError, 400, "context_length_exceeded"),
     (ConstraintError, 400, "unfinished_output"),
-    (InvalidRequestError, 400, None),
-    (AdapterError, 400, None),
+    ((InvalidRequestError, AdapterError), 400, None),
     (ThreadBusyError, 409, "thread_busy"),
     (CapacityError, 429, "no_capacity"),
     (RequestTimeoutError, 504, "timeout"),
     (EngineClosedError, 503, "stopping"),
+    (EngineLostError, 503, "engine_lost"),
 )
 _TOO_LONG = "the prompt is too long, it exceeds the context window (context_length_exceeded, maximum context length): "
 """Message with all phrases by which clients recognise the error: some do not look at the code."""

@@ -55,8 +55,7 @@ class Looking:
 
     async def page(self, request: Request) -> Response:
         """Show the page of a recording, as far as it is written."""
-        folder, name = self._folder_of(request), request.path_params["name"]
-        path = folder / name
+        path = self._folder_of(request) / (name := request.path_params["name"])
         # A symbolic link could lead to another tenant's file.
         if not is_safe_name(name) or path.suffix != ".jsonl" or path.is_symlink() or not path.is_file():
             raise RefusedError(404, "there is no such recording: GET /inspect lists them", "not_found")
@@ -71,11 +70,9 @@ class Looking:
         name = self._tenancy.viewer(request)
         if self._folder is None:
             raise RefusedError(404, "nothing is shown here: start the server with --recordings FOLDER", "not_found")
-        if name is None:
-            return self._folder
-        if not is_safe_name(name):
+        if name is not None and not is_safe_name(name):
             raise RefusedError(404, "a tenant of that name has no folder", "not_found")
-        return self._folder / name
+        return self._folder if name is None else self._folder / name
 
 
 def _list_recordings(folder: Path) -> list[Path]:

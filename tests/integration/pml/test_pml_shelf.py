@@ -343,16 +343,16 @@ import json, sys
 import torch
 from choreo_agents import Engine, Memory
 from choreo_agents.pml.compiler import SchemaPiece
-from choreo_agents.pml.library import Shelf
+from choreo_agents.pml.library import ModuleCache
 model, folder, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)
 with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
     kept = engine.kv.persistent_kv(engine.kv.store(folder))
-    shelf = Shelf(engine, kept)
-    shelf.know("s", [SchemaPiece(k, (k,), tuple(t), s, tuple(p), None, True, False) for k, t, s, p in texts])
+    module_cache = ModuleCache(engine, kept)
+    module_cache.know("s", [SchemaPiece(k, (k,), tuple(t), s, tuple(p), None, True, False) for k, t, s, p in texts])
     print("ready", flush=True)
     sys.stdin.readline()
-    with shelf.brought([each[0] for each in texts]) as handles:
+    with module_cache.brought([each[0] for each in texts]) as handles:
         sums = [engine.kv.read(handle).keys.double().sum().item() for handle in handles.values()]
     kept.close()
     print(json.dumps([engine.stats().tokens_encoded, engine.stats().adopted, sums]))

@@ -192,7 +192,7 @@ def test_forced_tokens_need_no_guide() -> None:
     assert [taken(sampler) for _ in range(2)] == [0, 7] and sampler.constraint is None
 
 
-@pytest.mark.parametrize("wrong", [{"choices": ("",)}, {"choices": "yes"}, {"lead": "I vote for"}])
+@pytest.mark.parametrize("wrong", [{"choices": ("",)}, {"choices": "yes"}, {"answer_prefix": "I vote for"}])
 def test_wrong_choices_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):
         Sampling(**wrong)

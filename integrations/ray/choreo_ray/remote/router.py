@@ -28,22 +28,22 @@ _OWN_BYTES = 1 << 20
 
 
 class RouterOptions(TypedDict, total=False):
-    """Options of a router, by name."""
+    """Options of a router: keyword arguments of `RayEngine.load` and `remote_engine`, which may all be left out."""
 
     adapter: str | Path | None
-    """Adapter that its engines have loaded for calls that name none."""
+    """Folder of the adapter that its engines have loaded for calls that name none; by default none."""
     chat: Mapping[str, Any] | None
-    """Variables of the model's chat template, as for `Engine.load`."""
+    """Variables of the model's chat template, as for `Engine.load`; by default none."""
     copied_bytes: int
-    """Most bytes of KV on their way to one engine at once: what exceeds them is encoded again."""
+    """Most bytes of KV on their way to one engine at once, by default 256 MiB: what exceeds them is encoded again."""
     patience_s: float
-    """Seconds that calls wait while no engine is up."""
+    """Seconds that calls wait while no engine is up before they fail with `EngineLostError`; by default 60."""
     costs: Costs
     """Costs from which the engine that finishes a call first is estimated; by default guesses for a CPU."""
     seed: int
-    """Seed from which the seeds of calls without one are derived."""
+    """Seed from which the seeds of calls without one are derived; by default 0."""
     sink: EventSink
-    """Receives the router's trace events."""
+    """Receives the router's trace events; by default nothing does."""
 
 
 def remote_engine(
@@ -76,17 +76,15 @@ def _core(engines: Sequence[EngineClient], model: str | Path | LoadedModel, opti
         names = [engine.name for engine in engines]
         raise InvalidRequestError(f"a router needs engines, each with a name of its own, not {names!r}")
     reply = _greet(engines[0])
-    memory = Memory(kv_budget_bytes=_OWN_BYTES)
-    chosen = {"method": "choreo", "memory": memory, "scheduling": Scheduling(), "backend": "auto"}
+    chosen = {"method": "choreo", "memory": Memory(kv_budget_bytes=_OWN_BYTES), "backend": "auto"}
     events = {"seed": options.get("seed", 0), "sink": options.get("sink", discard)}
-    settings = Settings.model_validate(chosen | events)
+    settings = Settings.model_validate(chosen | events | {"scheduling": Scheduling()})
     if not isinstance(model, LoadedModel):
         model = load_weightless(model, reply.served, chat=options.get("chat"))
     adapter = options.get("adapter")
     own = None if adapter is None else read_loaded(model.adapter, adapter)
     default = "" if own is None else own.key
-    identity = (secrets.token_hex(16), model.adapter.fingerprint, own_version())
-    greeting = Hello(*identity, default)
+    greeting = Hello(secrets.token_hex(16), model.adapter.fingerprint, own_version(), default)
     per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
     fleet = Fleet(engines, options.get("costs", Costs()), per_token, copied_bytes)
     execution = RemoteExecution(fleet, greeting, options.get("patience_s", PATIENCE_S))

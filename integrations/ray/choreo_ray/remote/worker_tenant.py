@@ -63,14 +63,6 @@ class Serving:
         """Return the ids of messages that are leased here. Under the engine's lock."""
         return [message.handle.id for message in self._core.table.leased_in(self.scope)]
 
-    def handle(self, message_id: str) -> MessageHandle:
-        """Return the handle of a leased message."""
-        with self._core.lock:
-            message = self._core.table.get(message_id)
-        if message is None:
-            raise UnknownHandleError(f"message {message_id!r} was released")
-        return message.handle
-
     def note_made(self, handle: MessageHandle, sequence_no: int) -> None:
         """Note that the router needs what a call has made."""
         with self._core.lock:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from choreo_ray.remote import health_monitor, remote_engine
-from remote_support.loopback import MortalEngine
+from remote_support.loopback import MortalEngine, WiredEngine
+from support.serving import asked, client_of
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.errors import EngineLostError, InvalidRequestError
@@ -161,6 +162,36 @@ def test_calls_end_if_none_comes_back(embedded: LoadedModel) -> None:
     with pytest.raises(EngineLostError, match=r"none of the engines 'a', 'b' has answered for 0.2 s"):
         fleet.router.prefill("Ann has 3 red kites.")
     fleet.close()
+
+
+async def test_a_server_is_ready_only_while_an_engine_answers(embedded: LoadedModel) -> None:
+    fleet = Fleet(embedded, patience_s=0.2)
+    async with client_of(fleet.router) as client:
+        assert (await client.get("/health")).status_code == 200
+        for engine in fleet.engines:
+            engine.kill()  # while the router is idle: no call notices it
+        response = await client.get("/health")
+        assert response.status_code == 503 and response.json()["error"]["code"] == "engine_lost"
+        assert "none of 2 engines answers" in response.json()["error"]["message"]
+        assert (await asked(client, 503))["error"]["code"] == "engine_lost", "it waits for the router's patience"
+        fleet.engines[1].revive()
+        while (await client.get("/health")).status_code != 200:
+            await asyncio.sleep(0.01)
+    await asyncio.to_thread(fleet.close)
+
+
+async def test_an_engine_that_hangs_is_not_ready(embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_monitor, "PROBE_S", 0.01)
+    engine = WiredEngine("a", Engine.load(embedded, memory=MEMORY))
+    router = remote_engine([engine], embedded)
+    gate = engine.hold("release")
+    with pytest.raises(EngineLostError, match="none of 1 engines answers"):
+        await asyncio.to_thread(router.admin.require_ready)
+    gate.open()
+    monkeypatch.undo()
+    await asyncio.to_thread(router.admin.require_ready)
+    router.close()
+    engine.close()
 
 
 async def test_who_is_gone_is_asked_less_and_less_often(embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

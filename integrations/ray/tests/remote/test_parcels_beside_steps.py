@@ -330,7 +330,7 @@ def test_nothing_is_packed_or_taken_once_it_was_closed(
     ended(thread)
     if ending == "tenancy":
         assert isinstance(came[0], EngineClosedError) and core._core.pool.live_segments() == 0
-        assert core.owner.stats().received_bytes == 0
+        assert core.admin.stats().received_bytes == 0
     for act in (lambda: export_kv(here._tenant, [made.id]), lambda: import_kv(here._tenant, parcels)):
         with pytest.raises(EngineClosedError):
             act()

@@ -196,13 +196,13 @@ class WiredEngine:
     async def raise_priority(self, router: str, number: int, priority: int) -> None:
         await self.server.raise_priority(router, number, priority)
 
-    async def give(self, copying: Copying) -> Any:
+    async def export_kv(self, copying: Copying) -> Any:
         await self._pass("give")
         return await self.server.export_kv(copying)
 
-    async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+    async def import_kv(self, copying: Copying, exported: Any) -> tuple[Collection[str], int]:
         await self._pass("take")
-        found = await self.server.import_kv(copying, given)
+        found = await self.server.import_kv(copying, exported)
         await self._pass("taken")
         return found
 
@@ -291,11 +291,11 @@ class MortalEngine:
     async def raise_priority(self, router: str, number: int, priority: int) -> None:
         await self._alive(router).raise_priority(router, number, priority)
 
-    async def give(self, copying: Copying) -> Any:
+    async def export_kv(self, copying: Copying) -> Any:
         return await self._alive(copying.router).export_kv(copying)
 
-    async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
-        return await self._alive(copying.router).import_kv(copying, given)
+    async def import_kv(self, copying: Copying, exported: Any) -> tuple[Collection[str], int]:
+        return await self._alive(copying.router).import_kv(copying, exported)
 
     async def release(self, releasing: Releasing) -> None:
         await self._alive(releasing.router).release(releasing)
