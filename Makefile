@@ -16,7 +16,7 @@ N := 50
 NATIVE := $(wildcard choreo_agents/native/*.[ch]) choreo_agents/native/build_hook.py
 TRITON := tests/conformance/test_triton.py tests/conformance/test_waits.py \
 	tests/unit/runtime/test_passes.py tests/unit/runtime/test_ahead.py tests/unit/models/test_fused.py \
-	tests/unit/sampling/test_lottery.py
+	tests/unit/sampling/test_draw_kernel.py
 DOCS := mkdocs-material 'mkdocstrings[python]' mkdocs-gen-files
 DEVICE := cuda
 WHEELS_FOR := 3.12

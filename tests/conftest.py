@@ -87,12 +87,12 @@ def hold_steps(make_engine: MakeEngine) -> Iterator[HoldSteps]:
 def logits_by_seed(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[torch.Tensor]]:
     """The logits that every decode sampled from, step by step, under its sampling seed."""
     seen: dict[int, list[torch.Tensor]] = {}
-    shown = TokenSampler.shown
+    shown = TokenSampler.show
 
     def recording(self: TokenSampler, logits: torch.Tensor) -> None:
         if self.sampling.seed is not None:
             seen.setdefault(self.sampling.seed, []).append(logits.detach().clone())
         shown(self, logits)
 
-    monkeypatch.setattr(TokenSampler, "shown", recording)
+    monkeypatch.setattr(TokenSampler, "show", recording)
     return seen

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,7 +25,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from choreo_agents.terminal.options import errors_as_lines, importing
+from choreo_agents.terminal.options import command_console
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,12 +168,9 @@ class Output:
 @contextmanager
 def output(as_json: bool = False, report: Path | None = None, plot: Path | None = None) -> Iterator[Output]:
     """Open a command's output: files that cannot be written are an error now; expected errors are one line."""
-    console = Console(stderr=as_json, highlight=False)
-    with errors_as_lines(console):
+    with command_console(as_json=as_json) as console:
         require_writable(report)
         require_writable(plot)
-        with importing(console):
-            import_module("choreo_agents.engine")
         yield Output(console, as_json, report, plot)
 
 

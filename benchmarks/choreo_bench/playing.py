@@ -19,7 +19,7 @@ from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.synthesis.mapper import MAPPER_FILE
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.workflows.case import Case, Item, Options
-from choreo_agents.workflows.many import PlayProgress, content_of, play_items, require_known
+from choreo_agents.workflows.many import PlayProgress, play_items, require_known
 from choreo_agents.workflows.playing import Setup
 from choreo_bench.cases import CASES
 from choreo_bench.evaluation import Difference, Score
@@ -73,13 +73,10 @@ def play_all(
     without = [name for name in variants if name.endswith(TUNED_SUFFIX) and adapter is None]
     if without:
         raise InvalidRequestError(f"{without[0]!r} is played with an adapter: give its folder")
-    tuned = _identity_of(adapter)
-    contents_of = {
-        name: [content_of(item) + (tuned if name.endswith(TUNED_SUFFIX) else "") for item in items] for name in variants
-    }
-    for name, contents in contents_of.items():
-        require_known(journal, name, items, contents)
-    for name in variants:
+    identities = {name: _identity_of(adapter) if name.endswith(TUNED_SUFFIX) else "" for name in variants}
+    for name, identity in identities.items():
+        require_known(journal, name, items, identity)
+    for name, identity in identities.items():
         variant = setup.case.variants[name.removesuffix(TUNED_SUFFIX)]
         served = adapter if name.endswith(TUNED_SUFFIX) else None
         if all(f"{name} | {item.id}" in journal for item in items):
@@ -89,7 +86,7 @@ def play_all(
             model, method=variant.method, memory=Memory(kv_budget_bytes=kv_budget_bytes), adapter=served
         ) as engine:
             changed = setup.changed(variant)
-            asyncio.run(play_items(engine, changed, name, items, contents_of[name], seeds, journal, on_progress))
+            asyncio.run(play_items(engine, changed, name, items, seeds, journal, on_progress, identity))
 
 
 def _identity_of(adapter: Path | None) -> str:

@@ -7,11 +7,14 @@ calls), `output_stream` (the same as message chunks), `call` (one call of a chat
 from choreo_agents.chat.asking import (
     ChatRequest,
     Reuse,
+    Thinks,
     answer_format,
     answer_header,
     close_schema,
     schema_of_type,
     thinking_before,
+    thinks,
+    with_budget,
 )
 from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
 from choreo_agents.chat.constraints import CompiledConstraints, required_call
@@ -20,7 +23,9 @@ from choreo_agents.chat.recording import RecordedChats, remove_recording
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
 from choreo_agents.chat.turns import (
     THOUGHT_BLOCKS,
+    UserTurn,
     message_turn,
+    separator,
     thoughts_of,
     tool_calls_of,
     tools_called,
@@ -36,8 +41,10 @@ __all__ = [
     "OutputStream",
     "RecordedChats",
     "Reuse",
+    "Thinks",
     "Tool",
     "ToolChoice",
+    "UserTurn",
     "answer_format",
     "answer_header",
     "astreamed",
@@ -51,9 +58,12 @@ __all__ = [
     "required_call",
     "required_tools",
     "schema_of_type",
+    "separator",
     "streamed",
     "thinking_before",
+    "thinks",
     "thoughts_of",
     "tool_calls_of",
     "tools_called",
+    "with_budget",
 ]

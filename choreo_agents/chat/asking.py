@@ -90,20 +90,39 @@ def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bo
     return chat.header(name)
 
 
-def thinking_before(chat: ChatFormat, name: str | None, budget: int, *, calls: bool) -> Thinking:
-    """Return how a model thinks before an answer. Other arguments are those of `answer_header`.
-
-    Args:
-        budget: Maximum number of thought tokens.
-    """
+def thinking_before(chat: ChatFormat, name: str | None, *, calls: bool) -> Thinking:
+    """Return how a model thinks before an answer. The arguments are those of `answer_header`."""
     if not calls:
-        return Thinking.of(chat, name, budget)
+        return Thinking.of(chat, name)
     # Where the header itself says whether a call or an answer follows, the model has to sample it.
-    default, opening = Thinking.of(chat, None, budget), PromptText.special(_calling(chat))
+    default, opening = Thinking.of(chat, None), PromptText.special(_calling(chat))
     if not opening or chat.thoughts is None:
         return default
     end = chat.thoughts.close.partition(opening.text)[0].strip()
     return replace(default, end=end, before="", after=opening, answer=opening)
+
+
+def with_budget(thinking: Thinking, requested: Thinks, free_positions: int) -> Thinking:
+    """Return the same with the maximum number of thought tokens: as requested, else the default cut to the free
+    positions."""
+    if isinstance(requested, int) and not isinstance(requested, bool):
+        return replace(thinking, budget=requested)
+    return replace(thinking, budget=max(1, min(Thinking.budget, free_positions)))
+
+
+def thinks(chat: ChatFormat, requested: Thinks, agent: str) -> bool:
+    """Return whether a model thinks before it answers.
+
+    Raises:
+        InvalidRequestError: Thinking is requested, and the model's template has no thoughts.
+    """
+    if chat.thoughts is None and requested:
+        raise InvalidRequestError(
+            f"{agent!r} is to think, and the chat template of its model knows of no thoughts: leave thinking out"
+        )
+    if requested is None:
+        return chat.thoughts is not None and chat.thoughts.usual
+    return bool(requested)
 
 
 def _calling(chat: ChatFormat) -> str:
@@ -112,6 +131,8 @@ def _calling(chat: ChatFormat) -> str:
     return how.opening if how.is_headed else ""
 
 
+Thinks = bool | int | None
+"""Whether a model thinks before it answers, or its maximum number of thought tokens; None: template's default."""
 Reuse = Literal["prefix", "anywhere"]
 """Reuse of cached KV: `"prefix"` takes the longest cached prefix and is exact; `"anywhere"` also repositions messages
 that stood elsewhere, as graphs do."""
@@ -127,8 +148,7 @@ class ChatRequest:
     """Names of tools of which one must be called; empty: the model decides."""
     sampling: Sampling = Sampling()
     """Sampling of the answer. Its `stop` texts are cut off the answer."""
-    thinking: bool | int | None = None
-    """Whether the model thinks before it answers, or its maximum number of thought tokens; None: template's default."""
+    thinking: Thinks = None
     effort: str | None = None
     """`reasoning_effort` for the model's chat template; None: not passed."""
     counts_thoughts: bool = False
@@ -171,20 +191,3 @@ class ChatRequest:
                 f"reasoning_effort={self.effort!r} is told with whole prompts alone: leave it out, or parents and "
                 'reuse="anywhere"'
             )
-
-    def thinks(self, chat: ChatFormat) -> bool:
-        """Return whether a model thinks before it answers.
-
-        Raises:
-            InvalidRequestError: Thinking is requested, and the model's template has no thoughts.
-        """
-        if chat.thoughts is None and self.thinking:
-            raise InvalidRequestError("the chat template of the model knows of no thoughts: leave thinking out")
-        if self.thinking is None:
-            return chat.thoughts is not None and chat.thoughts.usual
-        return bool(self.thinking)
-
-    def budget(self, free_positions: int) -> int:
-        """Return the maximum number of thought tokens: as requested, else the default cut to the free positions."""
-        limit = self.thinking if isinstance(self.thinking, int) and not isinstance(self.thinking, bool) else None
-        return max(1, min(Thinking.budget, free_positions)) if limit is None else limit

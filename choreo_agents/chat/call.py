@@ -14,7 +14,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 
-from choreo_agents.chat.asking import ChatRequest, answer_header, thinking_before
+from choreo_agents.chat.asking import ChatRequest, answer_header, thinking_before, thinks, with_budget
 from choreo_agents.chat.encodings import Encodings, view_anywhere
 from choreo_agents.chat.output_stream import OutputStream, answer_tokens, before_stop, logprobs_of
 from choreo_agents.chat.prompt import ChatSpan, Piece, PromptCutter, spans_of, whole_prompt
@@ -54,7 +54,7 @@ class ChatCall:
         self.engine, self.request, self._messages, self._sign = engine, request, messages, sign
         self.thread = EphemeralRun() if thread is None else thread
         chat, tools = engine.chat, request.tools
-        self._thinks = request.thinks(chat)
+        self._thinks = thinks(chat, request.thinking, request.agent)
         self._header = answer_header(chat, None, thinks=self._thinks, calls=bool(tools))
         self._key = uuid.uuid4().hex if self._thinks else None
         self._encodings: Encodings | None = None
@@ -141,8 +141,8 @@ class ChatCall:
         free_positions = free - (0 if self._counts else sampling.within(free // 2).longest)
         thinking, calls = None, bool(request.tools)
         if self._thinks:
-            thinking = thinking_before(engine.chat, None, request.budget(free_positions), calls=calls)
-            thinking = replace(thinking, counts=self._counts)
+            thinking = replace(thinking_before(engine.chat, None, calls=calls), counts=self._counts)
+            thinking = with_budget(thinking, request.thinking, free_positions)
         self._read = tokens_read - len(header)
         self._output = OutputStream(
             engine,

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, SystemMessage
 
 from choreo_agents.chat.tools import own_turns
-from choreo_agents.chat.turns import message_turn, role_of, template_turns, tools_called, words_in
+from choreo_agents.chat.turns import (
+    UserTurn,
+    message_turn,
+    role_of,
+    separator,
+    template_turns,
+    tools_called,
+    words_in,
+)
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, LoadedModel, PromptText, TurnText, tools_format
@@ -73,7 +81,7 @@ class _SpanBuilder:
     def __init__(self, chat: ChatFormat) -> None:
         self.spans: list[ChatSpan] = []
         self._chat = chat
-        self._is_open = self._has_part = False
+        self._turn: UserTurn = "closed"
 
     def add(self, text: PromptText, role: str) -> None:
         """Append a span, unless it is empty."""
@@ -81,24 +89,13 @@ class _SpanBuilder:
 
     def add_turn(self, turn: TurnText, role: str) -> None:
         """Append a turn, or a part of one."""
-        if turn.kind == "turn":
-            self.close()
-        elif not self._is_open:
-            self._add_frame(self._chat.user.plain)
-        elif self._has_part:
-            self._add_frame(self._chat.merges or "")
-        self._is_open = turn.kind != "turn"
-        self._has_part = turn.kind == "part"
+        before, self._turn = separator(self._turn, turn.kind, self._chat)
+        self.add(PromptText.special(before), "")
         self.add(turn.text, role)
 
     def close(self) -> None:
         """Close a user's turn, if one is open."""
-        if self._is_open:
-            self._add_frame(self._chat.user.after)
-        self._is_open = self._has_part = False
-
-    def _add_frame(self, text: str) -> None:
-        self.add(PromptText.special(text), "")
+        self.add_turn(TurnText(PromptText()), "")
 
 
 _MARK = "\u241f"

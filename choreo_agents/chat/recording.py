@@ -63,13 +63,13 @@ class RecordedChats:
         key = decode.idempotency_key
         thought = () if decode.thinking is None else engine.inspect.thoughts(handle, idempotency_key=key)[:1]
         tokens = engine.tokens(handle)[call.opened :]
+        messages = engine.record.messages([handle, *thought, *decode.parents])
         recorder.call(
-            engine.record,
-            decode.parents,
-            handle,
-            thought[0] if thought else None,
-            tokens,
+            messages[1 + len(thought) :],
+            messages[0],
+            messages[1] if thought else None,
             (asked_s, first_s),
+            tokens,
             run=run,
             author=call.request.agent,
             superstep=number,
@@ -77,19 +77,19 @@ class RecordedChats:
             call=0,
             step=number,
             offsets=placed.offsets,
-            end=placed.position,
-            header=call.opened,
+            position=placed.position,
+            header_tokens=call.opened,
             tokens=None,
-            count=message.usage_metadata["output_tokens"] if message.usage_metadata else len(tokens),
-            words=_words(message),
-            finish=message.response_metadata.get("finish_reason"),
+            sampled=message.usage_metadata["output_tokens"] if message.usage_metadata else len(tokens),
+            text=_text(message),
+            finish_reason=message.response_metadata.get("finish_reason"),
         )
 
     def _run_of(self, thread: str | None) -> int:
         if thread not in self._runs:
             run = self._runs[thread] = self._recorder.begin_run()
             at_s = self._recorder.at_s()
-            self._recorder.write(RunStarted(run=run, at_s=at_s, thread=thread, kept=False, seed=None, given=None))
+            self._recorder.write(RunStarted(run=run, at_s=at_s, thread=thread, kept=False, seed=None, input=None))
         return self._runs[thread]
 
 
@@ -99,7 +99,7 @@ def remove_recording(path: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _words(message: AIMessage) -> str:
+def _text(message: AIMessage) -> str:
     """Return the text of an answer, and its tool calls, one a line."""
     calls = (f"{call['name']}({json.dumps(call['args'], ensure_ascii=False)})" for call in message.tool_calls)
     return "\n".join(filter(None, (message.text, *calls)))

@@ -8,13 +8,14 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, SystemMessage, ToolMessage
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import (
     ChatFormat,
+    Kind,
     PromptText,
     ToolCall,
     TurnText,
@@ -23,6 +24,23 @@ from choreo_agents.models import (
     tool_result_turn,
     tools_format,
 )
+
+UserTurn = Literal["closed", "begun", "open"]
+"""State of the user's turn at the end of a prompt: none or closed; opened, but still empty; or open with text in it."""
+
+
+def separator(turn: UserTurn, kind: Kind, chat: ChatFormat) -> tuple[str, UserTurn]:
+    """Return the text before a message of this kind, and the state of the user's turn behind the message.
+
+    All messages between two turns of the model are parts of one user's turn, where templates demand alternating turns:
+
+    open | question | between | bob: ... | close | the model's own turn | open | question | close | header
+    """
+    if kind == "turn":
+        return "" if turn == "closed" else chat.user.after, "closed"
+    between = {"closed": chat.user.plain, "begun": "", "open": chat.merges or ""}
+    return between[turn], "open" if kind == "part" else "begun"
+
 
 CALL_BLOCKS: Mapping[str, tuple[str, str, str]] = {
     "tool_use": ("name", "input", "id"),

@@ -23,10 +23,10 @@ def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
         "replay": replay,
         "fork": fork,
         "models": group(
-            "See whether a model can be served, and how it is fed; or make one to measure with.\n\n"
+            "See whether a model can be served, and how it is fed.\n\n"
             "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json "
             "and the tokenizer's files, and ends with 0 if the model can be served here, with 2 if it cannot.",
-            lambda: {"random": models.random, "check": models.check},
+            lambda: {"check": models.check},
         ),
         "inspect": group("See what an engine holds, or has done.", _inspections),
         "pml": group(

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.terminal.options import JsonOption, errors_as_lines, importing, titled
+from choreo_agents.terminal.options import JsonOption, command_console, titled
 
 if TYPE_CHECKING:
     from choreo_agents.graph import AuditReport, ChoreoGraph
@@ -48,16 +48,14 @@ def audit(
       choreo audit choreo_agents.workflows.graphs.prisoners_dilemma:graph --keep alice.plan=alice
       choreo audit my_package.my_graph:app --mermaid > graph.mmd
     """
-    console = Console(stderr=as_json or mermaid, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json or mermaid) as console:
         from choreo_agents.cli.graphs import load_graph
         from choreo_agents.graph.drawing import draw_audit
 
-    with errors_as_lines(console):
         graph = _with_changes(load_graph(target), rules or [], keep or [])
         report = graph.audit()
         if as_json:
-            typer.echo(report.model_dump_json(indent=2))
+            typer.echo(report.to_json(indent=2))
         elif mermaid:
             typer.echo(draw_audit(graph, report))
         else:

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, bar, errors_as_lines, importing, titled
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar, command_console, titled
 
 if TYPE_CHECKING:
     from choreo_agents.graph.comparing import Comparison, Figure
 
+_INPUT: TypeAdapter[str | dict[str, Any]] = TypeAdapter(str | dict[str, Any])
+"""A state or a question."""
 _FIGURES: tuple[Figure, ...] = ("tokens_encoded", "first_token_s", "end_to_end_s")
 
 
@@ -95,21 +98,21 @@ def compare(
       choreo compare my_package.my_graph:app inputs.jsonl --methods choreo,baseline --json
       choreo compare my_package.merge:graph inputs.jsonl --strategies parallel,sequential
     """
-    console = Console(stderr=as_json, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json) as console, ExitStack() as stack:
         from choreo_agents.cli.graphs import current_folder, named_graph
         from choreo_agents.engine import Engine
         from choreo_agents.graph import CompiledChoreoGraph
         from choreo_agents.graph.comparing import compare as compared
+        from choreo_agents.workflows.playing import read_json_lines
 
-    with errors_as_lines(console), current_folder(), ExitStack() as stack:
-        inputs, app = _read(path), named_graph(target)
+        stack.enter_context(current_folder())
+        lines, app = read_json_lines(path, _INPUT, "state and no question in quotes"), named_graph(target)
         if not isinstance(app, CompiledChoreoGraph):
             app = app.compile(engine=stack.enter_context(Engine.load(load(console, model, loading))))
         with bar(console, "runs") as update:
             comparison = compared(
                 app,
-                inputs,
+                [value for _, value in lines],
                 methods=_names(methods),
                 strategies=_names(strategies),
                 repeats=repeats,
@@ -125,26 +128,6 @@ def compare(
 
 def _names(text: str) -> Any:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _read(path: Path) -> list[Any]:
-    """Return the inputs in a JSONL file.
-
-    Raises:
-        ValueError: A line is neither a state nor a question; the message names it.
-    """
-    inputs = []
-    for number, line in enumerate(path.read_text().split("\n"), start=1):
-        if line.strip():
-            try:
-                inputs.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"line {number} of {str(path)!r} is no JSON: {error}") from None
-            if not isinstance(inputs[-1], str | dict):
-                raise ValueError(f"line {number} of {str(path)!r} is no state and no question in quotes")
-    if not inputs:
-        raise ValueError(f"{str(path)!r} holds no inputs")
-    return inputs
 
 
 def _show(console: Console, comparison: Comparison) -> None:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from choreo_agents.terminal.case_options import AgentsOption, RoundsOption
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, titled
-
-if TYPE_CHECKING:
-    from choreo_agents.engine.introspection import MemoryMap
-    from choreo_agents.kv.entry import TierName
-
-_WHERE: Mapping[TierName, str] = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
-"""Column headings by tier, the fastest tier first."""
+from choreo_agents.terminal.options import JsonOption, ModelOption, command_console, titled
 
 
 @takes_loading
@@ -47,13 +37,11 @@ def memory(
       choreo inspect memory --pool-tokens 256 --host-tokens 64 --disk /tmp/kv
       choreo inspect memory --pool-tokens 256 --json
     """
-    console = Console(stderr=as_json, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json) as console:
         from choreo_agents.engine import Memory
         from choreo_agents.workflows.debating import setting_of
         from choreo_agents.workflows.playing import run_method
 
-    with errors_as_lines(console):
         loaded = load(console, model, loading)
         token_bytes = loaded.adapter.geometry.bytes_per_token
         budget = Memory(kv_budget_bytes=pool_tokens * token_bytes, host_bytes=host_tokens * token_bytes, disk=disk)
@@ -63,30 +51,14 @@ def memory(
         if as_json:
             typer.echo(json.dumps(memory_map.as_object(), indent=2))
             return
-        console.print(_tiers(memory_map))
-        console.print(_authors(memory_map))
+        for title, columns, rows in memory_map.tables():
+            table = titled(title, columns, columns[1:])
+            for name, *counts in rows:
+                table.add_row(escape(name), *("none" if count is None else f"{count:,}" for count in counts))
+            console.print(table)
         console.print(
             f"{memory_map.hit_rate:.0%} of the tokens that calls read or asked for were found encoded. Messages: "
             f"{memory_map.evicted} left the pool, {memory_map.restored_from_host} came back from the host, "
             f"{memory_map.restored_from_disk} from the disk; {memory_map.lost} left the last tier, "
             f"{memory_map.recomputed} were computed again."
         )
-
-
-def _tiers(memory_map: MemoryMap) -> Table:
-    numbers = ("bytes", "tokens", "budget, bytes")
-    table = titled("KV memory by tier", ("tier", *numbers), numbers)
-    for tier, size in memory_map.tiers.items():
-        budget = memory_map.budgets[tier]
-        tokens = f"{size // memory_map.bytes_per_token:,}"
-        table.add_row(_WHERE[tier], f"{size:,}", tokens, f"{budget:,}" if budget else "none")
-    return table
-
-
-def _authors(memory_map: MemoryMap) -> Table:
-    counted = ("messages", "leases", *_WHERE.values(), "pinned")
-    table = titled("Tokens by author, and the fastest tier that has them", ("author", *counted), counted)
-    for author, usage in memory_map.authors.items():
-        numbers = (usage.messages, usage.leases, *(usage.tokens[tier] for tier in _WHERE), usage.pinned_tokens)
-        table.add_row(escape(author) or "[dim]nobody named[/]", *(f"{count:,}" if count else "·" for count in numbers))
-    return table

@@ -1,27 +1,26 @@
-"""`choreo models`: checks whether a model can be served and what it needs, and writes random models to measure with."""
+"""`choreo models check`: whether a model can be served, and what it needs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.filesize import pick_unit_and_suffix
 from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, errors_as_lines, importing, named_values, titled, waiting
+from choreo_agents.terminal.options import JsonOption, command_console, named_values, titled, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.attention.rope import PureRotation
     from choreo_agents.models import LoadedModel
     from choreo_agents.models.checking import ModelCheck, ViewComparison
 
-ShapeName = Literal["smollm2-135m", "six-layers", "qwen3-0.6b", "llama-8b"]
 REFUSED = 2
 """Exit code for a model that cannot be served, or whose weights do not fit the free memory."""
 _SHOWN = "Ann speaks again"
@@ -60,11 +59,9 @@ def check(
       choreo models check ./Qwen3-0.6B --chat enable_thinking=false --no-measure
       choreo models check Qwen/Qwen3-0.6B --json
     """
-    console = Console(stderr=as_json, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json, error_code=REFUSED) as console:
         from choreo_agents.models.checking import check_model
 
-    with errors_as_lines(console, code=REFUSED):
         try:
             chosen = {name: _variable(value) for name, value in named_values("--chat", chat).items()}
             with waiting(console, f"reading the small files of [b]{escape(model)}[/b] ..."):
@@ -75,13 +72,14 @@ def check(
             if as_json:
                 typer.echo(json.dumps({"model": model, "served": False, "why": str(error)}, indent=2))
             raise
+    figures = None if loaded is None else measured(loaded)
     if as_json:
-        figures = None if loaded is None else measured(loaded)
-        typer.echo(json.dumps(report.as_object() | {"measured": figures}, indent=2))
+        why = {} if report.memory.holds_weights else {"why": "its weights do not fit the free memory"}
+        typer.echo(json.dumps(report.as_object() | why | {"measured": figures}, indent=2))
     else:
-        report_check(console, report, measured=loaded is not None, measure=measure)
-        if loaded is not None:
-            report_measured(console, loaded, measured(loaded))
+        report_check(console, report, measured=figures is not None, measure=measure)
+        if loaded is not None and figures is not None:
+            report_measured(console, loaded, figures)
     if not report.memory.holds_weights:
         raise typer.Exit(REFUSED)
 
@@ -121,7 +119,12 @@ def report_check(console: Console, report: ModelCheck, *, measured: bool, measur
     else:
         why = "are not here; loading them measures the rest" if measure else "were not measured"
         console.print(f"[green]{name} can be served[/], as far as its small files tell: its weights {why}")
-    console.print(_facts(report))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    for row in _facts(report):
+        facts.add_row(*row)
+    console.print(facts, "")
     same = [view.tokens for view in report.shared] == [view.tokens for view in report.reencoded]
     for comparisons in (report.shared,) if same else (report.shared, report.reencoded):
         [shown] = [comparison for comparison in comparisons if comparison.view.title == _SHOWN]
@@ -137,17 +140,7 @@ def report_check(console: Console, report: ModelCheck, *, measured: bool, measur
     console.print(_comparisons(report.shared if same else (*report.shared, *report.reencoded)))
 
 
-def _facts(report: ModelCheck) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for label, text in _lines(report):
-        table.add_row(label, text)
-    table.add_row()
-    return table
-
-
-def _lines(report: ModelCheck) -> Iterator[tuple[str, str]]:
+def _facts(report: ModelCheck) -> Iterator[tuple[str, str]]:
     facts, dtype, memory = report.facts, report.dtype, report.memory
     yield "model type", escape(facts.model_type)
     own, served = (str(value).removeprefix("torch.") for value in (dtype.own, dtype.served))
@@ -203,10 +196,8 @@ def _show_ends(text: str) -> str:
 
 
 def _size(count: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count / 1024:,.1f} KiB"
+    unit, name = pick_unit_and_suffix(count, ["bytes", "KiB", "MiB", "GiB"], 1024)
+    return f"{count / unit:,.1f} {name}"
 
 
 def report_measured(console: Console, loaded: LoadedModel, figures: Mapping[str, Any]) -> None:
@@ -242,28 +233,3 @@ def _ranges(numbers: list[int]) -> str:
     # The value minus its index is constant within a run of consecutive numbers.
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def random(
-    folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder.")],
-    like: Annotated[
-        ShapeName, typer.Option(metavar="MODEL", help=f"Whose shape it has: {', '.join(get_args(ShapeName))}.")
-    ] = "smollm2-135m",
-    seed: Annotated[int, typer.Option(max=2**32 - 1, help="Of the weights.")] = 0,
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="Of the weights: float32, bfloat16, ...")] = "float32",
-) -> None:
-    """Write a Llama with random weights, for measurements: it costs the same as a real model of its shape.
-
-    [b]Example[/b]
-
-      choreo models random /tmp/llama --like smollm2-135m
-      choreo run debate --model /tmp/llama --repeats 3
-    """
-    console = Console(highlight=False)
-    with importing(console):
-        from choreo_agents.models.random_llama import SHAPES, save_random_llama
-
-    with errors_as_lines(console):
-        with console.status("drawing weights ..."):
-            save_random_llama(SHAPES[like], folder, seed=seed, dtype=dtype)
-        console.print(f"wrote a random Llama of the shape of {like} to {escape(str(folder))}")

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, ModelOption, errors_as_lines, importing, waiting
+from choreo_agents.terminal.options import JsonOption, ModelOption, command_console, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.pml.compiler import Span
@@ -39,11 +38,9 @@ def check(
       choreo pml check travel.pml
       choreo pml check travel.pml question.pml --model embedded
     """
-    console = Console(highlight=False)
-    with importing(console):
+    with command_console() as console:
         from choreo_agents.pml.checking import check_files
 
-    with errors_as_lines(console):
         loaded = None if model is None else load(console, model, loading)
         problems = check_files(files, loaded)
     for problem in problems:
@@ -69,11 +66,9 @@ def layout(
 
       choreo pml layout travel.pml --model embedded
     """
-    console = Console(highlight=False)
-    with importing(console):
+    with command_console() as console:
         from choreo_agents.pml import Schema, compile_schema
 
-    with errors_as_lines(console):
         schema = Schema.from_file(file)
         compiled = compile_schema(schema, load(console, model, loading))
     tree = Tree(_line(compiled.layout, f"schema {schema.name}", "bold"))
@@ -118,13 +113,11 @@ def run_prompt(
       choreo pml run examples/pml/travel.pml examples/pml/travel.prompt.pml
       CHOREO_SALT=... choreo pml run travel.pml question.pml --model path/or/hub-name --folder ~/modules
     """
-    console = Console(stderr=as_json, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json) as console:
         from choreo_agents.engine import Engine, StreamedToken
         from choreo_agents.pml import Schema, SchemaLibrary
         from choreo_agents.sampling import Sampling
 
-    with errors_as_lines(console):
         if folder is not None and not salt:
             raise ValueError(
                 "files in --folder are sealed, for other runs, with a secret of yours: put it into CHOREO_SALT, or "

@@ -79,13 +79,13 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
     seed = "" if run.seed is None else f", seed {run.seed}"
     counts = ("superstep", "read", "tokens")
     table = titled(f"run {run.run + 1}: {how}{thread}{seed}", ("who", *counts, "words"), counts)
-    input_text = _MASKED if run.given is None else escape(describe_packed(run.given))
+    input_text = _MASKED if run.input is None else escape(describe_packed(run.input))
     table.add_row("[dim]input[/]", "", "", "", input_text)
     for line in recording.lines:
         if isinstance(line, RecordedCall) and line.run == run.run:
-            words = _MASKED if line.words is None else escape(line.words)
+            words = _MASKED if line.text is None else escape(line.text)
             branch = f" [dim]({line.branch + 1})[/]" if line.branch else ""
-            row = str(line.superstep), str(line.read), str(line.count), words
+            row = str(line.superstep), str(line.view_tokens), str(line.sampled), words
             table.add_row(f"[b]{escape(line.author)}[/b]{branch}", *row)
         elif isinstance(line, RecordedNode) and line.run == run.run:
             table.add_row(escape(line.node), "", "", "", "" if line.outcome == "result" else line.outcome)

@@ -30,7 +30,7 @@ from choreo_agents.terminal.case_options import (
     command_of,
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines, importing
+from choreo_agents.terminal.options import ModelOption, bar, command_console
 from choreo_agents.workflows.case import Case, Item
 from choreo_agents.workflows.cases import problem
 from choreo_agents.workflows.cases.debate import REPORTS, DebateOptions, RecordDebate, RecordOptions
@@ -82,14 +82,12 @@ def run_case(
     loading: Loading = USUAL,
 ) -> None:
     shown = inputs is not None and (out is None or as_json)
-    console = Console(stderr=as_json or shown, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json or shown) as console:
         from choreo_agents.engine import Engine, Memory
         from choreo_agents.training.journal import Journal
         from choreo_agents.workflows.debating import problem_of
         from choreo_agents.workflows.playing import Setting, make_setup, read_items, require_variants
 
-    with errors_as_lines(console):
         variant, *more = require_variants(case, method)
         if more:
             raise ValueError(f"--method takes one of {', '.join(case.variants)}: choreo eval compares several")
@@ -128,18 +126,17 @@ def _play_all(
     console: Console, engine: Engine, setting: Setting, variant: str, items: list[Item], journal: Journal, shown: bool
 ) -> None:
     """Play items with a progress bar; with `shown`, print each result as a line of JSON, in the order of the items."""
-    from choreo_agents.workflows.many import content_of, play_items, require_known, seeds_of
+    from choreo_agents.workflows.many import play_items, require_known, seeds_of
 
-    contents = [content_of(item) for item in items]
-    require_known(journal, variant, items, contents)
+    require_known(journal, variant, items)
+    seeds = seeds_of(items, setting.seed)
     try:
         with bar(console, variant, len(items)) as update:
 
             def advance(so_far: PlayProgress) -> None:
                 update(completed=so_far.finished)
 
-            seeds = seeds_of(items, setting.seed)
-            asyncio.run(play_items(engine, setting.setup, variant, items, contents, seeds, journal, advance))
+            asyncio.run(play_items(engine, setting.setup, variant, items, seeds, journal, advance))
     finally:
         keys = [f"{variant} | {item.id}" for item in items]
         records = [journal.records[key] for key in keys if key in journal]

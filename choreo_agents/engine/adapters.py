@@ -74,14 +74,8 @@ class AdapterRegistry:
         Raises:
             AdapterError: The folder has no name that calls could use.
         """
-        name = loaded.name
-        if name in ("", BASE):
-            raise AdapterError(
-                f"the adapter in {str(loaded.folder)!r} would be called {name!r}, which names none: rename the folder, "
-                "or load it with load_adapter(folder, name)"
-            )
+        self.default = (_usable_name(loaded, None), loaded)
         self._add_weights(loaded)
-        self.default = (name, loaded)
 
     def add(self, loaded: Loaded, name: str | None, tenant: str) -> str:
         """Register a folder's contents for a tenant, by default under the folder's name. Raises what `require_free`
@@ -95,13 +89,9 @@ class AdapterRegistry:
         """Return the name that `add` would give it.
 
         Raises:
-            AdapterError: The name is taken.
+            AdapterError: The name is taken, or could name nothing.
         """
-        name = loaded.name if name is None else name
-        if name in ("", BASE):
-            raise AdapterError(
-                f"an adapter cannot be called {name!r}: give it another name, load_adapter(folder, name)"
-            )
+        name = _usable_name(loaded, name)
         current = self._named_by(tenant).get(name)
         if current is not None and current.key != loaded.key:
             own = name in self._by_tenant.get(tenant, {})
@@ -152,6 +142,17 @@ class AdapterRegistry:
             names = ", ".join(map(repr, by_name)) or "none"
             raise AdapterError(f"there is no adapter {name!r}: load it with load_adapter; loaded are {names}")
         return by_name[name]
+
+
+def _usable_name(loaded: Loaded, name: str | None) -> str:
+    """Return the name that an adapter is loaded by, by default its folder's; raise `AdapterError` if it can be none."""
+    name = loaded.name if name is None else name
+    if name in ("", BASE):
+        raise AdapterError(
+            f"the adapter in {str(loaded.folder)!r} cannot be called {name!r}: rename the folder, or load it with "
+            "load_adapter(folder, name) under another name"
+        )
+    return name
 
 
 def read_loaded(model: ModelAdapter, folder: str | Path) -> Loaded:

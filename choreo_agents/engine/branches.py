@@ -5,16 +5,19 @@ From their caches, mapped or as they are, or from their text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, TypeVar
 
 from choreo_agents.engine.adapters import BASE
-from choreo_agents.engine.calling import CallLimits, Plan, Tenant
-from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
+from choreo_agents.engine.calling import Plan, Tenant
+from choreo_agents.engine.calls import Content, Decode, Prefill
 from choreo_agents.engine.messages.message import Message, Scope
+from choreo_agents.engine.request_builder import as_list
+from choreo_agents.engine.transfer import Leases
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, LoadedModel, PromptText
@@ -41,8 +44,8 @@ class MergedView:
 class Branches:
     """Operations on messages that stand side by side: `engine.branches`.
 
-    Sync and async forms run the same generator: it yields batches of calls, is sent their handles, and returns the
-    result. Its scope takes all leases; if the scope ends meanwhile, they end with it.
+    Sync and async forms follow the same plan. The caller's scope takes all leases; if it ends meanwhile, they end with
+    it.
     """
 
     def __init__(self, tenant: Tenant) -> None:
@@ -50,7 +53,7 @@ class Branches:
 
     async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """See `map`."""
-        return await self._tenant.arun(self._plan(self._map, handles, adapter))
+        return await self._tenant.arun(self._map(handles, adapter, self._tenant.scope()))
 
     def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """Return the messages as a synthesizer's cache mapper shows them: copies, made once and found again.
@@ -65,7 +68,7 @@ class Branches:
             AdapterError: It has no mapper.
             HandleError: A handle is unknown, released, or another model's.
         """
-        return self._tenant.run(self._plan(self._map, handles, adapter))
+        return self._tenant.run(self._map(handles, adapter, self._tenant.scope()))
 
     def maps(self, adapter: str | None = None) -> bool:
         """Return whether an adapter has a cache mapper, and the engine's method keeps KV for it to map.
@@ -125,7 +128,7 @@ class Branches:
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """See `summaries`."""
-        return await self._tenant.arun(self._plan(self._summarize, branches, ask))
+        return await self._tenant.arun(self._summarize(branches, ask))
 
     def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """Return a short summary of each branch by its own author, after all that it has seen and said.
@@ -133,11 +136,11 @@ class Branches:
         Returns:
             Leased handles.
         """
-        return self._tenant.run(self._plan(self._summarize, branches, ask))
+        return self._tenant.run(self._summarize(branches, ask))
 
     async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """See `merge`."""
-        return await self._tenant.arun(*self._plan_merge(self._merge, branches, prompt, **options))
+        return await self._tenant.arun(self._limited(self._merge, branches, prompt, **options))
 
     def merge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """Merge several branches into one message, from their caches (Parallel-Synthesis).
@@ -163,101 +166,100 @@ class Branches:
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's or tenant's.
         """
-        return self._tenant.run(*self._plan_merge(self._merge, branches, prompt, **options))
+        return self._tenant.run(self._limited(self._merge, branches, prompt, **options))
 
     async def aview(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
         """See `view`."""
-        return await self._tenant.arun(*self._plan_merge(self._build_view, branches, prompt, **options))
+        return await self._tenant.arun(self._limited(self._build_view, branches, prompt, **options))
 
     def view(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
         """Return the view that `merge` would decode over, for `stream` or several decodes. Arguments as for `merge`."""
-        return self._tenant.run(*self._plan_merge(self._build_view, branches, prompt, **options))
+        return self._tenant.run(self._limited(self._build_view, branches, prompt, **options))
 
-    def _plan_merge(
+    def _limited(
         self,
-        steps: Callable[..., Generator[Calls, list[MessageHandle], T]],
+        plan: Callable[..., Plan[T]],
         *args: Any,
         priority: int = 0,
         timeout_s: float | None = None,
         **options: Any,
-    ) -> tuple[Plan[T], CallLimits]:
-        return self._plan(steps, *args, **options), CallLimits(priority, timeout_s)
-
-    def _plan(self, steps: Callable[..., Generator[Calls, list[MessageHandle], T]], *args: Any, **more: Any) -> Plan[T]:
-        return lambda scope: steps(scope, *args, **more)
+    ) -> Plan[T]:
+        """Follow a plan whose calls have one priority, and one timeout for all of them together."""
+        began, remaining_s = time.perf_counter(), timeout_s
+        with closing(plan(*args, **options)) as batches:
+            try:
+                calls = next(batches)
+                while True:
+                    if isinstance(timeout_s, int | float) and timeout_s > 0:
+                        remaining_s = max(0.0, timeout_s - (time.perf_counter() - began))
+                    limited: Any = [replace(call, priority=priority, timeout_s=remaining_s) for call in calls]
+                    calls = batches.send((yield limited))
+            except StopIteration as done:
+                result: T = done.value
+        return result
 
     def _merge(
         self,
-        scope: Scope | None,
-        /,
         branches: Sequence[MessageHandle],
         prompt: Content,
         *,
         trunk: Sequence[MessageHandle] | None = None,
         strategy: Strategy = "parallel",
+        summary: str = SHORTER,
         adapter: str | None = None,
         author: str | None = None,
         header: Content | None = None,
         sampling: Sampling | None = None,
-        summary: str = SHORTER,
         **options: Any,
-    ) -> Generator[Calls, list[MessageHandle], MessageHandle]:
+    ) -> Plan[MessageHandle]:
         """Decode the merged message. Arguments as for `Branches.merge`."""
         chat = self._tenant.core.model.chat
+        owned = Leases(self._tenant, self._tenant.scope(), [])
         view = yield from self._build_view(
-            scope, branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
+            branches, prompt, trunk=trunk, strategy=strategy, summary=summary, adapter=adapter, author=author
         )
+        owned.add(view.owned)
         try:
             start = chat.header(author, thinking=options.get("thinking") is not None) if header is None else header
-            call = Decode(
-                start,
-                view.handles,
-                view.offsets,
-                view.end,
-                sampling or Sampling(),
-                author=author,
-                turn_suffix=chat.turn_end,
-                adapter=adapter,
-                **options,
-            )
-            [merged] = yield [call]
+            placed = start, view.handles, view.offsets, view.end, sampling or Sampling(), author
+            [merged] = yield [Decode(*placed, turn_suffix=chat.turn_end, adapter=adapter, **options)]
         finally:
-            self._give_back(view.owned, scope)
+            owned.release()
         return merged
 
     def _build_view(
         self,
-        scope: Scope | None,
-        /,
         branches: Sequence[MessageHandle],
         prompt: Content,
         *,
         trunk: Sequence[MessageHandle] | None = None,
         strategy: Strategy = "parallel",
+        summary: str = SHORTER,
         adapter: str | None = None,
         author: str | None = None,
-        summary: str = SHORTER,
-    ) -> Generator[Calls, list[MessageHandle], MergedView]:
+    ) -> Plan[MergedView]:
         """Encode what the view needs, and return it."""
         require_strategy(strategy)
-        branches = listed(branches, "branches")
+        branches = as_list(branches, "branches", "a list of handles")
         if not branches:
             raise InvalidRequestError("there is no branch to merge: give a list of one at least")
-        tenant, owned = self._tenant, list[MessageHandle]()
+        chat, scope = self._tenant.core.model.chat, self._tenant.scope()
+        owned = Leases(self._tenant, scope, [])
         try:
-            shared = self._shared_trunk(branches, scope) if trunk is None else listed(trunk, "trunk")
-            owned += shared if trunk is None else []
+            if trunk is None:
+                shared = self._shared_trunk(branches, scope)
+                owned.add(shared)
+            else:
+                shared = as_list(trunk, "trunk", "a list of handles")
             depths = self._depths(branches, shared)
+            shown = list(branches)
             if strategy == "summary":
-                branches = yield from self._summaries(scope, branches, summary, owned)
-                owned += branches
-            shown, merges = list(branches), tenant.core.model.chat.merges is not None
-            if strategy == "text" and merges:
-                shared, shown = yield from self._reencode_in_turn(branches, shared, adapter, owned)
-            elif strategy == "text":
-                shown = yield from self._reencode(branches, shared, adapter, owned)
+                shown = yield from self._summaries(branches, summary, owned)
+                owned.add(shown)
+            if strategy == "text":
+                shared, shown = yield from self._reencode(shown, shared, adapter, owned)
             elif self.maps(adapter):
-                shown = yield from self._map(scope, branches, adapter)
+                shown = yield from self._map(shown, adapter, scope)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
@@ -266,24 +268,24 @@ class Branches:
                 behind = self.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
             if behind:
                 starts = yield behind
-                owned += starts
+                owned.add(starts)
                 handles += starts
                 offsets += [at + branch.length for at, branch in zip(placed.branches, shown, strict=True)]
             asker = f"{author}.system" if author else None
-            for content in _question_parts(tenant.core.model.chat, prompt, goes_on=strategy == "text" and merges):
+            for content in _question_parts(chat, prompt, goes_on=strategy == "text" and chat.merges is not None):
                 [question] = yield [Prefill(content, handles, offsets, end, asker, "user", adapter=adapter)]
-                owned.append(question)
+                owned.add([question])
                 handles, offsets, end = [*handles, question], [*offsets, end], end + question.length
-            return MergedView(handles, offsets, end, owned)
+            return MergedView(handles, offsets, end, owned.handles)
         except BaseException:
-            self._give_back(owned, scope)
+            owned.release()
             raise
 
     def _map(
-        self, scope: Scope | None, handles: Sequence[MessageHandle], adapter: str | None
-    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
+        self, handles: Sequence[MessageHandle], adapter: str | None, scope: Scope | None
+    ) -> Plan[list[MessageHandle]]:
         """Map messages with an adapter's cache mapper; the copies live as long as their sources."""
-        sources = listed(handles, "handles")
+        sources = as_list(handles, "handles", "a list of handles")
         messages = [self._tenant.find(source) for source in sources]
         calls = [
             Prefill(message.tokens, [source], author=message.author, role=message.role, adapter=adapter, maps=True)
@@ -293,79 +295,60 @@ class Branches:
         self._attach(sources, copies, scope)
         return copies
 
-    def _summarize(
-        self, scope: Scope | None, branches: Sequence[MessageHandle], ask: str
-    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
+    def _summarize(self, branches: Sequence[MessageHandle], ask: str) -> Plan[list[MessageHandle]]:
         """Summarize each branch by its own author."""
-        owned: list[MessageHandle] = []
+        owned = Leases(self._tenant, self._tenant.scope(), [])
         try:
-            return (yield from self._summaries(scope, listed(branches, "branches"), ask, owned))
+            return (yield from self._summaries(as_list(branches, "branches", "a list of handles"), ask, owned))
         finally:
-            self._give_back(owned, scope)
+            owned.release()
 
     def _reencode(
-        self,
-        branches: Sequence[MessageHandle],
-        trunk: Sequence[MessageHandle],
-        adapter: str | None,
-        owned: list[MessageHandle],
-    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
-        """Encode the branches' text again, each after the trunk and the branches before it."""
-        copies: list[MessageHandle] = []
-        for branch in branches:
-            message = self._tenant.find(branch)
-            tokens, view = message.tokens, [*trunk, *copies]
-            call = Prefill(tokens, view, author=message.author, role=message.role, source=branch, adapter=adapter)
-            [copy] = yield [call]
-            copies.append(copy)
-            owned.append(copy)
-        return copies
+        self, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle], adapter: str | None, owned: Leases
+    ) -> Plan[tuple[list[MessageHandle], list[MessageHandle]]]:
+        """Encode the branches' text again, each after the trunk and the branches before it.
 
-    def _reencode_in_turn(
-        self,
-        branches: Sequence[MessageHandle],
-        trunk: Sequence[MessageHandle],
-        adapter: str | None,
-        owned: list[MessageHandle],
-    ) -> Generator[Calls, list[MessageHandle], tuple[list[MessageHandle], list[MessageHandle]]]:
-        """Encode the branches' text again in one user's turn, for chat formats where users and model alternate.
+        In chat formats where users and model alternate, all of it is one user's turn.
 
         Returns:
             The trunk, whose last message is encoded again if its turn goes on, and the branches' copies.
         """
-        model, shown = self._tenant.core.model, list(trunk)
-        opening, copies = PromptText.special(model.chat.user.plain), list[MessageHandle]()
-        if shown and (turn := _open_turn(model, (last := self._tenant.find(shown[-1])).tokens)) is not None:
-            opening = PromptText.special(str(model.chat.merges))
+        model, shown, copies = self._tenant.core.model, list(trunk), list[MessageHandle]()
+        merges, opening = model.chat.merges, PromptText.special(model.chat.user.plain)
+        last = self._tenant.find(shown[-1]) if shown and merges is not None else None
+        if merges is not None and last is not None and (turn := _open_turn(model, last.tokens)) is not None:
+            opening = PromptText.special(merges)
             if len(turn) < len(last.tokens):
                 _, encoder = self._original_and_adapter(shown[-1])
                 call = Prefill(turn, shown[:-1], author=last.author, role=last.role, source=shown[-1], adapter=encoder)
                 [shown[-1]] = yield [call]
-                owned.append(shown[-1])
+                owned.add(shown[-1:])
         for branch in branches:
             message = self._tenant.find(branch)
-            text = opening + model.as_user_part(message.tokens)
-            call = Prefill(text, [*shown, *copies], author=message.author, role="user", source=branch, adapter=adapter)
-            copies += yield [call]
-            owned.append(copies[-1])
-            opening = PromptText.special(str(model.chat.merges))
+            text: Content = message.tokens
+            role = message.role
+            if merges is not None:
+                text, role = opening + model.as_user_part(message.tokens), "user"
+                opening = PromptText.special(merges)
+            view = [*shown, *copies]
+            [copy] = yield [Prefill(text, view, author=message.author, role=role, source=branch, adapter=adapter)]
+            owned.add([copy])
+            copies.append(copy)
         return shown, copies
 
-    def _summaries(
-        self, scope: Scope | None, branches: Sequence[MessageHandle], ask: str, owned: list[MessageHandle]
-    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
+    def _summaries(self, branches: Sequence[MessageHandle], ask: str, owned: Leases) -> Plan[list[MessageHandle]]:
         """Summarize each branch by its own author, after all that it has seen and said."""
         chat = self._tenant.core.model.chat
         workers = [self._original_and_adapter(branch) for branch in branches]
         views: list[tuple[list[MessageHandle], list[int | None], int]] = []
         for branch in branches:
-            handles, starts = zip(*self._view_of(branch, scope), strict=True)
-            owned += handles[:-1]
+            handles, starts = zip(*self._view_of(branch, owned.scope), strict=True)
+            owned.add(handles[:-1])
             end = max(offset + handle.length for handle, offset in zip(handles, starts, strict=True))
             views.append(([*handles], [*starts], end))
         turn, pairs = chat.turn("user", ask), zip(views, workers, strict=True)
         questions = yield [Prefill(turn, *view, role="user", adapter=encoder) for view, (_, encoder) in pairs]
-        owned += questions
+        owned.add(questions)
         return (
             yield [
                 Decode(
@@ -384,12 +367,6 @@ class Branches:
                 )
             ]
         )
-
-    def _give_back(self, handles: Sequence[MessageHandle], scope: Scope | None) -> None:
-        """Drop leases taken in a scope; if it has ended meanwhile, they ended with it."""
-        for handle in handles if scope is None or not scope.closed else ():
-            with suppress(HandleError):
-                self._tenant.release(handle, scope, keep_last=False)
 
     def _shared_trunk(self, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
         """Return the messages that all branches' views start with, each with a new lease to be released."""
@@ -481,9 +458,3 @@ def _open_turn(model: LoadedModel, tokens: Sequence[int]) -> Sequence[int] | Non
         return None
     ended = [*tokens[len(tokens) - len(closing) :]] == closing
     return tokens[: len(tokens) - len(closing)] if ended else None
-
-
-def listed(handles: Any, name: str) -> list[MessageHandle]:
-    if isinstance(handles, MessageHandle | str) or not isinstance(handles, Iterable):
-        raise InvalidRequestError(f"{name} must be a list of handles, not {handles!r}")
-    return list(handles)

@@ -9,12 +9,11 @@ encoded    header of an answer                       | answer . . | end       wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeGuard
 
 from choreo_agents.engine.calls import Constraint, Decode, Prefill, Thinking
-from choreo_agents.engine.messages.message import Message, thinker
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.errors import ConstraintError, GrammarError, InvalidRequestError
 from choreo_agents.models import LoadedModel, MakeConstraint, PromptText
 from choreo_agents.sampling import (
@@ -386,16 +385,6 @@ class PhaseTexts:
         if phase != self._phase:
             self._phase, self._detokenizer = phase, Detokenizer(self._model)
         return phase, "" if phase == "close" else self._detokenizer.add(token)
-
-
-def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
-    """Return whether a call thinks before it answers."""
-    return isinstance(call, Decode) and call.thinking is not None
-
-
-def with_thinking(call: Decode) -> Decode:
-    """Return the call that decodes thoughts and answer: its message is internal."""
-    return replace(call, author=None if call.author is None else thinker(call.author))
 
 
 def answer_of(model: LoadedModel, call: Decode, thought: Message) -> Prefill:

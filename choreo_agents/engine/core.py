@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from choreo_agents.attention.backends import backend_summary
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
-from choreo_agents.engine.messages.message import Lineage, MessageIds, Scope
+from choreo_agents.engine.messages.message import Lineage, Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.messages.thread_leases import ThreadLeases
 from choreo_agents.engine.settings import Settings
@@ -28,7 +28,7 @@ from choreo_agents.kv.entry_files import DiskThread, EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
-from choreo_agents.kv.store.files import EnginePlace
+from choreo_agents.kv.store.files import EngineDirectory
 from choreo_agents.kv.tier_counters import TierCounters
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.active_requests import Reclaimer
@@ -95,7 +95,8 @@ class RequestLoop(Protocol):
     """Runs requests, on threads of its own. Every method may be called from any thread."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Start requests, which arrive together. Each ends by `Completion`: finished, failed, cancelled or timed out.
+        """Start requests, which arrive together. Each ends in `ActiveRequests`: finished, failed, cancelled or timed
+        out.
 
         Raises what `require_open` does, and `InvalidRequestError` for a request that cannot be run there.
         """
@@ -149,27 +150,16 @@ class Execution:
     """Runs the requests of one engine: in this process, on its model's device; a subclass can run them elsewhere.
 
     The core keeps what does not depend on where requests run: messages, handles, leases, tenants, lineage, adapters. A
-    subclass overrides all of these methods. The first three make the parts below, when the engine starts and when it
-    restarts; each may use the parts before it:
-
-       cache     where the KV of each message is
-       method    what a request reads, pins and needs   may use `core.table` and `core.recomputer`
-       loop      runs requests                          may use `core.method`
-
-    An execution must not refer to the core: an engine that is dropped without `close` ends its threads when collected.
+    subclass overrides all of these methods but `computing`. It must not refer to the core: an engine that is dropped
+    without `close` ends its threads when collected.
     """
 
-    cache: Callable[..., KVCache] = KVCache
-    """Makes the cache, from the arguments of `KVCache`."""
-
-    def method(self, core: EngineCore) -> Method:
-        """Return the method, which encodes requests and frees memory for them."""
-        if core.settings.method == "choreo":
-            return ChoreoMethod(core.recomputer)
-        return TextMethod(core.pool, prefix_cache=core.settings.method == "baseline")
+    elsewhere: str = ""
+    """Name of what computes; empty: this process does."""
 
     def loop(self, core: EngineCore) -> RequestLoop:
-        """Return the loop, after starting what it needs."""
+        """Return the loop that runs requests, after starting what it needs: when the engine starts, and restarts. All
+        other parts of the core exist by then."""
         settings, scheduling, adapters = core.settings, core.settings.scheduling, core.adapters
         backend = core.model.backend(settings.backend)
         served = core.model.adapter, core.pool, backend, core.counters, adapters.loras, adapters.mappers
@@ -185,14 +175,30 @@ class Execution:
         """Finish a start or a restart: set `total_tokens` and `kv_budget_bytes` of the core if its pool does not define
         them. An error ends the start, and the engine with it; a restart is complete by then."""
 
-    def load_adapter(self, core: EngineCore, folder: Path, name: str, message_ids: MessageIds) -> None:
-        """Prepare the adapter in a folder, before a tenant's calls can name it. Raises `AdapterError`."""
+    def load_adapter(self, folder: Path, name: str, salt: str) -> None:
+        """Prepare the adapter in a folder, before calls of the tenant with this salt name it. Raises `AdapterError`."""
+
+    def close_tenant(self, tenant: str, salt: str) -> None:
+        """Forget a tenant, whose messages were dropped. Under the lock."""
+
+    def release(self, message_id: str) -> None:
+        """Forget a message that has no KV in the cache any more. Under the lock."""
+
+    def holds(self, message_id: str) -> bool:
+        """Return whether another engine holds a message for this one. Under the lock."""
+        return False
+
+    def bytes_by_tier(self, cache: KVCache, tenant: str | None) -> dict[str, Any]:
+        """Return the bytes in each tier (see `KVCache`). Under the lock."""
+        return cache.bytes_by_tier(tenant)
 
     def require_ready(self) -> None:
         """Raise `EngineLostError` if what runs the requests does not answer now. May block for seconds."""
 
     def computing(self) -> Computing:
         """Describe what computes."""
+        if self.elsewhere:
+            return Computing(self.elsewhere, forward=self.elsewhere)
         executor, backend = self._executor, self._executor.backend
         passes, ahead = executor.passes, executor.forward.steps_ahead
         return Computing(
@@ -265,22 +271,29 @@ class EngineCore:
         if memory.disk is not None or memory.persist_dir is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
         files = EntryFiles(disk, self.kept, self.tier_counters, self._skipped, self._emit)
-        self.cache = self.execution.cache(self.pool, HostedEntries(memory.host_bytes), files, self.tier_counters)
+        self.cache = KVCache(self.pool, HostedEntries(memory.host_bytes), files, self.tier_counters)
+        self.cache.on_drop = self.execution.release
         new_table = MessageTable(self.cache, adapter.fingerprint) if table is None else table
         self.table = new_table.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self.next_number)
-        self.method = self.execution.method(self)
+        self.method = self._method()
         self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.lock, self.loop, disk)
         self._disk = disk
 
+    def _method(self) -> Method:
+        """Return the method, which encodes requests and frees memory for them."""
+        if self.settings.method == "choreo":
+            return ChoreoMethod(self.recomputer)
+        return TextMethod(self.pool, prefix_cache=self.settings.method == "baseline")
+
     def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
         """Return the store for KV that leaves the host; its key is this engine's alone, and it ends with the engine."""
         adapter, memory = self.model.adapter, self.settings.memory
         assert memory.disk is not None
-        place, seal = EnginePlace(memory.disk, adapter.fingerprint), secrets.token_bytes(32)
+        place, seal = EngineDirectory(memory.disk, adapter.fingerprint), secrets.token_bytes(32)
         return KVStore(place, adapter.geometry, seal, memory.disk_bytes, self.skipped_file, removed)
 
     def close_scope(self, scope: Scope) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
@@ -47,6 +47,10 @@ from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, l
 from choreo_agents.runtime.lock import compute_after_fork
 from choreo_agents.sampling import SampledToken
 from choreo_agents.tracing import EventSink, discard
+
+E = TypeVar("E", bound="Engine")
+_EMPTY_BYTES = 1 << 20
+"""Bytes of the KV memory of an engine that computes nothing itself."""
 
 
 class Engine:
@@ -372,7 +376,7 @@ class EngineAdmin:
         have."""
         with self.core.lock:
             self.core.cache.files.arrive_all()
-            leased = leased_memory(self.core.table.messages(), lambda message: message.tenant, self.core.cache)
+            leased = leased_memory(self.core, self.core.table.messages(), lambda message: message.tenant)
             return {tenant.name: leased.get(tenant.name, LeasedMemory()) for tenant in self._open.values()}
 
     def stats(self) -> EngineStats:
@@ -424,6 +428,30 @@ def _load_model(
     return model
 
 
+def engine_over(
+    kind: type[E],
+    execution: Execution,
+    model: LoadedModel,
+    *,
+    salt: str,
+    adapter: str | Path | None,
+    seed: int,
+    sink: EventSink,
+) -> E:
+    """Return an engine whose requests run where an execution says: its own KV memory is always empty.
+
+    Args:
+        kind: Class of the engine.
+        execution: Runs its requests.
+        model: Model that it serves, perhaps without weights.
+        salt: This and what follows: see `Engine.load`.
+    """
+    memory = Memory(kv_budget_bytes=_EMPTY_BYTES)
+    settings = Settings(method="choreo", memory=memory, scheduling=Scheduling(), backend="auto", seed=seed, sink=sink)
+    own = None if adapter is None else read_loaded(model.adapter, adapter)
+    return kind(EngineAdmin(EngineCore(model, settings, own, execution)), salt, is_owners=True)
+
+
 def twin_of(engine: Engine, method: MethodName) -> Engine:
     """Return an engine with the same model, settings and adapters but another method, and with nothing encoded.
 
@@ -431,7 +459,7 @@ def twin_of(engine: Engine, method: MethodName) -> Engine:
     engine.
     """
     core, tenant = engine._core, engine._tenant
-    if type(core.execution) is not Execution:
+    if core.execution.elsewhere:
         raise InvalidRequestError(
             f"methods are compared by engines of this process, and {engine!r} computes elsewhere: compile the graph "
             f"with Engine.load({core.model.name!r}) to compare it"

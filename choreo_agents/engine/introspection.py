@@ -9,7 +9,6 @@ from typing import Any
 
 from choreo_agents.engine.core import Computing, EngineCore
 from choreo_agents.engine.messages.message import Message
-from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import TIERS, TierName
 from choreo_agents.kv.tier_counters import TierCounters
 from choreo_agents.runtime.counters import Counters
@@ -93,34 +92,46 @@ class MemoryMap(TierCounters):
         """Return the snapshot as plain JSON."""
         return asdict(self)
 
-    def _repr_html_(self) -> str:
-        tiers = (
+    def tables(self) -> list[tuple[str, tuple[str, ...], list[tuple[Any, ...]]]]:
+        """Return title, columns and rows of two tables: memory by tier, and tokens by author."""
+        tiers: list[tuple[Any, ...]] = [
             (tier, size, size // self.bytes_per_token, self.budgets[tier] or None) for tier, size in self.tiers.items()
-        )
-        rows = (
-            (author or "nobody named", leased.messages, leased.leases, *(leased.tokens[tier] for tier in TIERS))
-            for author, leased in self.authors.items()
-        )
-        by_tier = table_html("KV memory by tier", ("tier", "bytes", "tokens", "budget"), tiers)
-        columns = ("author", "messages", "leases", *TIERS)
-        return by_tier + table_html("tokens by author, and the fastest tier that has them", columns, rows)
+        ]
+        authors: list[tuple[Any, ...]] = [
+            (
+                author or "nobody named",
+                own.messages,
+                own.leases,
+                *(own.tokens[tier] for tier in TIERS),
+                own.pinned_tokens,
+            )
+            for author, own in self.authors.items()
+        ]
+        columns = ("author", "messages", "leases", *TIERS, "pinned")
+        return [
+            ("KV memory by tier", ("tier", "bytes", "tokens", "budget, bytes"), tiers),
+            ("Tokens by author, and the fastest tier that has them", columns, authors),
+        ]
+
+    def _repr_html_(self) -> str:
+        return "".join(table_html(*table) for table in self.tables())
 
 
 def leased_memory(
-    messages: Iterable[Message], owner_of: Callable[[Message], str], memory: KVCache
+    core: EngineCore, messages: Iterable[Message], owner_of: Callable[[Message], str]
 ) -> dict[str, LeasedMemory]:
     """Return what messages lease, by owner, the largest first.
 
     Args:
+        core: Core that has them.
         messages: Leased messages.
         owner_of: Returns a message's owner.
-        memory: Cache that knows where their KV is.
     """
     counts: dict[str, Counter[str]] = {}
     for message in messages:
         own, tokens, entry = counts.setdefault(owner_of(message), Counter()), len(message.tokens), message.entry
         own.update(messages=1, leases=message.leases, pinned=tokens * (entry is not None and entry.pins > 0))
-        own[tier_of(message, memory)] += tokens
+        own[tier_of(core, message)] += tokens
     leased = {
         owner: LeasedMemory(own["messages"], own["leases"], {tier: own[tier] for tier in TIERS}, own["pinned"])
         for owner, own in counts.items()
@@ -128,15 +139,15 @@ def leased_memory(
     return dict(sorted(leased.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
 
 
-def tier_of(message: Message, memory: KVCache) -> TierName:
+def tier_of(core: EngineCore, message: Message) -> TierName:
     """Return the fastest tier that has a message's KV."""
-    entry = message.entry
-    if memory.is_elsewhere(message.handle.id):
+    entry, memory = message.entry, core.cache
+    if core.execution.holds(message.handle.id):
         return "device"
     if entry is not None and not memory.lost(entry) and memory.in_memory(entry):
         return "host" if entry.segment is None else "device"
     has_file = entry is not None and entry.on_disk
-    return "disk" if has_file or memory.files.is_kept(message.handle.id, message.tenant) else "lineage"
+    return "disk" if has_file or memory.files.is_persisted(message.handle.id, message.tenant) else "lineage"
 
 
 def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
@@ -152,7 +163,7 @@ def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
             leases=leases,
             threads=core.thread_leases.names(tenant),
             **asdict(core.tier_counters.so_far(tenant)),
-            **core.cache.bytes_by_tier(tenant),
+            **core.execution.bytes_by_tier(core.cache, tenant),
             kv_budget_bytes=core.kv_budget_bytes,
             **(asdict(core.execution.computing()) | of_all),
         )
@@ -168,7 +179,7 @@ def memory_map_of(core: EngineCore, tenant: str | None = None) -> MemoryMap:
             bytes_per_token=core.pool.geometry.bytes_per_token,
             tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
             budgets={"device": core.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
-            authors=leased_memory(core.table.messages(tenant), lambda message: message.author or "", core.cache),
+            authors=leased_memory(core, core.table.messages(tenant), lambda message: message.author or ""),
             hit_rate=stats.tokens_reused / requested if requested else 0.0,
             **asdict(core.tier_counters.so_far(tenant)),
         )

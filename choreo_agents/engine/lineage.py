@@ -1,86 +1,41 @@
-"""Lineage of messages for a store: export it, and import it into an engine that has never computed them.
-
-row     what a message's KV is computed from: the same for every author and engine
-note    what one thread knows of it: its author, its usage, whose text it encodes
-"""
+"""Lineage of messages for a store: export it, and import it into an engine that has never computed them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple, TypeVar
-
-from pydantic import Field, TypeAdapter
+from typing import TypeVar
 
 from choreo_agents.engine.calling import Tenant
-from choreo_agents.engine.messages.message import Lineage, Message, Placement, Scope, Thought, Usage
-from choreo_agents.engine.persistent_kv import kv_key
-from choreo_agents.errors import ChoreoError, HandleError, UnknownHandleError
+from choreo_agents.engine.kv_packets import KVPacket, export_kv, import_kv
+from choreo_agents.engine.messages.message import (
+    Lineage,
+    Message,
+    Placement,
+    Scope,
+    Thought,
+    Usage,
+    parents_first,
+)
+from choreo_agents.errors import HandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.store import KVKey
 from choreo_agents.runtime.request import FinishReason
 from choreo_agents.sampling import SampledToken
 
 T = TypeVar("T")
 
 
-class DamagedRowError(ChoreoError, ValueError):
-    """An entry of a store that the tenant did not write there, or not in this form."""
-
-
 @dataclass(frozen=True)
-class LineageRow:
-    """Everything that a message's KV is computed from."""
+class LoggedMessage:
+    """A thread's record of a message: what its KV is computed from, what is known of it, and which calls it answers."""
 
     id: str
-    model: str
-    """Fingerprint of what computes its KV, as in its handle."""
-    tokens: Annotated[tuple[int, ...], Field(min_length=1)]
-    parents: tuple[tuple[str, int], ...]
-    """Parents' ids, and offsets relative to the message's first token."""
-    at: int
-    """Position at which its first token was encoded."""
-
-    def plain(self, known_rows: Iterable[LineageRow] = ()) -> dict[str, Any]:
-        """Return it as `read` takes it. A prefix of parents that another row also has is replaced by a reference to
-        that row: each message of a conversation reads what the one before has read.
-
-        Args:
-            known_rows: Rows that the reader will know.
-        """
-        own, shared, like = self._placed_parents(), 0, ""
-        for row in known_rows:
-            if (count := _count_common(own, row._placed_parents())) > shared:
-                shared, like = count, row.id
-        plain: dict[str, Any] = {"id": self.id, "model": self.model, "tokens": [*self.tokens], "at": self.at}
-        plain["parents"] = [[*parent] for parent in own[shared:]]
-        return plain | ({"like": [like, shared]} if shared else {})
-
-    @classmethod
-    def read(cls, plain: Mapping[str, Any], rows: Mapping[str, LineageRow]) -> LineageRow:
-        """Return the row that `plain` wrote.
-
-        Raises:
-            DamagedRowError: It is not of that form, or refers to an unknown row.
-        """
-        try:
-            like, shared = plain.get("like") or ("", 0)
-            row = _ROW.validate_python(plain)
-            parents = [*(rows[like]._placed_parents()[:shared] if shared else ()), *row.parents]
-            return replace(row, parents=tuple((parent, stands - row.at) for parent, stands in parents))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DamagedRowError(f"it is damaged: {error!r}") from error
-
-    def _placed_parents(self) -> list[tuple[str, int]]:
-        """Return its parents with the positions at which it has read them."""
-        return [(parent, self.at + offset) for parent, offset in self.parents]
-
-
-@dataclass(frozen=True)
-class Note:
-    """A thread's record of a message."""
-
-    id: str
+    key: KVKey | None = None
+    """What its KV is computed from, the same for every author and engine; None: an earlier record says it."""
+    answers: tuple[str, ...] = ()
+    """Idempotency keys of the thread's calls that it answers, as far as no earlier record says it."""
     author: str | None = None
     role: str | None = None
     label: str = ""
@@ -102,13 +57,8 @@ class Note:
     thoughts: tuple[tuple[str, str | None], ...] = ()
     """Ids of the thoughts before it, each with its call's idempotency key."""
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as `read` takes it, without default values."""
-        plain: dict[str, Any] = _NOTE.dump_python(self, mode="json", exclude_defaults=True)
-        return plain
-
-    def merged(self, later: Note) -> Note:
-        """Return it merged with a later note on the message in the same thread, by any process."""
+    def merged(self, later: LoggedMessage) -> LoggedMessage:
+        """Return it merged with a later record of the message in the same thread, by any process."""
         return replace(
             self,
             header=self.header or later.header,
@@ -122,43 +72,42 @@ class Note:
             thoughts=_union(self.thoughts, later.thoughts),
         )
 
-    @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> Note:
-        """Return the note that `plain` wrote.
-
-        Raises:
-            DamagedRowError: It is not of that form.
-        """
-        try:
-            return _NOTE.validate_python(plain)
-        except ValueError as error:
-            raise DamagedRowError(f"it is damaged: {error!r}") from error
-
-
-_ROW, _NOTE = TypeAdapter(LineageRow), TypeAdapter(Note)
-
 
 @dataclass
 class ReadLog:
     """Everything that a thread has written."""
 
-    rows: dict[str, LineageRow] = field(default_factory=dict)
-    notes: dict[str, Note] = field(default_factory=dict)
-    """Merged notes by message id."""
+    keys: dict[str, KVKey] = field(default_factory=dict)
+    """What messages are computed from, by id."""
+    messages: dict[str, LoggedMessage] = field(default_factory=dict)
+    """Merged records by message id, without keys and answers."""
     answers: dict[str, str] = field(default_factory=dict)
     """Ids of messages that answer calls, by idempotency key: the last answer counts."""
     damaged: str | None = None
     """Why an entry in it is rejected, if one is."""
 
+    def add(self, record: LoggedMessage) -> None:
+        """Merge a record, which is later than all others."""
+        if record.key is not None:
+            self.keys[record.id] = record.key
+        self.answers.update(dict.fromkeys(record.answers, record.id))
+        known, record = self.messages.get(record.id), replace(record, key=None, answers=())
+        self.messages[record.id] = record if known is None else known.merged(record)
 
-class DescribedMessage(NamedTuple):
-    """A message as it is written to a store."""
+    def parents(self, message_id: str) -> list[str]:
+        """Return the ids of a message's parents; none, if they are not in the log."""
+        key = self.keys.get(message_id)
+        return [] if key is None else [parent for parent, _ in key.parents]
 
-    row: LineageRow | None
-    """Row of the message; None: the thread has written it already."""
-    note: Note
-    memos: tuple[str, ...] = ()
-    """Idempotency keys of the thread's calls that it answers."""
+
+@dataclass(frozen=True)
+class Promised:
+    """A message that nobody has encoded yet."""
+
+    again: bool
+    """Whether its text was encoded before and is lost."""
+    foreign: tuple[MessageHandle, ...] = ()
+    """Messages of other models that have the same text."""
 
 
 class LineageExchange:
@@ -198,21 +147,14 @@ class LineageExchange:
             return [message_id for _, message_id, message in answers if message is None or not message.scoped[thread]]
 
     def described(
-        self,
-        handles: Iterable[MessageHandle],
-        thread: Scope,
-        noted: Mapping[str, Note],
-        answered: Mapping[str, str],
-        current_call: str | None,
-    ) -> list[DescribedMessage]:
-        """Return messages and all their ancestors as they are to be written for a thread, without what it has written
-        already.
+        self, handles: Iterable[MessageHandle], thread: Scope, log: ReadLog, current_call: str | None
+    ) -> list[LoggedMessage]:
+        """Return records of messages and all their ancestors for a thread, without what it has written already.
 
         Args:
             handles: Leased messages; others are skipped.
             thread: The thread's scope.
-            noted: Notes that it has written, by message id.
-            answered: Ids of the answers that it has written, by their calls' idempotency keys.
+            log: Everything that it has written.
             current_call: The call made now, whose answer replaces an earlier one; for any other call another process
                 may have written a newer answer since.
         """
@@ -222,23 +164,26 @@ class LineageExchange:
             leased = [core.table.get(message_id) for message_id in dict.fromkeys(handle.id for handle in handles)]
             waiting = [message for message in leased if message is not None and message.tenant == self._tenant.name]
             queued = {message.handle.id for message in waiting}
-            described = list[DescribedMessage]()
+            described = list[LoggedMessage]()
             for message in waiting:
-                before, own = noted.get(message.handle.id), message.handle.id
-                note = _note(message, thread, before)
-                note = note if before is None else before.merged(note)
-                memos = tuple(
-                    memo
-                    for memo, scope in message.idempotency_keys.items()
+                before, own = log.messages.get(message.handle.id), message.handle.id
+                record = _record(message, thread, before)
+                record = record if before is None else before.merged(record)
+                answers = tuple(
+                    call
+                    for call, scope in message.idempotency_keys.items()
                     if scope is thread
-                    and (memo not in answered or (answered[memo] != own and memo.rpartition(" ")[0] == current_call))
+                    and (
+                        call not in log.answers
+                        or (log.answers[call] != own and call.rpartition(" ")[0] == current_call)
+                    )
                 )
-                if note == before and not memos:
+                if record == before and not answers:
                     continue
-                row = row_of(message) if before is None else None
-                described.append(DescribedMessage(row, note, memos))
+                key = message.kv_key() if before is None else None
+                described.append(replace(record, key=key, answers=answers))
                 for source in _sources_of(message, thread):
-                    if source.handle.id not in queued and source.handle.id not in noted:
+                    if source.handle.id not in queued and source.handle.id not in log.messages:
                         queued.add(source.handle.id)
                         waiting.append(source)
             return described
@@ -254,17 +199,51 @@ class LineageExchange:
         Returns:
             The reasons why some could not be imported, by id.
         """
-        core = self._tenant.core
-        with core.lock:
+        with self._tenant.core.lock:
             self._tenant.require_open()
-            taking = _Importer(self._tenant, log)
-            for message_id in ids:
-                taking.make(message_id)
-            taking.apply_notes()
+            importer = _Importer(self._tenant, log)
+            for message_id in {*ids, *log.keys, *log.messages}:
+                importer.make(message_id)
+            for message_id in [*importer.made]:
+                importer.apply(message_id)
             if not thread.closed:
                 for message_id in ids:
-                    taking.lease(message_id, thread)
-            return taking.refused
+                    importer.lease(message_id, thread)
+            return {message_id: importer.refused[message_id] for message_id in ids if message_id in importer.refused}
+
+    def import_rows(
+        self, ids: Sequence[str], rows: Collection[KVKey], promised: Mapping[str, Promised], scope: Scope
+    ) -> None:
+        """Import messages with the lineage that another engine sent, and lease them.
+
+        Args:
+            ids: Ids of the messages that the scope leases, if rows say what they are computed from.
+            rows: Lineage of these and of their ancestors, as far as it may be unknown here.
+            promised: Those of the messages that nobody has encoded yet, by id.
+            scope: The scope.
+
+        Raises:
+            UnknownHandleError: Some could not be imported.
+        """
+        core, keys = self._tenant.core, {row.id: row for row in rows}
+        with core.lock:
+            new = [message_id for message_id in keys if core.table.known(message_id) is None]
+            refused = self.import_messages([key for key in ids if key in keys], ReadLog(keys), scope)
+            for message_id in new:
+                message, promise = core.table.known(message_id), promised.get(message_id)
+                if message is not None and promise is not None:
+                    message.promise, message.again = core.next_number(), promise.again
+                    message.foreign.extend(promise.foreign)
+        if refused:
+            raise UnknownHandleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+
+    def export_packets(self, ids: Sequence[str]) -> list[KVPacket]:
+        """Copy the KV of messages, by their ids, for another engine: see `kv_packets.export_kv`."""
+        return export_kv(self._tenant, ids)
+
+    def import_packets(self, packets: Sequence[KVPacket]) -> dict[str, str]:
+        """Give known messages the KV that another engine exported: see `kv_packets.import_kv`."""
+        return import_kv(self._tenant, packets)
 
     def held_by_thread_alone(self, ids: Iterable[str], thread: Collection[Scope]) -> list[str]:
         """Return the ids of messages that are leased only by a thread, given its scopes, or by nobody."""
@@ -294,104 +273,93 @@ class _Importer:
 
     def __init__(self, tenant: Tenant, log: ReadLog) -> None:
         self._tenant, self._table, self._log = tenant, tenant.core.table, log
-        self._memos = defaultdict[str, list[str]](list)
+        self._answered = defaultdict[str, list[str]](list)
         """Idempotency keys of the calls that each message answers."""
-        for memo, message_id in log.answers.items():
-            self._memos[message_id].append(memo)
+        for call, message_id in log.answers.items():
+            self._answered[message_id].append(call)
         self.made: dict[str, Message] = {}
         """Messages by id, created now or known before."""
         self.refused: dict[str, str] = {}
-        self._applied: set[str] = set()
 
     def make(self, message_id: str) -> None:
-        """Create a message and its ancestors, parents first; iteratively, since a conversation may be long."""
-        waiting = [message_id]
-        while waiting:
-            current = waiting[-1]
-            row = self._log.rows.get(current)
-            message = self._table.known(current)
-            if current in self.made or current in self.refused:
-                pass
-            elif message is not None and message.tenant == self._tenant.name:
-                self.made[current] = message
-            elif row is None:
-                self.refused[current] = "it is not in the store"
-            elif above := [p for p, _ in row.parents if p not in self.made and p not in self.refused]:
-                waiting += above
-                continue
-            else:
-                self._make(row)
-            waiting.pop()
+        """Create a message and its ancestors, parents first."""
+        for current in parents_first(message_id, self._log.parents, self._is_settled):
+            self._make(current)
 
-    def _make(self, row: LineageRow) -> None:
-        lost = next((parent for parent, _ in row.parents if parent in self.refused), None)
-        if lost is not None:
-            self.refused[row.id] = f"it comes of {lost}, and {self.refused[lost]}"
+    def _is_settled(self, message_id: str) -> bool:
+        if message_id in self.made or message_id in self.refused:
+            return True
+        known = self._table.known(message_id)
+        if known is None or known.tenant != self._tenant.name:
+            return False
+        self.made[message_id] = known
+        return True
+
+    def _make(self, message_id: str) -> None:
+        key, record = self._log.keys.get(message_id), self._log.messages.get(message_id, LoggedMessage(message_id))
+        if key is None:
+            self.refused[message_id] = "it is not in the store"
             return
-        adapter, mapper = _split_encoder(row.model)
-        parents = tuple(self.made[parent] for parent, _ in row.parents)
-        placement = Placement(tuple(row.at + offset for _, offset in row.parents), row.at)
-        lineage = Lineage(row.tokens, parents, placement, self._tenant.name, adapter, mapper)
+        lost = next((parent for parent, _ in key.parents if parent in self.refused), None)
+        if lost is not None:
+            self.refused[message_id] = f"it comes of {lost}, and {self.refused[lost]}"
+            return
+        adapter, mapper = _split_encoder(key.model)
+        parents = tuple(self.made[parent] for parent, _ in key.parents)
+        placement = Placement(tuple(key.native_offset + offset for _, offset in key.parents), key.native_offset)
+        lineage = Lineage(key.tokens, parents, placement, self._tenant.name, adapter, mapper)
         handle, loaded = self._tenant.message_ids.handle(lineage), self._tenant.core.adapters
-        if handle.id != row.id or handle.model != row.model:
-            self.refused[row.id] = "another model has made it, or another tenant"
+        if handle.id != message_id or handle.model != key.model:
+            self.refused[message_id] = "another model has made it, or another tenant"
         elif (adapter and adapter not in loaded.loras) or (mapper and mapper not in loaded.mappers):
-            self.refused[row.id] = f"the adapter {adapter or mapper!r} that encoded it is not loaded"
+            self.refused[message_id] = f"the adapter {adapter or mapper!r} that encoded it is not loaded"
         else:
-            note = self._log.notes.get(row.id, Note(row.id))
-            usage = note.usage or Usage.of_existing(0)
-            message = Message(handle, lineage, note.author, note.role, usage, note.label, note.origin)
+            usage = record.usage or Usage.of_existing(0)
+            message = Message(handle, lineage, record.author, record.role, usage, record.label, record.origin)
             message.forgotten = True  # until it is leased: callers that have its text may encode it again
             self._table.fill(message, None)
-            self.made[row.id] = message
+            self.made[message_id] = message
 
-    def apply_notes(self) -> None:
-        """Apply the thread's notes to all created messages, and to those that this creates in turn."""
-        while waiting := [message_id for message_id in self.made if message_id not in self._applied]:
-            for message_id in waiting:
-                self._applied.add(message_id)
-                self._apply_note(message_id)
-
-    def _apply_note(self, message_id: str) -> None:
-        message, note = self.made[message_id], self._log.notes.get(message_id)
-        if note is None:
+    def apply(self, message_id: str) -> None:
+        """Apply the thread's record of a message to it."""
+        message, record = self.made[message_id], self._log.messages.get(message_id)
+        if record is None:
             return
-        message.authors |= {*note.authors}
-        message.marked, message.is_thought = message.marked or note.marked, message.is_thought or note.is_thought
-        message.header = message.header or note.header
-        if note.sampled is not None and message.chosen is None:
-            behind, sampled = message.tokens[note.header :], note.sampled
+        message.authors |= {*record.authors}
+        message.marked, message.is_thought = message.marked or record.marked, message.is_thought or record.is_thought
+        message.header = message.header or record.header
+        if record.sampled is not None and message.chosen is None:
+            behind, sampled = message.tokens[record.header :], record.sampled
             message.chosen = tuple(map(SampledToken, behind[:sampled])) if isinstance(sampled, int) else sampled
-        message.finish_reason = message.finish_reason or note.finish
-        for source in note.sources:
-            self.make(source)
-            if (source_message := self.made.get(source)) is not None and source_message not in message.sources:
-                message.sources.append(source_message)
-        message.foreign += [foreign for foreign in note.foreign if foreign not in message.foreign]
+        message.finish_reason = message.finish_reason or record.finish
+        for source_id in record.sources:
+            self.make(source_id)
+            source = self.made.get(source_id)
+            if source is not None and source not in message.sources:
+                message.sources.append(source)
+        message.foreign += [foreign for foreign in record.foreign if foreign not in message.foreign]
 
     def lease(self, message_id: str, thread: Scope) -> None:
         """Lease a message for the thread, with its thoughts, and remember which calls it answers."""
-        message, note = self.made.get(message_id), self._log.notes.get(message_id)
+        message, record = self.made.get(message_id), self._log.messages.get(message_id)
         if message is None:
             return
         with self._table.insert_transaction(message) as entered:
             if not entered.scoped[thread]:
                 self._table.lease(entered, thread)
-        for thought_id, call in note.thoughts if note is not None else ():
-            self.make(thought_id)
+        for thought_id, call in () if record is None else record.thoughts:
             thought = self.made.get(thought_id)
             pairs = [(earlier.message, earlier.call) for earlier in message.thoughts]
             if thought is not None and (thought, call) not in pairs and len(pairs) < message.leases:
-                self.apply_notes()
                 self._table.lease(thought, thread)
                 self._table.keep(message, Thought(thought, call, thread), thread)
                 self._remember(thought, thread)
         self._remember(message, thread)
 
     def _remember(self, message: Message, thread: Scope) -> None:
-        for memo in self._memos.get(message.handle.id, ()):
-            if self._table.memos.get(memo) is not message and message.leases:
-                self._table.remember(memo, message, thread)
+        for call in self._answered.get(message.handle.id, ()):
+            if self._table.memos.get(call) is not message and message.leases:
+                self._table.remember(call, message, thread)
 
 
 def _sources_of(message: Message, thread: Scope) -> list[Message]:
@@ -400,30 +368,24 @@ def _sources_of(message: Message, thread: Scope) -> list[Message]:
     return [*message.parents, *(source for source in message.sources if source.scoped[thread]), *thoughts]
 
 
-def row_of(message: Message) -> LineageRow:
-    """Return the row that describes a message."""
-    key = kv_key(message)
-    return LineageRow(key.id, key.model, key.tokens, key.parents, key.native_offset)
-
-
-def _note(message: Message, thread: Scope, before: Note | None) -> Note:
-    """Return a thread's note on a message now; it may hold less of other messages than when it wrote before."""
-    return Note(
+def _record(message: Message, thread: Scope, before: LoggedMessage | None) -> LoggedMessage:
+    """Return a thread's record of a message now; it may hold less of other messages than when it wrote before."""
+    return LoggedMessage(
         message.handle.id,
-        message.author,
-        message.role,
-        message.label,
-        message.origin,
-        message.header,
-        _sampled(message) if before is None or before.sampled is None else None,
-        message.finish_reason,
-        message.usage,
-        tuple(sorted(message.authors)),
-        message.marked,
-        message.is_thought,
-        tuple(source.handle.id for source in message.sources if source.scoped[thread]),
-        tuple(message.foreign),
-        tuple((thought.message.handle.id, thought.call) for thought in message.thoughts if thought.scope is thread),
+        author=message.author,
+        role=message.role,
+        label=message.label,
+        origin=message.origin,
+        header=message.header,
+        sampled=_sampled(message) if before is None or before.sampled is None else None,
+        finish=message.finish_reason,
+        usage=message.usage,
+        authors=tuple(sorted(message.authors)),
+        marked=message.marked,
+        is_thought=message.is_thought,
+        sources=tuple(source.handle.id for source in message.sources if source.scoped[thread]),
+        foreign=tuple(message.foreign),
+        thoughts=tuple((item.message.handle.id, item.call) for item in message.thoughts if item.scope is thread),
     )
 
 
@@ -443,9 +405,3 @@ def _split_encoder(model: str) -> tuple[str, str]:
 
 def _union(earlier: tuple[T, ...], later: tuple[T, ...]) -> tuple[T, ...]:
     return tuple(dict.fromkeys([*earlier, *later]))
-
-
-def _count_common(first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]) -> int:
-    """Return the length of the common prefix."""
-    pairs = zip(first, second, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

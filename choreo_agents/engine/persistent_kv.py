@@ -5,35 +5,29 @@ Also helpers to read KV outside of steps: wait until it is in memory, and copy i
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import Message, MessageIds
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.store import KVKey, KVStore, KVWriter
-from choreo_agents.kv.store.files import LastingPlace
+from choreo_agents.kv.store import KVKey, KVStore
+from choreo_agents.kv.store.files import PersistentDirectory
 from choreo_agents.kv.tiers import HostKV
 
 T = TypeVar("T")
 _HELD_BYTES = 1 << 28
 """Most bytes of messages that memory must keep until they are written. It may lose others: they are computed again."""
-
-
-def kv_key(message: Message) -> KVKey:
-    """Return the key of a message's KV. Call it under the engine's lock."""
-    at = message.native_offset if message.entry is None else message.entry.native_offset
-    pairs = zip(message.parents, message.relative_offsets, strict=True)
-    parents = tuple((parent.handle.id, offset) for parent, offset in pairs)
-    return KVKey(message.handle.id, message.handle.model, message.tokens, parents, at)
 
 
 def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[], object] | None:
@@ -62,6 +56,25 @@ def give_back(core: EngineCore, pool: KVPool, segment: Segment) -> None:
     with core.lock:
         pool.give_back(segment)
         core.loop.wake()
+
+
+@contextmanager
+def filled(core: EngineCore, pool: KVPool, segment: Segment, kv: HostKV) -> Iterator[None]:
+    """Copy KV into a borrowed segment, and return that after a block, run under the lock, that takes over its pin.
+
+    Call it without the engine's lock: no step knows the segment yet, so steps go on meanwhile.
+    """
+    try:
+        try:
+            pool.write(segment, kv)
+        except BaseException:
+            with core.lock:
+                pool.unpin(segment)
+            raise
+        with core.lock:
+            yield
+    finally:
+        give_back(core, pool, segment)
 
 
 @contextmanager
@@ -119,8 +132,8 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
             return None
         if (waiting := awaited(core, message, entry)) is not None:
             return waiting
-        key = kv_key(message)
-        return core.cache.below(entry) if entry.segment is None else entry.segment
+        key = message.kv_key()
+        return core.cache.host_copy(entry) if entry.segment is None else entry.segment
 
     with wanted_until(core, message, here) as (pool, result):
         kv = pool.read(result) if isinstance(result, Segment) else result
@@ -133,15 +146,15 @@ def _is_coming(core: EngineCore, entry: CacheEntry) -> bool:
 
 
 class WantedKV:
-    """KV that memory keeps until it is written: see `Unwritten`. Created under the engine's lock."""
+    """KV that is to be written, and that memory keeps until then, within bounds. Created under the engine's lock."""
 
     def __init__(self, core: EngineCore, message: Message) -> None:
         self._core = core
         self._message = message
         self.id = message.handle.id
-        self.nbytes = len(message.tokens) * core.model.adapter.geometry.bytes_per_token
+        nbytes = len(message.tokens) * core.model.adapter.geometry.bytes_per_token
         self._entry: CacheEntry | None = None
-        self._held_bytes = self.nbytes if core.held_bytes + self.nbytes <= _HELD_BYTES else 0
+        self._held_bytes = nbytes if core.held_bytes + nbytes <= _HELD_BYTES else 0
         if self._held_bytes:
             self._entry = core.table.want(message)
             core.held_bytes += self._held_bytes
@@ -153,15 +166,19 @@ class WantedKV:
         return copy
 
     def release(self) -> None:
-        """Let memory lose it again."""
+        """Let memory lose it again; idempotent."""
         with self._core.lock:
             self._core.held_bytes -= self._held_bytes
-            if self._entry is not None and self._message.entry is self._entry:
+            entry, self._entry, self._held_bytes = self._entry, None, 0
+            if entry is not None and self._message.entry is entry:
                 self._core.table.unwant(self._message)
 
 
 class PersistentKV:
-    """Persistence of one tenant's KV. May be used from any thread. Slow, but for `knows` and `keep`.
+    """Persistence of one tenant's KV, which one thread writes in order. May be used from any thread.
+
+    The thread is none of an executor's: it ends when nothing is left to write, since there may be many tenants; and it
+    starts also after the main thread has ended, where executors accept nothing.
 
     Args:
         core: Core that has the KV.
@@ -173,14 +190,24 @@ class PersistentKV:
         self.store = store
         self._core = core
         self._find = find
-        self._writer = None if store is None else KVWriter(store, core.unwritten_file)
+        self._lock = threading.Lock()
+        """Guards the fields below. Taken within the engine's lock, never around it."""
+        self._jobs: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        """Jobs that have not begun, in order."""
+        self._last: Future[None] | None = None
+        """Done when the job submitted last is: the others are done before it."""
+        self._thread: threading.Thread | None = None
+        """Thread that runs the jobs."""
+        self._error: BaseException | None = None
+        """First error since the last `flush`; an `OSError` takes precedence."""
+        self._is_failing = self._closed = False
 
     def knows(self, message_id: str) -> bool:
         """Return whether a message has a file, as far as is known without looking."""
         return self.store is not None and self.store.knows(message_id)
 
     def has(self, message_id: str) -> bool:
-        """Return whether a message has a file, perhaps of another process, from which lost KV is read."""
+        """Return whether a message has a file, perhaps of another process, from which lost KV is read. Slow."""
         return self.store is not None and self.store.has(message_id)
 
     def persist(self, handles: Sequence[MessageHandle], *, lost_too: bool = False) -> None:
@@ -198,25 +225,24 @@ class PersistentKV:
             InvalidRequestError: The tenant has no salt, and there is something to persist.
             EngineClosedError: The engine, or the tenancy, was closed.
         """
-        core = self._core
-        with core.lock:
+        with self._core.lock:
             messages = dict.fromkeys(self._find(handle) for handle in handles)
-            new = [message for message in messages if self._is_new(message, lost_too=lost_too)]
-            if new and self._writer is None:
-                raise InvalidRequestError(WITHOUT_SALT)
-            to_write: list[WantedKV] = []
-            with ExitStack() as undone:
-                for message in new:
-                    to_write.append(WantedKV(core, message))
-                    undone.callback(to_write[-1].release)
-                undone.pop_all()
-        if self._writer is not None:
-            self._writer.write(to_write)
+            for message in [message for message in messages if self._is_new(message, lost_too=lost_too)]:
+                if self.store is None:
+                    raise InvalidRequestError(WITHOUT_SALT)
+                wanted, begun = WantedKV(self._core, message), False
+                try:
+                    begun = self._submit(partial(self._write, self.store, wanted))
+                finally:
+                    if not begun:
+                        wanted.release()
 
     def unpersist(self, message_ids: Sequence[str]) -> None:
         """Remove files, and cancel those still to be written, in the background; `flush` waits for it."""
-        if self._writer is not None:
-            self._writer.drop(message_ids)
+        self._core.lock.require_own()
+        if self.store is not None:
+            for message_id in message_ids:
+                self._submit(partial(self.store.drop, message_id))
 
     def require_gone(self, message_ids: Sequence[str]) -> None:
         """Raise `OSError` if a message has a file, good or not."""
@@ -230,12 +256,10 @@ class PersistentKV:
 
     def wait(self) -> None:
         """Wait until all earlier writes and removals were tried; `flush` raises their errors."""
-        if self._writer is not None:
-            if self._core.loop.is_here:
-                raise InvalidRequestError(
-                    "files are waited for on the engine's own thread, which may have to read them"
-                )
-            self._writer.wait()
+        self._core.lock.require_own()
+        if self.store is not None and self._core.loop.is_here:
+            raise InvalidRequestError("files are waited for on the engine's own thread, which may have to read them")
+        self._wait()
 
     def flush(self) -> None:
         """Wait until all earlier writes and removals are done.
@@ -244,13 +268,78 @@ class PersistentKV:
             OSError: A file could not be written. ChoreoError: KV was lost before, and could not be computed again.
         """
         self.wait()
-        if self._writer is not None:
-            self._writer.flush()
+        with self._lock:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """Write what is pending, waiting for it unless this is the engine's thread; accept nothing more."""
-        if self._writer is not None:
-            self._writer.close(wait=not self._core.loop.is_here)
+        if self._core.lock.is_the_parents:
+            return  # the thread is the parent's
+        with self._lock:
+            self._closed = True
+        if not self._core.loop.is_here:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the job submitted last, except on the writing thread, as in an event sink: it is behind it."""
+        with self._lock:
+            last = None if self._thread is threading.current_thread() else self._last
+        if last is not None:
+            last.result()
+
+    def _submit(self, job: Callable[[], None]) -> bool:
+        """Give a job to the writing thread; return False, with an error for `flush`, if there can be none."""
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("nothing more is written here: the engine, or its tenancy, was closed")
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="choreo-write")
+                try:
+                    thread.start()  # it waits for the lock that we hold
+                except RuntimeError as error:  # a call that only hands over what it has computed must not fail for that
+                    self._note_error(error)
+                    return False
+                self._thread = thread
+            self._last = Future()
+            self._jobs.append((job, self._last))
+            return True
+
+    def _run(self) -> None:
+        """Run jobs until none is left; keep their errors for `flush`, so that none stops others."""
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job, done = self._jobs.popleft()
+            try:
+                job()
+            except BaseException as error:
+                with self._lock:
+                    self._note_error(error)
+            done.set_result(None)
+
+    def _note_error(self, error: BaseException) -> None:
+        """Keep an error for `flush`. Call it with `_lock`."""
+        error = error.with_traceback(None)  # a traceback would keep the KV alive
+        error.__context__ = None
+        if self._error is None or isinstance(error, OSError) > isinstance(self._error, OSError):
+            self._error = error
+
+    def _write(self, store: KVStore, wanted: WantedKV) -> None:
+        try:
+            if not store.has(wanted.id):
+                store.save(*wanted.read())
+                self._is_failing = False
+        except OSError as error:
+            was_failing, self._is_failing = self._is_failing, True
+            if not was_failing:
+                self._core.unwritten_file(store.folder, str(error))
+            raise
+        finally:
+            wanted.release()
 
     def _is_new(self, message: Message, *, lost_too: bool) -> bool:
         entry, cache = message.entry, self._core.cache
@@ -267,15 +356,16 @@ WITHOUT_SALT = (
 )
 
 
-def lasting_store(
+def persistent_store(
     core: EngineCore, message_ids: MessageIds, folder: Path, budget_bytes: int, skipped: Callable[[Path, str], None]
-) -> tuple[KVStore, LastingPlace]:
-    """Return a tenant's store for this model in a folder that outlives the engine, and its place, which may not exist
-    yet."""
+) -> tuple[KVStore, PersistentDirectory]:
+    """Return a tenant's store for this model in a folder that outlives the engine, and its directory, which may not
+    exist yet."""
     with core.lock:
         encoder = message_ids.encoder(core.adapters.find(None, message_ids.tenant).lora_key)
-    place = LastingPlace(folder, encoder, message_ids.tenant)
-    return KVStore(place, core.model.adapter.geometry, message_ids.seal, budget_bytes, skipped), place
+    directory = PersistentDirectory(folder, encoder, message_ids.tenant)
+    store = KVStore(directory, core.model.adapter.geometry, message_ids.seal, budget_bytes, skipped)
+    return store, directory
 
 
 def persistent_kv_of(
@@ -291,7 +381,7 @@ def persistent_kv_of(
         return None
     if not message_ids.salted:
         return PersistentKV(core, find, None)
-    store, place = lasting_store(core, message_ids, memory.persist_dir, memory.persist_bytes, core.skipped_file)
+    store, directory = persistent_store(core, message_ids, memory.persist_dir, memory.persist_bytes, core.skipped_file)
     with suppress(OSError):  # reported when something is to be written
-        place.make()
+        directory.make()
     return PersistentKV(core, find, store)

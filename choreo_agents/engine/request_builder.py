@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
-from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
+from choreo_agents.engine.calls import Calls, Content, Decode, Prefill, Thinking
 from choreo_agents.engine.constraints import (
     ConstrainedDecode,
     TextStop,
@@ -26,7 +26,6 @@ from choreo_agents.engine.constraints import (
 )
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import (
-    Label,
     Lineage,
     Message,
     MessageIds,
@@ -34,7 +33,7 @@ from choreo_agents.engine.messages.message import (
     Scope,
     Usage,
     place,
-    who_thinks,
+    thinker,
 )
 from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
@@ -58,11 +57,11 @@ OnToken = Callable[[SampledToken], None]
 
 @dataclass(frozen=True)
 class ReadCall:
-    """A call whose texts are tokenized."""
+    """A call whose texts are tokenized: one of the answers that it asks for."""
 
     call: Prefill | Decode
     tokens: tuple[int, ...]
-    turn_suffix: tuple[int, ...]
+    turn_suffix: tuple[int, ...] = ()
     sample: int = 0
     """Index among the answers that the call asks for."""
     stops: frozenset[int] = frozenset()
@@ -87,56 +86,89 @@ class ReadCall:
         thought = self.thoughts if self.call.sampling.forced_token_ids is None else 0
         return sampled + thought + len(self.turn_suffix)
 
+    @property
+    def thinks(self) -> bool:
+        """True if the message holds thoughts and answer, and is internal: its answer is encoded again."""
+        return isinstance(self.call, Decode) and self.call.thinking is not None
 
-@dataclass(frozen=True, eq=False)
-class PlacedCall:
-    """A call whose parents are found and placed."""
+    @property
+    def author(self) -> str | None:
+        """Author of its message."""
+        author = self.call.author
+        return thinker(author) if self.thinks and author is not None else author
 
-    read: ReadCall
-    lineage: Lineage
-    label: Label
-    """Metadata that it gives its message."""
-    name: str | None
-    """Name by which an equal call is found: for a prefill, the id of its message; for a decode, the key of its
-    remembered answer."""
+    @property
+    def role(self) -> str | None:
+        """Role of its message."""
+        return self.call.role if isinstance(self.call, Prefill) else "assistant"
 
 
 @dataclass(eq=False)
-class Pending:
-    """Owner of a request that will be a message (see `Owner`)."""
+class PlacedCall:
+    """A call whose parents are found and placed.
 
-    core: EngineCore
-    message_ids: MessageIds
-    placed: PlacedCall
-    """The first of its calls."""
-    encodes_end: bool
-    running: dict[str, Request]
-    """Running requests by the call's name, where an equal call finds it."""
-    scopes: dict[Answer, Scope | None] = field(default_factory=dict)
-    """Scopes for the leases of its callers."""
-    labels: list[Label] = field(default_factory=list)
-    """Metadata that its callers give the message."""
-    prefills: set[Answer] = field(default_factory=set)
-    """Futures of prefills that want it encoded now: all but one of them have found it."""
+    If no message answers it and no equal call is running, it gets a request and owns it (see `Owner`): when that ends,
+    it makes the message for all calls that have joined.
+    """
 
-    def awaited(
-        self, request: Request, placed: PlacedCall, scope: Scope | None, until: float | None, on_token: OnToken | None
+    builder: RequestBuilder
+    read: ReadCall
+    lineage: Lineage
+    name: str | None
+    """Name by which an equal call is found: for a prefill, the id of its message; for a decode, the key of its
+    remembered answer."""
+    source: Message | None = None
+    """Message whose text it encodes again."""
+    foreign: MessageHandle | None = None
+    """Message of another model whose text it encodes, in place of a source."""
+    callers: dict[Answer, tuple[PlacedCall, Scope | None]] = field(default_factory=dict)
+    """Calls that wait for its request, itself first, each with the scope that takes its lease."""
+
+    @cached_property
+    def label(self) -> str:
+        """Name that is the same in every run of the program, whatever the text (see `StepTrace`)."""
+        call = self.read.call
+        if isinstance(call, Prefill):
+            return self.lineage.label(call.author, call.role, self.source)
+        # Distinguishes it from other calls of its author over an equal view (see `Lineage.label`).
+        place = "" if call.played is None else f" {call.played.place}"
+        return self.lineage.label(self.read.author, f"decode {self.read.sample}{place}")
+
+    def message(self, lineage: Lineage, usage: Usage) -> Message:
+        """Return a new message of this call, whose lineage may be placed, or end, as only its encoding has shown."""
+        origin = self.label if self.source is None else self.source.origin
+        handle, read = self.builder.message_ids.handle(lineage), self.read
+        header = len(self.lineage.tokens)
+        return Message(handle, lineage, read.author, read.role, usage, self.label, origin, header=header)
+
+    def put_on(self, message: Message) -> None:
+        """Add what it says of its message to what other calls have said of the same."""
+        if self.read.author is not None:
+            message.authors.add(self.read.author)
+        message.marked = message.marked or self.read.call.confidential
+        message.is_thought = message.is_thought or self.read.thinks
+        if self.source is not None and self.source is not message and self.source not in message.sources:
+            # The source may be unleased, and every run finds the message again: forgotten sources must not pile up.
+            sources = [source for source in message.sources if not source.forgotten]
+            message.sources = [*sources, self.source]
+        if self.foreign is not None and self.foreign not in message.foreign:
+            message.foreign.append(self.foreign)
+
+    def join(
+        self, request: Request, caller: PlacedCall, scope: Scope | None, until: float | None, on_token: OnToken | None
     ) -> Answer:
-        """Add a caller, and return its future.
+        """Add a caller to its request, and return the caller's future.
 
         Args:
             request: Its request.
-            placed: Call of the caller.
+            caller: This call, or an equal one.
             scope: Scope that takes the lease.
             until: Deadline of the caller, in seconds of `time.perf_counter`.
             on_token: Called with every token, also with those sampled before.
         """
         answer: Answer = Future()
         request.futures.append(answer)
-        self.scopes[answer] = scope
-        self.labels.append(placed.label)
-        if isinstance(placed.read.call, Prefill) and not placed.read.call.lazy:
-            self.prefills.add(answer)
+        self.callers[answer] = caller, scope
         if until is not None:
             request.deadlines[answer] = until
         if on_token is not None:
@@ -147,56 +179,46 @@ class Pending:
 
     def finish(self, request: Request) -> MessageHandle:
         """Make a message of the finished request, with a lease for each of its callers: all or nothing."""
-        self._forget()
-        core, lineage, created = self.core, self.placed.lineage, self._build_message(request)
+        callers = self._forget()
+        assert request.binding is not None
+        table, made = self.builder.core.table, tuple(request.tokens[len(request.binding.prompt) :])
+        created = self.message(replace(self.lineage, tokens=self.lineage.tokens + made), Usage.of(request))
+        if request.decoding is not None:
+            created.chosen, created.finish_reason = tuple(request.chosen), request.decoding.finish_reason
         request.encoding.close(request)
         # From here on the table owns the segment.
-        with core.table.insert_transaction(created, request.hand_over()) as message:
-            for label in self.labels:
-                label.put_on(message)
-            scopes = [self.scopes[answer] for answer in request.futures]
-            open_scopes = [scope for scope in scopes if scope is None or not scope.closed]
+        with table.insert_transaction(created, request.hand_over()) as message:
+            for caller, _ in callers.values():
+                caller.put_on(message)
+            waiting = [callers[answer] for answer in request.futures]
+            open_scopes = [scope for _, scope in waiting if scope is None or not scope.closed]
             for scope in open_scopes:
-                core.table.lease(message, scope)
-            if request.decoding is not None and self.placed.name is not None and message.leases:
-                core.table.remember(self.placed.name, message, next(iter(open_scopes), None))
-            joined = max(0, len(self.prefills.intersection(request.futures)) - 1)
-            # Prefills that found their message being encoded for another call.
-            core.counters.add(lineage.tenant, "tokens_reused", lineage.prompt_tokens() * joined)
+                table.lease(message, scope)
+            if request.decoding is not None and self.name is not None and message.leases:
+                table.remember(self.name, message, next(iter(open_scopes), None))
+            # All but one of the prefills that want it encoded now have found it being encoded.
+            prefills = sum(isinstance(c.read.call, Prefill) and not c.read.call.lazy for c, _ in waiting)
+            reused = self.lineage.prompt_tokens() * max(0, prefills - 1)
+            self.builder.core.counters.add(self.lineage.tenant, "tokens_reused", reused)
         return message.handle
 
     def abandon(self, request: Request) -> None:
         """Release everything that an unfinished request holds."""
         self._forget()
         try:
-            request.give_back(self.core.pool)
+            request.give_back(self.builder.core.pool)
         finally:
             # A model's own sampler may fail here: the engine's memory is released before.
             if request.decoding is not None:
                 request.decoding.sampler.withdraw()
 
-    def _build_message(self, request: Request) -> Message:
-        """Return the message of a finished request."""
-        assert request.binding is not None
-        prompt = self.placed.lineage.tokens
-        lineage = replace(self.placed.lineage, tokens=prompt + tuple(request.tokens[len(request.binding.prompt) :]))
-        return Message(
-            self.message_ids.handle(lineage),
-            lineage,
-            request.author,
-            request.role,
-            Usage.of(request),
-            request.label,
-            self.labels[0].origin(request.label),
-            None if request.decoding is None else tuple(request.chosen),
-            header=len(prompt),
-            finish_reason=None if request.decoding is None else request.decoding.finish_reason,
-        )
-
-    def _forget(self) -> None:
-        """Remove it from the running requests."""
-        if self.placed.name is not None:
-            self.running.pop(self.placed.name, None)
+    def _forget(self) -> dict[Answer, tuple[PlacedCall, Scope | None]]:
+        """Remove it from the running requests, and return its callers."""
+        if self.name is not None:
+            self.builder.running.pop(self.name, None)
+        # It refers to itself no longer: lineage ends when the last reference is dropped, and not at some collection.
+        callers, self.callers = self.callers, {}
+        return callers
 
 
 _REMEMBERED_CALLS = 65_536
@@ -215,7 +237,7 @@ class RequestBuilder:
     """
 
     def __init__(self, core: EngineCore, message_ids: MessageIds) -> None:
-        self._core, self._message_ids = core, message_ids
+        self.core, self.message_ids = core, message_ids
         self.running: dict[str, Request] = {}
         """Running requests by the call's name, from creation to end; used under the engine's lock."""
         self._repeats: OrderedDict[str, int] = OrderedDict()
@@ -226,16 +248,19 @@ class RequestBuilder:
         # A model whose tokens cannot be constrained raises only where a constraint is used.
         self._compiled = lru_cache(_GRAMMARS_KEPT)(lambda grammar: core.model.grammars.compile(grammar))  # noqa: PLW0108 - see above
 
-    def read(self, call: Prefill | Decode) -> list[ReadCall]:
-        """Validate and tokenize a call, once for every answer that it asks for.
+    def read(self, calls: Calls) -> list[ReadCall]:
+        """Validate and tokenize calls, each once for every answer that it asks for.
 
         Needs no lock: long texts take long.
         """
+        return [read for call in calls for read in self._read(call)]
+
+    def _read(self, call: Prefill | Decode) -> list[ReadCall]:
         require_urgency(call)
         _require_labels(call)
         if isinstance(call, Prefill):
             tokens = self._nonempty_tokens(call, call.content, "content", "nothing to prefill: the content is empty")
-            return [ReadCall(call, tokens, ())]
+            return [ReadCall(call, tokens)]
         tokens = self._nonempty_tokens(
             call,
             call.header,
@@ -246,14 +271,14 @@ class RequestBuilder:
         if not isinstance(call.sampling, Sampling):
             raise InvalidRequestError(f"sampling must be a Sampling, as in Sampling(seed=1), not {call.sampling!r}")
         # First of all: names, seeds and samplers must use the same sampling.
-        call = replace(call, sampling=call.sampling.with_defaults(self._core.model.sampling_defaults))
+        call = replace(call, sampling=call.sampling.with_defaults(self.core.model.sampling_defaults))
         self._tokens(call.sampling.forced_token_ids or (), "sampling.forced_token_ids")
         closing = self._tokens(() if call.turn_suffix is None else call.turn_suffix, "turn_suffix")
         closes = frozenset(self._tokens(call.extra_stop_token_ids, "extra_stop_token_ids"))
         model, named, closer_end = (
-            self._core.model,
+            self.core.model,
             call.sampling.stop_tokens,
-            self._core.model.turn_end_length(closing),
+            self.core.model.turn_end_length(closing),
         )
         # Token of the turn suffix that ends the message, if there is one.
         closer = () if call.in_parts else closing[max(0, closer_end - 1) : closer_end]
@@ -273,49 +298,40 @@ class RequestBuilder:
     def place(self, read: ReadCall) -> PlacedCall:
         """Find and place the parents; raises what `Engine.prefill` raises. Call it under the engine's lock."""
         call = read.call
-        parents = tuple(self.find(parent) for parent in _as_list(call.parents, "parents"))
+        parents = tuple(self.find(parent) for parent in as_list(call.parents, "parents"))
         if isinstance(call, Prefill) and call.maps:
             lineage = self._mapped_lineage(read, call, parents)
         else:
-            offsets = None if call.offsets is None else _as_list(call.offsets, "offsets")
+            offsets = None if call.offsets is None else as_list(call.offsets, "offsets")
             placement = place([len(parent.tokens) for parent in parents], offsets, call.position)
-            adapter = self._core.adapters.find(call.adapter, self._message_ids.tenant).lora_key
-            lineage = Lineage(read.tokens, parents, placement, self._message_ids.tenant, adapter)
+            adapter = self.core.adapters.find(call.adapter, self.message_ids.tenant).lora_key
+            lineage = Lineage(read.tokens, parents, placement, self.message_ids.tenant, adapter)
         read = self._fit_max_tokens(read, lineage)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
-        source, model = call.source if isinstance(call, Prefill) else None, self._core.model.adapter.fingerprint
+        source, model = call.source if isinstance(call, Prefill) else None, self.core.model.adapter.fingerprint
         foreign = None if source is None or require_handle(source).base_model == model else source
         own = None if source is None or foreign is not None else self.find(source)
-        label = Label(call.author, call.confidential, own, foreign, is_thought=bool(read.thoughts))
-        return PlacedCall(read, lineage, label, self._call_name(read, lineage))
+        return PlacedCall(self, read, lineage, self._call_name(read, lineage), own, foreign)
 
     def request(self, placed: PlacedCall) -> Request:
         """Return a new request for a call, which wants what it reads from now on."""
-        core, call, lineage = self._core, placed.read.call, placed.lineage
-        if isinstance(call, Prefill):
-            decoding, role, label = None, call.role, lineage.label(call.author, call.role, placed.label.source)
-        else:
-            decoding, role = self._decoding(lineage, placed.read, call), "assistant"
-            # Distinguishes it from other calls of its author over an equal view (see `Lineage.label`).
-            place = "" if call.played is None else f" {call.played.place}"
-            label = lineage.label(call.author, f"decode {placed.read.sample}{place}")
-        keeps_end = decoding is None or core.method.keeps_kv
-        encoding = core.method.encoding(lineage)
-        pending = Pending(core, self._message_ids, placed, keeps_end, self.running)
+        core, read, lineage = self.core, placed.read, placed.lineage
+        decoding = None if isinstance(read.call, Prefill) else self._decoding(lineage, read, read.call)
         request = Request(
             core.next_number(),
-            encoding,
-            pending,
+            core.method.encoding(lineage),
+            placed,
             decoding,
-            call.author,
-            role,
+            read.author,
+            read.role,
             adapter=lineage.adapter,
             mapper=lineage.mapper,
-            again=isinstance(call, Prefill) and call.recomputed,
-            is_foreign=placed.label.foreign is not None,
-            label=label,
+            again=isinstance(read.call, Prefill) and read.call.recomputed,
+            is_foreign=placed.foreign is not None,
+            label=placed.label,
             tenant=lineage.tenant,
-            priority=call.priority,
+            priority=read.call.priority,
+            encodes_end=decoding is None or core.method.keeps_kv,
         )
         if placed.name is not None:
             self.running[placed.name] = request
@@ -323,7 +339,7 @@ class RequestBuilder:
 
     def find(self, handle: MessageHandle) -> Message:
         """Return the leased message of one of the tenant's handles; raises a `HandleError` otherwise."""
-        return self._core.table.find(handle, self._message_ids.tenant)
+        return self.core.table.find(handle, self.message_ids.tenant)
 
     def key(self, call: Prefill) -> KVKey:
         """Return the key of the KV that a prefill would make; its parents need not exist.
@@ -332,22 +348,22 @@ class RequestBuilder:
             InvalidRequestError: It can never work, is a mapped copy's, or its parents are not handles or wrongly
                 placed.
         """
-        [read] = self.read(call)
+        [read] = self.read([call])
         if call.maps:
             raise InvalidRequestError("a cache mapper's copy is made of its source: its KV has no key")
-        parents = _as_list(call.parents, "parents")
+        parents = as_list(call.parents, "parents")
         for parent in parents:
             require_handle(parent)
-        offsets = None if call.offsets is None else _as_list(call.offsets, "offsets")
+        offsets = None if call.offsets is None else as_list(call.offsets, "offsets")
         placed = place([parent.length for parent in parents], offsets, call.position)
-        with self._core.lock:
-            adapter = self._core.adapters.find(call.adapter, self._message_ids.tenant).lora_key
-        return self._message_ids.key(read.tokens, parents, placed.offsets, placed.position, adapter)
+        with self.core.lock:
+            adapter = self.core.adapters.find(call.adapter, self.message_ids.tenant).lora_key
+        return self.message_ids.key(read.tokens, parents, placed.offsets, placed.position, adapter)
 
     def _call_name(self, read: ReadCall, lineage: Lineage) -> str | None:
         call = read.call
         if isinstance(call, Prefill):
-            return self._message_ids.handle(lineage).id
+            return self.message_ids.handle(lineage).id
         if call.idempotency_key is None:
             return None
         closing = "" if call.turn_suffix is None else f"[{','.join(map(str, read.turn_suffix))}]"
@@ -355,13 +371,13 @@ class RequestBuilder:
         thinking += f" ends {sorted(read.closes)}" if read.closes else ""
         thinking += " in parts" if call.in_parts else ""
         constraint = "" if call.constraint is None else f" constraint {call.constraint.key!r}"
-        named = self._message_ids.handle(lineage).id
+        named = self.message_ids.handle(lineage).id
         identity = f"{read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{constraint}"
         return f"{call.idempotency_key} {hashlib.sha256(identity.encode()).hexdigest()[:32]}"  # stored: no text
 
     def _mapped_lineage(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
         """Return the lineage of a mapped copy: the same tokens at the same place."""
-        mapper = self._core.adapters.find(call.adapter, self._message_ids.tenant).mapper_key
+        mapper = self.core.adapters.find(call.adapter, self.message_ids.tenant).mapper_key
         if len(parents) != 1 or not mapper:
             raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
         [source] = parents
@@ -371,11 +387,11 @@ class RequestBuilder:
                 "a mapped copy says what its parent says, where that was encoded: give its tokens as content, and no "
                 "offsets; or use map()"
             )
-        return Lineage(source.tokens, parents, Placement((at,), at), self._message_ids.tenant, mapper=mapper)
+        return Lineage(source.tokens, parents, Placement((at,), at), self.message_ids.tenant, mapper=mapper)
 
     def _decoding(self, lineage: Lineage, read: ReadCall, call: Decode) -> Decoding:
         """Return how a decode samples. Derives its seed, so call it once for each decode that really runs."""
-        sampling, model = call.sampling, self._core.model
+        sampling, model = call.sampling, self.core.model
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
         constraint: Callable[[], AnswerConstraint] | None = None if read.led is None else read.led.make
         if call.thinking is not None and sampling.forced_token_ids is None:
@@ -388,9 +404,8 @@ class RequestBuilder:
             )
         else:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
-            author = call.author if call.author is None or call.thinking is None else who_thinks(call.author)
             sampler = model.sampler(
-                SamplerCall(author, view, lineage.tokens, sampling, constraint, call.logits_callback)
+                SamplerCall(call.author, view, lineage.tokens, sampling, constraint, call.logits_callback)
             )
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and constraint is None else None
         ends = (read.stops, read.turn_suffix, stop_text, read.left_out, read.closes)
@@ -402,7 +417,7 @@ class RequestBuilder:
         if played is not None and played.at_once:
             decoding.known_answer = played.tokens if forced is None else forced
         elif played is not None and played.tokens is not None and isinstance(sampler, TokenSampler):
-            sampler.played = played.tokens
+            sampler.replayed = played.tokens
         return decoding
 
     def _nonempty_tokens(self, call: Prefill | Decode, content: Content, name: str, empty: str) -> tuple[int, ...]:
@@ -418,20 +433,20 @@ class RequestBuilder:
         if isinstance(content, str | PromptText):
             try:
                 if len(content) > _LONGEST_KEPT:
-                    return tuple(self._core.model.encode(content))
+                    return tuple(self.core.model.encode(content))
                 return self._encoded(content)
             except (TypeError, UnicodeError) as error:
                 raise InvalidRequestError(f"the {name} cannot be tokenized: {error}") from error
         if isinstance(content, bytes | bytearray | Mapping) or not isinstance(content, Iterable):
             raise InvalidRequestError(f"the {name} must be text or token ids, not {content!r:.80}")
-        size = self._core.model.adapter.vocabulary_size
-        return tuple(_token(item, size) for item in _as_list(content, name))
+        size = self.core.model.adapter.vocabulary_size
+        return tuple(_token(item, size) for item in as_list(content, name))
 
     def _fit_max_tokens(self, read: ReadCall, lineage: Lineage) -> ReadCall:
         """Lower the default of `max_tokens` so that the answer fits behind its view."""
         if isinstance(read.call, Prefill) or read.call.sampling.is_bounded:
             return read
-        core, sampling = self._core, read.call.sampling
+        core, sampling = self.core, read.call.sampling
         over = core.method.reach(lineage, read.longest) - core.model.adapter.max_positions
         over = max(over, core.method.room(lineage, read.longest) - core.total_tokens)
         shorter = sampling.within(sampling.max_tokens - over)
@@ -443,28 +458,28 @@ class RequestBuilder:
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
         lower = "lower max_tokens or the budget of its thoughts" if thinks else "lower max_tokens"
-        end, most = self._core.method.reach(lineage, added), self._core.model.adapter.max_positions
+        end, most = self.core.method.reach(lineage, added), self.core.model.adapter.max_positions
         if end > most:
             raise ContextLengthError(
                 f"the view and its new message reach position {end}, the model's context ends at {most}: "
                 f"show fewer or shorter messages, or {lower}"
             )
-        room = self._core.method.room(lineage, added)
-        if room > self._core.total_tokens:
+        room = self.core.method.room(lineage, added)
+        if room > self.core.total_tokens:
             raise KVBudgetError(
                 f"the call and what it reads need KV memory for {room} tokens, "
-                f"the engine has {self._core.total_tokens} in all: "
+                f"the engine has {self.core.total_tokens} in all: "
                 f"load it with a larger kv_budget_bytes, or {lower}"
             )
 
     def _call_seed(self, lineage: Lineage, sampling: Sampling) -> int:
         """Return a seed that differs for each repetition of a call, and is the same in each run of a program."""
-        call = f"{self._message_ids.lasting(lineage)} {canonical(sampling)}"
+        call = f"{self.message_ids.lasting(lineage)} {canonical(sampling)}"
         repeat = self._repeats.pop(call, 0)
         self._repeats[call] = repeat + 1
         while len(self._repeats) > _REMEMBERED_CALLS:
             self._repeats.popitem(last=False)
-        digest = hashlib.sha256(f"{self._core.settings.seed} {repeat} {call}".encode()).digest()
+        digest = hashlib.sha256(f"{self.core.settings.seed} {repeat} {call}".encode()).digest()
         return int.from_bytes(digest[:7], "big")
 
 
@@ -510,7 +525,8 @@ def _token(item: Any, size: int) -> int:
     return token
 
 
-def _as_list(items: Any, name: str) -> list[Any]:
+def as_list(items: Any, name: str, kind: str = "a list") -> list[Any]:
+    """Return an argument as a list; raises `InvalidRequestError` if it is none."""
     if isinstance(items, MessageHandle | str) or not isinstance(items, Iterable):
-        raise InvalidRequestError(f"{name} must be a list, not {items!r}")
+        raise InvalidRequestError(f"{name} must be {kind}, not {items!r}")
     return list(items)

@@ -17,9 +17,8 @@ from choreo_agents.engine.persistent_kv import (
     WITHOUT_SALT,
     PersistentKV,
     awaited,
-    give_back,
-    kv_key,
-    lasting_store,
+    filled,
+    persistent_store,
     wanted_until,
 )
 from choreo_agents.engine.request_builder import PlacedCall
@@ -74,34 +73,13 @@ def allocate_borrowed(tenant: Tenant, tokens: int, at: int) -> Segment:
     return segment
 
 
-@contextmanager
-def filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> Iterator[None]:
-    """Copy KV into a borrowed segment, and return that after a block, run under the lock, that takes over its pin.
-
-    Call it without the engine's lock: no step knows the segment yet, so steps go on meanwhile.
-    """
-    core = tenant.core
-    try:
-        try:
-            pool.write(segment, kv)
-        except BaseException:
-            with core.lock:
-                pool.unpin(segment)
-            raise
-        with core.lock:
-            yield
-    finally:
-        give_back(core, pool, segment)
-
-
 def imported_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
     """Return the message of an imported prefill."""
-    table, call, handle = tenant.core.table, placed.read.call, tenant.message_ids.handle(lineage)
-    assert isinstance(call, Prefill)
-    existing = table.get(handle.id)
-    usage = Usage.of_existing(0) if existing is None else existing.usage
-    label = lineage.label(call.author, call.role)
-    return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
+    message = placed.message(lineage, Usage.of_existing(0))
+    existing = tenant.core.table.get(message.handle.id)
+    if existing is not None:
+        message.usage = existing.usage
+    return message
 
 
 def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
@@ -175,7 +153,7 @@ class KVTransfer:
                 tenant.require_open()
             return tenant.builder.key(of)
         with tenant.core.lock:
-            return kv_key(tenant.find(of))
+            return tenant.find(of).kv_key()
 
     def read(self, handle: MessageHandle) -> HostKV:
         """Return a copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
@@ -223,7 +201,7 @@ class KVTransfer:
         if not isinstance(call, Prefill):
             raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
         tenant, core, scope = self._tenant, self._tenant.core, self._tenant.scope()
-        [read] = tenant.builder.read(call)
+        [read] = tenant.builder.read([call])
         with core.lock:
             tenant.require_open()
             placed = tenant.builder.place(read)
@@ -237,7 +215,7 @@ class KVTransfer:
             if not core.method.keeps_kv:
                 return tenant.answer_with(imported_message(tenant, placed, lineage), placed, scope).result()
             segment = allocate_borrowed(tenant, len(lineage.tokens), lineage.placement.position)
-        with filled(tenant, pool, segment, kv):
+        with filled(core, pool, segment, kv):
             if tenant.closed:
                 pool.unpin(segment)
                 tenant.require_open()
@@ -274,7 +252,7 @@ class KVTransfer:
                 m if m and (m.handle, m.tenant) == (h, self._tenant.name) else None
                 for m, h in zip(messages, handles, strict=True)
             ]
-            return [None if message is None else tier_of(message, core.cache) for message in own]
+            return [None if message is None else tier_of(core, message) for message in own]
 
     def offload(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
         """Free the pool's memory for now: of messages, of what only a scope leases, or of everything.
@@ -311,7 +289,7 @@ class KVTransfer:
                 entry = self._tenant.core.table.entry(message)
                 if entry.pins + by < 0:
                     raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
-                entry.pins += by
+                self._tenant.core.cache.pin(entry, entry.pins + by)
 
     def store(self, folder: str | Path, budget_bytes: int = 1 << 34) -> KVStore:
         """Return a store for KV of this model and tenant in a folder that outlives the engine and that processes may
@@ -330,8 +308,10 @@ class KVTransfer:
             raise InvalidRequestError(WITHOUT_SALT)
         with core.lock:
             tenant.require_open()
-        store, place = lasting_store(core, tenant.message_ids, Path(folder), budget_bytes, core.tell_skipped_file)
-        place.make()
+        store, directory = persistent_store(
+            core, tenant.message_ids, Path(folder), budget_bytes, core.tell_skipped_file
+        )
+        directory.make()
         return store
 
     def persistent_kv(self, store: KVStore | None) -> PersistentKV:

@@ -11,26 +11,26 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
 from choreo_agents.arguments import refuses_unknown, require_known
-from choreo_agents.chat import Described, Tool, ToolChoice, described_tools
+from choreo_agents.chat import Described, Thinks, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.outputs import output_of, require_writer
+from choreo_agents.graph.outputs import OWN_CHANNELS, output_of
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.turn.turn import AgentTurn, Choices, with_update
+from choreo_agents.graph.turn.turn import AgentTurn, with_update
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.reader_rules import MergeSpec, ReaderRules, Update
+from choreo_agents.graph.view.reader_rules import Choices, MergeSpec, ReaderRules, Speaker, Update
 from choreo_agents.graph.view.view import HistoryLimit, required_history
 from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, VisibilityRule, private_in, rules_of, with_input
 from choreo_agents.graph.words.prompts import Prompt, require_prompt, required_arguments
-from choreo_agents.graph.words.thoughts import Thinks, required_thinking
+from choreo_agents.graph.words.thoughts import required_thinking
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
 from choreo_agents.sampling import Sampling
 
 
-class Agent(Runnable[Any, dict[str, Any]]):
+class Agent(Speaker, Runnable[Any, dict[str, Any]]):
     """A LangGraph node that decodes one message over its view of the `handles` channel.
 
     In a `ChoreoGraph` edges say what it reads and `compile(engine=...)` gives it its engine. In a stock `StateGraph`
@@ -139,7 +139,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.response_format, self.output_key = output_of(name, response_format), output_key
         self.writes_list = False
         self.tools: Described = described_tools(name, tools, tool_choice)
-        require_writer(self)
+        _require_one_constraint(self)
         self.tool_choice = tool_choice
         self.on_output = _required_update(name, on_output)
         self.history = required_history(name, history)
@@ -164,10 +164,6 @@ class Agent(Runnable[Any, dict[str, Any]]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
-
-    def speaker(self, _: Any) -> str:
-        """Return the name in the header of its turn, given the state."""
-        return self.name
 
     def bound(self, engine: Engine | None, rules: ReaderRules) -> Agent:
         """Return a copy that reads by these rules; an engine of its own stays."""
@@ -258,6 +254,28 @@ def _require_one_system(agent: Agent) -> None:
         raise InvalidRequestError(
             f"agent {agent.name!r} has a prompt of schema {agent.schema_prompt.schema.name!r} and a system prompt, "
             "and both stand in one place: write the system prompt into the prompt, as <system>...</system>"
+        )
+
+
+def _require_one_constraint(agent: Agent) -> None:
+    """Raise `InvalidRequestError` if an agent has two constraints, or writes a channel that it may not."""
+    sources = {
+        "choices": agent.choices is not None,
+        "response_format": agent.response_format is not None,
+        "a constraint of its sampling": agent.sampling.constraint is not None,
+        "choices of its sampling": bool(agent.sampling.choices),
+    }
+    twice = [source for source, is_set in sources.items() if is_set]
+    if agent.tools and (agent.choices is not None or agent.sampling.choices):
+        raise InvalidRequestError(
+            f"{agent.name!r} has tools, and choices for all that it may say: no call is among them. Write them as "
+            "response_format={'regex': 'yes|no'}, which may stand beside tools, or leave one of them out"
+        )
+    if len(twice) > 1:
+        raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
+    if (key := agent.output_key) is not None and (not isinstance(key, str) or key in ("", *OWN_CHANNELS)):
+        raise InvalidRequestError(
+            f"{agent.name!r} cannot write {key!r}: name a channel of your own in the graph's state"
         )
 
 

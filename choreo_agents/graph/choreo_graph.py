@@ -6,10 +6,8 @@ import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self, get_args
 
-from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
@@ -17,31 +15,24 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.influence import Declared
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport
-from choreo_agents.graph.audit.static import audit_as_run, chart_as_run
+from choreo_agents.graph.audit.static import audit_as_run
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
-from choreo_agents.graph.compiling.binding import (
+from choreo_agents.graph.compiling import (
+    DeclaringGraph,
     agents_among,
-    bind_agent,
-    bind_routes,
-    contexts_of,
+    agents_of,
+    bind_graph,
+    chart_of,
     destinations_of,
-    require_by_tenant,
-    require_channels,
-    require_personas,
-    require_schemas,
-    unwrap,
+    find_runnable,
+    require_names,
+    require_whole_agent,
 )
-from choreo_agents.graph.compiling.charting import DeclaringGraph, TextsByModel, agents_of, chart_of, find_runnable
-from choreo_agents.graph.compiling.flow import log_unseen_pairs, require_bounded_loops
 from choreo_agents.graph.drawing import Drawing, draw_audit
-from choreo_agents.graph.durable.finding import require_choice
-from choreo_agents.graph.engines import EngineChoice, Engines, choose_signer, require_distinct
+from choreo_agents.graph.engines import EngineChoice, Engines
 from choreo_agents.graph.langgraph_internals import relabelled
-from choreo_agents.graph.nesting import observe, placed_node
-from choreo_agents.graph.provenance import require_silent, sign
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy
@@ -117,10 +108,10 @@ class ChoreoGraph(DeclaringGraph):
                 see what it sees. None: it may.
 
         Raises:
-            InvalidRequestError: An agent is wrapped otherwise than by `with_retry` or `with_config`, or is given a
-                persona here; or `writes` is not `()`, or given for a node that is no function.
+            InvalidRequestError: An agent is wrapped, or is given a persona here; or `writes` is not `()`, or given for
+                a node that is no function.
         """
-        agent, policy = unwrap(node if action is None else action)
+        agent = node if action is None else action
         if isinstance(agent, str):
             raise InvalidRequestError(
                 f"node {node!r} runs nothing: add_node(Agent({node!r})), or give what runs behind it"
@@ -129,13 +120,7 @@ class ChoreoGraph(DeclaringGraph):
             raise InvalidRequestError(
                 f"{agent.__name__} is a class, and a node is one of its agents: {agent.__name__}(name)"
             )
-        node, action = (agent, None) if action is None else (node, agent)
-        options = {"retry_policy": policy} | options if policy is not None else options
-        if not isinstance(agent, Agent) and any(True for _ in find_runnable(agent, Agent)):
-            raise InvalidRequestError(
-                "an agent stands in a sequence of runnables, where its declarations would bind nobody: make each step "
-                "a node of its own"
-            )
+        require_whole_agent(agent)
         if isinstance(agent, Agent) and persona is not None:
             raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
         graphs = [*find_runnable(agent, CompiledStateGraph)]
@@ -315,7 +300,7 @@ class ChoreoGraph(DeclaringGraph):
         Raises:
             VisibilityError: A declaration names no node or private context.
         """
-        _require_names(self)
+        require_names(self)
         return audit_as_run(self.chart(), self.policy.on_violation)[1] if self.audited is None else self.audited
 
     def draw(self) -> Drawing:
@@ -359,68 +344,11 @@ class ChoreoGraph(DeclaringGraph):
                 model.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
-        if tenant is not None and not callable(tenant):
-            raise InvalidRequestError(
-                f"tenant must be a function of a run's config that returns a salt, not {tenant!r}"
-            )
-        _require_names(self)
-        require_channels(self)
-        require_schemas(self, self.table.explicit())
-        bound = self._copy()
-        bound.origin, bound.resolver = self._copy(), tenant
-        engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
-        whole, bound.audited = chart_as_run(self.chart(engines).as_served(), self.policy.on_violation)
-        bound.declared = Declared(whole, TextsByModel(bound))
-        # Agents are bound to the rules that the policy re-encoded.
-        bound.changed = tuple((hop, whole.node(hop.reader).rules[hop.source]) for hop in bound.audited.changed)
-        for hop, rule in bound.changed:
-            if hop.reader in bound.nodes:  # agents of subgraphs get their rules from the chart at run time
-                bound.table.change(hop.source, hop.reader, rule)
-        log_unseen_pairs(self, whole)
+        bound, origin = self._copy(), self._copy()
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
-        require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
-        bound.nodes = _bound_nodes(bound, engines)
-        bind_routes(bound.branches)
-        if tenant is not None:
-            require_by_tenant(bound)
-        bound.engines = require_distinct([*engines.engines, *(agent.engine for agent in agents_of(bound))])
-        bound.engine, bound.lineage = choose_signer(bound.engines), lineage
-        require_choice(lineage, bound.engine, by_tenant=tenant is not None)
+        bind_graph(bound, origin, engine, tenant, lineage, stops, strict=strict)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
-
-
-def _bound_nodes(bound: ChoreoGraph, engines: Engines) -> dict[str, Any]:
-    """Return the nodes of a compiled graph: agents with their rules, and functions whose updates are signed."""
-    nodes: dict[str, Any] = {}
-    contexts = contexts_of(bound.nodes)
-    for name, spec in bound.nodes.items():
-        node: Any = spec.runnable
-        if isinstance(node, Agent):
-            nodes[name] = bind_agent(bound, name, spec, engines, contexts)
-        else:
-            signing = partial(sign, node=name, persona=bound.personas.get(name))
-            signing = partial(require_silent, node=name) if name in bound.table.silent else signing
-            graphs = find_runnable(node, CompiledStateGraph)  # the nodes of such a graph are observed one by one
-            holds_agents = any(isinstance(g, CompiledChoreoGraph) or any(agents_of(g.builder)) for g in graphs)
-            placed = placed_node(node if holds_agents else observe(node), name, signing, holds_agents=holds_agents)
-            nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
-    return nodes
-
-
-def _require_names(graph: ChoreoGraph) -> None:
-    """Raise `VisibilityError` if a declaration names no node or private context."""
-    chart = graph.chart()
-    contexts = [context.name for context in chart.contexts]
-    # Whether an agent thinks may depend on its model, and this chart has no engine yet. So a policy may name thoughts
-    # of any agent.
-    thoughts = {f"{name}.thoughts" for name, _ in agents_among(graph.nodes)}
-    contexts += thoughts & graph.policy.confidential.keys()
-    graph.table.require_nodes(graph.nodes)
-    require_personas(graph.personas, graph.nodes)
-    systems, confidential = contexts_of(graph.nodes)
-    graph.table.require_contexts([*systems, *confidential])
-    graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
 
 def _instructed(nodes: Mapping[str, Any]) -> dict[str, str]:

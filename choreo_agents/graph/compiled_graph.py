@@ -19,9 +19,9 @@ from choreo_agents.arguments import parameters_of, require_known
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignThreadError, InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit.observed import audit_entries
+from choreo_agents.graph.audit.influence import audit_entries
 from choreo_agents.graph.audit.report import AuditReport
-from choreo_agents.graph.compiling.charting import DeclaringGraph, agents_of
+from choreo_agents.graph.compiling import DeclaringGraph, agents_of
 from choreo_agents.graph.drawing import Drawing, draw_audit, label_edges
 from choreo_agents.graph.durable.finding import lineage_store_for
 from choreo_agents.graph.durable.thread_log import ThreadLog
@@ -59,47 +59,59 @@ operation on a dict.
 _OPTIONS = (*parameters_of(CompiledStateGraph.stream), "checkpoint_during")
 
 
-class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
-    """A compiled graph whose threads belong to their tenants, if it was compiled for several.
+class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
+    """A `CompiledStateGraph` of agents, which filters input, records runs, and draws visibilities as edge labels.
 
-    Runs and state methods whose config has the tenant in its `RunContext` do not ask the resolver again.
+    If it was compiled for several tenants, its threads belong to them. Runs and state methods whose config has the
+    tenant in its `RunContext` do not ask the resolver again.
     """
 
-    def tenant_of(self, called: RunnableConfig) -> RunTenant | None:
-        """Return the tenant of a call with this config; None: there is only one tenant.
+    @property
+    def _built(self) -> DeclaringGraph:
+        return cast(DeclaringGraph, self.builder)
 
-        A call from a node has the tenant and the thread of the node's run.
+    def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
+        return label_edges(super().get_graph(config, xray=xray), self._built)
 
-        Raises:
-            InvalidRequestError: The resolver names no tenant; or a node's config was given another thread.
-        """
-        resolver = cast(DeclaringGraph, self.builder).resolver
-        if resolver is None:
-            return None
-        thread, tenant = thread_of(called), RunContext.of(called).tenant
-        if tenant is None:
-            salt = resolver(called)
-            if not isinstance(salt, str) or not salt:
-                raise InvalidRequestError(
-                    f"compile(tenant=...) must name the tenant of a run by its salt, not {salt!r}"
-                )
-            return RunTenant(salt, thread)
-        if thread != tenant.thread:
-            raise InvalidRequestError(
-                f"{thread!r} is not the thread of the run around: call with a config of its own, not with a node's"
-            )
-        return tenant
+    async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
+        return label_edges(await super().aget_graph(config, xray=xray), self._built)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        with self._owned(config) as own:
-            yield from super().stream(input, own, **options)
+        _require_options(self, input, options)
+        filtering, run, engines = self._prepare(config)
+        saved, recorded = filtering.snapshot_config(input), recorded_run(self, called_with(self, run), engines, options)
+        start = super().stream
 
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        async with self._aowned(config) as own:
-            chunks: Any = super().astream(input, own, **options)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
+        def generate() -> Generator[Any]:
+            listened = run if recorded is None else recorded.with_listener(run)
+            with self._owned(listened) as own, thread_in_use(run):
+                admitted = filtering.filter(input, None if saved is None else self.get_state(saved))
+                parts = start(admitted, own, **options)
+                if recorded is not None:
+                    parts = recorded.stream(parts, admitted, partial(self.get_state, recorded.saved))
+                yield from parts
+
+        return generate()
+
+    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        _require_options(self, input, options)
+        filtering, run, engines = self._prepare(config)
+        saved, recorded = filtering.snapshot_config(input), recorded_run(self, called_with(self, run), engines, options)
+        start = super().astream
+
+        async def generate() -> AsyncGenerator[Any]:
+            listened = run if recorded is None else recorded.with_listener(run)
+            async with self._aowned(listened) as own:
+                with thread_in_use(run):
+                    admitted = filtering.filter(input, None if saved is None else await self.aget_state(saved))
+                    parts: Any = start(admitted, own, **options)
+                    if recorded is not None:
+                        parts = recorded.astream(parts, admitted, partial(self.aget_state, recorded.saved))
+                    async with aclosing(parts):
+                        async for part in parts:
+                            yield part
+
+        return generate()
 
     def get_state(self, config: RunnableConfig, **options: Any) -> Any:
         with self._owned(config):
@@ -117,6 +129,67 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
         async with self._aowned(config):
             async for snapshot in super().aget_state_history(config, **options):
                 yield snapshot
+
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
+        _, run, _ = self._prepare(config)
+        moved = _move_updates(run, supersteps, self.get_state(run))
+        with self._owned(run) as own:
+            return super().bulk_update_state(own, moved)
+
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
+        _, run, _ = self._prepare(config)
+        moved = _move_updates(run, supersteps, await self.aget_state(run))
+        async with self._aowned(run) as own:
+            return await super().abulk_update_state(own, moved)
+
+    def _prepare(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
+        """Return a run's input filter, its config, and the engines that serve it for its tenant."""
+        called, built = called_with(self, config), self._built
+        require_outermost(called)
+        context, tenant = in_graph(called), self.tenant_of(called)
+
+        def serving(engine: Engine) -> Engine:
+            twin = context.twin(engine)
+            return twin if tenant is None else twin.tenant(tenant.salt)
+
+        engines = [*map(serving, built.engines)]
+        seals = None if built.engine is None else serving(built.engine).lineage.seals
+        context = replace(
+            context,
+            thread=thread_in(called, self),
+            lineage=built.lineage if context.thread is None else context.lineage,
+            engines={**context.engines, **{engine.model.adapter.fingerprint: engine for engine in engines}},
+            tenant=tenant or context.tenant,
+            signer=signer_for(called, seals, self.name),
+            charted=charted_in(called, built.declared, built.policy.on_violation),
+        )
+        saved = saved_state_of(self, context.into(called))
+        return InputFilter(context.signer, called, saved), context.into(config), engines
+
+    def tenant_of(self, called: RunnableConfig) -> RunTenant | None:
+        """Return the tenant of a call with this config; None: there is only one tenant.
+
+        A call from a node has the tenant and the thread of the node's run.
+
+        Raises:
+            InvalidRequestError: The resolver names no tenant; or a node's config was given another thread.
+        """
+        resolver = self._built.resolver
+        if resolver is None:
+            return None
+        thread, tenant = thread_of(called), RunContext.of(called).tenant
+        if tenant is None:
+            salt = resolver(called)
+            if not isinstance(salt, str) or not salt:
+                raise InvalidRequestError(
+                    f"compile(tenant=...) must name the tenant of a run by its salt, not {salt!r}"
+                )
+            return RunTenant(salt, thread)
+        if thread != tenant.thread:
+            raise InvalidRequestError(
+                f"{thread!r} is not the thread of the run around: call with a config of its own, not with a node's"
+            )
+        return tenant
 
     @contextmanager
     def _owned(self, config: RunnableConfig | None) -> Iterator[Any]:
@@ -171,96 +244,6 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
             yield saver, thread, owned
         finally:
             del _USES[use]
-
-
-def _marked(config: RunnableConfig | None, called: RunnableConfig, tenant: RunTenant) -> RunnableConfig:
-    """Return a config whose checkpoints name the tenant, whatever a client has written there."""
-    run = replace(RunContext.of(called), tenant=tenant).into(config)
-    return {**run, "metadata": {**(run.get("metadata") or {}), _MARK: tenant.mark}}
-
-
-class CompiledChoreoGraph(TenantThreads):
-    """A `CompiledStateGraph` of agents, which filters input, records runs, and draws visibilities as edge labels."""
-
-    @property
-    def _built(self) -> DeclaringGraph:
-        return cast(DeclaringGraph, self.builder)
-
-    def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
-        return label_edges(super().get_graph(config, xray=xray), self._built)
-
-    async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
-        return label_edges(await super().aget_graph(config, xray=xray), self._built)
-
-    def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        _require_options(self, input, options)
-        filtering, run, engines = self._prepare(config)
-        saved, recorded = filtering.snapshot_config(input), recorded_run(self, called_with(self, run), engines, options)
-        start = super().stream
-
-        def generate() -> Generator[Any]:
-            with thread_in_use(run):
-                admitted = filtering.filter(input, None if saved is None else self.get_state(saved))
-                parts = start(admitted, run if recorded is None else recorded.with_listener(run), **options)
-                if recorded is not None:
-                    parts = recorded.stream(parts, admitted, partial(self.get_state, recorded.saved))
-                yield from parts
-
-        return generate()
-
-    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        _require_options(self, input, options)
-        filtering, run, engines = self._prepare(config)
-        saved, recorded = filtering.snapshot_config(input), recorded_run(self, called_with(self, run), engines, options)
-        start = super().astream
-
-        async def generate() -> AsyncGenerator[Any]:
-            with thread_in_use(run):
-                admitted = filtering.filter(input, None if saved is None else await self.aget_state(saved))
-                parts: Any = start(admitted, run if recorded is None else recorded.with_listener(run), **options)
-                if recorded is not None:
-                    parts = recorded.astream(parts, admitted, partial(self.aget_state, recorded.saved))
-                async with aclosing(parts):
-                    async for part in parts:
-                        yield part
-
-        return generate()
-
-    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
-        _, run, _ = self._prepare(config)
-        moved = _move_updates(run, supersteps, self.get_state(run))
-        with self._owned(run) as own:
-            return super().bulk_update_state(own, moved)
-
-    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> Any:
-        _, run, _ = self._prepare(config)
-        moved = _move_updates(run, supersteps, await self.aget_state(run))
-        async with self._aowned(run) as own:
-            return await super().abulk_update_state(own, moved)
-
-    def _prepare(self, config: RunnableConfig | None) -> tuple[InputFilter, RunnableConfig, Sequence[Engine]]:
-        """Return a run's input filter, its config, and the engines that serve it for its tenant."""
-        called, built = called_with(self, config), self._built
-        require_outermost(called)
-        context, tenant = in_graph(called), self.tenant_of(called)
-
-        def serving(engine: Engine) -> Engine:
-            twin = context.twin(engine)
-            return twin if tenant is None else twin.tenant(tenant.salt)
-
-        engines = [*map(serving, built.engines)]
-        seals = None if built.engine is None else serving(built.engine).lineage.seals
-        context = replace(
-            context,
-            thread=thread_in(called, self),
-            lineage=built.lineage if context.thread is None else context.lineage,
-            engines={**context.engines, **{engine.model.adapter.fingerprint: engine for engine in engines}},
-            tenant=tenant or context.tenant,
-            signer=signer_for(called, seals, self.name),
-            charted=charted_in(called, built.declared, built.policy.on_violation),
-        )
-        saved = saved_state_of(self, context.into(called))
-        return InputFilter(context.signer, called, saved), context.into(config), engines
 
     def delete_thread(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Delete a thread: checkpoints, lineage, and its leases on every engine of the graph.
@@ -334,6 +317,12 @@ class CompiledChoreoGraph(TenantThreads):
 
     def __repr__(self) -> str:
         return f"CompiledChoreoGraph({', '.join(self.builder.nodes)})"
+
+
+def _marked(config: RunnableConfig | None, called: RunnableConfig, tenant: RunTenant) -> RunnableConfig:
+    """Return a config whose checkpoints name the tenant, whatever a client has written there."""
+    run = replace(RunContext.of(called), tenant=tenant).into(config)
+    return {**run, "metadata": {**(run.get("metadata") or {}), _MARK: tenant.mark}}
 
 
 def require_compiled(app: Any) -> None:

@@ -12,7 +12,7 @@ from langgraph.graph import END, START
 
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.report import AuditReport
-from choreo_agents.graph.compiling.charting import DeclaringGraph, chart_of
+from choreo_agents.graph.compiling import DeclaringGraph, chart_of
 from choreo_agents.graph.visibility import VisibilityRule, rule_between
 
 

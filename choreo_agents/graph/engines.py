@@ -19,7 +19,7 @@ class Engines:
         choice: One engine for all agents, or engines by name; None: agents bring their own.
 
     Raises:
-        InvalidRequestError: It is neither; or two of them run one model: neither knows what the other has encoded.
+        InvalidRequestError: It is neither.
     """
 
     def __init__(self, given: EngineChoice | None = None) -> None:
@@ -32,14 +32,6 @@ class Engines:
             )
         self.engines = tuple(dict.fromkeys([given] if isinstance(given, Engine) else self._named.values()))
         """All engines given to the graph, each once."""
-        models: dict[str, str] = {}
-        for name, engine in self._named.items():
-            first = models.setdefault(engine.model.adapter.fingerprint, name)
-            if self._named[first] is not engine:
-                raise InvalidRequestError(
-                    f"engines {first!r} and {name!r} run the same model, and neither knows what the other has encoded: "
-                    "load it once, and give both names the same engine"
-                )
 
     def of(self, agent: Agent) -> Engine | None:
         """Return an agent's engine: its own, the one it names, or the graph's only one; None: there is none yet.

@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
-from langchain_core.messages import AIMessage
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from choreo_agents.chat import (
-    CompiledConstraints,
-    Described,
-    ToolChoice,
-    required_call,
-    required_tools,
     schema_of_type,
 )
 from choreo_agents.errors import ConstraintError, InvalidRequestError
-from choreo_agents.models import LoadedModel, require_grammar
-from choreo_agents.sampling import Grammar, Sampling
+from choreo_agents.models import require_grammar
+from choreo_agents.sampling import Grammar
 from choreo_agents.sampling.constraints.grammar import Kind
 
 PARSED = "parsed"
@@ -70,20 +64,6 @@ class Output:
         return {PARSED: value}
 
 
-class Writer(Protocol):
-    """Agent with a response format, as this module needs it."""
-
-    name: str
-    choices: Sequence[str] | Callable[[Any], Sequence[str]] | None
-    answer_prefix: str
-    response_format: Output | None
-    output_key: str | None
-    writes_list: bool
-    sampling: Sampling
-    tools: Described
-    tool_choice: ToolChoice
-
-
 def output_of(name: str, spec: Any) -> Output | None:
     """Return the response format of an agent; None: free text.
 
@@ -121,77 +101,6 @@ def output_of(name: str, spec: Any) -> Output | None:
         ) from error
     require_grammar(grammar)
     return Output(name, grammar, adapter)
-
-
-def require_writer(agent: Writer) -> None:
-    """Raise `InvalidRequestError` if an agent has two constraints, or writes a channel that it may not."""
-    sources = {
-        "choices": agent.choices is not None,
-        "response_format": agent.response_format is not None,
-        "a constraint of its sampling": agent.sampling.constraint is not None,
-        "choices of its sampling": bool(agent.sampling.choices),
-    }
-    twice = [source for source, is_set in sources.items() if is_set]
-    if agent.tools and (agent.choices is not None or agent.sampling.choices):
-        raise InvalidRequestError(
-            f"{agent.name!r} has tools, and choices for all that it may say: no call is among them. Write them as "
-            "response_format={'regex': 'yes|no'}, which may stand beside tools, or leave one of them out"
-        )
-    if len(twice) > 1:
-        raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
-    if (key := agent.output_key) is not None and (not isinstance(key, str) or key in ("", *OWN_CHANNELS)):
-        raise InvalidRequestError(
-            f"{agent.name!r} cannot write {key!r}: name a channel of your own in the graph's state"
-        )
-
-
-def sampling_of(agent: Writer, state: Any) -> Sampling:
-    """Return an agent's sampling, with its response format or its choices for this state."""
-    if agent.response_format is not None:
-        return agent.sampling.model_copy(update={"constraint": agent.response_format.grammar})
-    choices = agent.choices(state) if callable(agent.choices) else agent.choices
-    if not choices:
-        return agent.sampling
-    if isinstance(choices, str) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
-        raise InvalidRequestError(
-            f"the choices of {agent.name!r} must be texts that say something, in a list, not {choices!r}"
-        )
-    # Text in graph state is stripped, and routes compare it with the choices.
-    stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
-    return agent.sampling.model_copy(update={"choices": stripped, "answer_prefix": agent.answer_prefix})
-
-
-def channel_update(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
-    """Return the update of an agent's output channel: the parsed output or text of its message, or a list of them.
-
-    Empty if it calls tools instead of answering in its response format.
-    """
-    if agent.output_key is None:
-        return {}
-    if agent.response_format is not None:
-        messages = [message for message in messages if not (message.tool_calls or message.invalid_tool_calls)]
-    values = [message.additional_kwargs.get(PARSED, str(message.text)) for message in messages]
-    if not values:
-        return {}
-    return {agent.output_key: values if agent.writes_list else values[0]}
-
-
-def require_served(node: str, agent: Writer, model: LoadedModel, channels: Iterable[str]) -> None:
-    """Raise unless a model can be constrained to an agent's response format and calls, and its channel exists.
-
-    Raises:
-        GrammarError: The format cannot be compiled for this model.
-        InvalidRequestError: The model's tokens cannot be constrained, or the graph's state lacks the channel.
-    """
-    if agent.output_key is not None and agent.output_key not in channels:
-        available = ", ".join(name for name in channels if name not in OWN_CHANNELS)
-        raise InvalidRequestError(
-            f"node {node!r} writes {agent.output_key!r}, which the graph's state has not: it has "
-            f"{available or 'no channels of its own'}; add one to the state's schema"
-        )
-    if agent.response_format is not None:
-        CompiledConstraints(model).of(agent.response_format.grammar, agent.tools)
-    required_call(model, *required_tools(agent.tools, agent.tool_choice))
 
 
 def _too_large(value: Any) -> Iterator[int | float]:

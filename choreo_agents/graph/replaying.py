@@ -189,7 +189,7 @@ async def afork(
         raise ReplayError(f"{str(recording.path)!r} has no run of this graph")
     _require_begun(recording, runs)
     engine = recorded_engine(app, header)
-    digests = engine.record.digests(key_of(recording, engine.lineage.seals))
+    digests = Digests(key_of(recording, engine.lineage.seals))
     words = {id(call_named(recording, *key)): text for key, text in changes.words.items()}
     copier, suffix = GraphCopy(changes.prompts, options.get("nodes")), secrets.token_hex(4)
     # Messages of a run without a checkpointer may be input of the next such run, which has to verify their signatures:
@@ -201,7 +201,6 @@ async def afork(
     with ExitStack() as stack:
         for graph_engine in builder.engines:
             stack.enter_context(graph_engine.scope())
-            stack.callback(graph_engine.record.drop_digests, digests.key)
         for number, run in enumerate(runs):
             replayed.append(answers := _RunAnswers(recording, run, digests, words))
             seeds = changes.seed, run.seed, None if engine.seed == header.seed else header.seed
@@ -258,12 +257,12 @@ def _input_of(recording: Recording, run: RunStarted, packing: Packing, changed: 
     """Return the recorded input of a run, or the changed one; a text replaces that of its last message."""
     if changed is not None and not isinstance(changed, str):
         return changed
-    if run.given is None:
+    if run.input is None:
         raise ReplayError(
             f"the input of run {run.run + 1} of {str(recording.path)!r} is not in the record, since it is confidential "
             "or of types that the graph's schemas do not name: record(path, confidential=True)"
         )
-    graph_input = packing.unpack(run.given)
+    graph_input = packing.unpack(run.input)
     if changed is None:
         return graph_input
     if graph_input is not None and not isinstance(graph_input, Mapping):
@@ -333,7 +332,7 @@ class _RunAnswers:
         self._run, self._digests, self._words = run.run, digests, words
         self._by_request = defaultdict[frozenset[tuple[str, str]], list[RecordedCall]](list)
         for call in [*own, *(call for call in recording.calls() if call.run != run.run)]:
-            self._by_request[frozenset(call.asked.items())].append(call)
+            self._by_request[frozenset(call.request.items())].append(call)
         self._authors = {line.name: line.author for line in recording.lines if isinstance(line, RecordedMessage)}
         self._lock = threading.Lock()
         self._remaining = [*own]
@@ -375,7 +374,7 @@ class _RunAnswers:
             return None
         size = request.engine.model.adapter.vocabulary_size
         is_theirs = all(0 <= token < size for token in match.tokens)
-        if not is_theirs or self._digests.of("said", list(match.tokens)) != match.said:
+        if not is_theirs or self._digests.of("tokens", list(match.tokens)) != match.digest:
             raise ReplayError(f"what {request.author!r} says in the record is damaged: its tokens are not the model's")
         return Answer(match.tokens, match.is_set)
 
@@ -390,9 +389,9 @@ class _RunAnswers:
         elif result.answer is not None:
             outcome = "taken" if result.tokens == result.answer.tokens else "changed"
         elif recorded is not None:
-            outcome = "same" if self._digests.of("said", list(result.tokens)) == recorded.said else "changed"
+            outcome = "same" if self._digests.of("tokens", list(result.tokens)) == recorded.digest else "changed"
         differs = () if is_set or match or recorded is None else tuple(self._differences(request, digested, recorded))
-        then, now = None if recorded is None else recorded.words, None if request.confidential else result.words
+        then, now = None if recorded is None else recorded.text, None if request.confidential else result.words
         sampled = 0 if result.answer is not None else len(result.tokens)
         call = ReplayedCall(self._run, request.place, outcome, differs, then, now, sampled)
         with self._lock:
@@ -403,10 +402,9 @@ class _RunAnswers:
 
     def _differences(self, request: CallRequest, digested: Mapping[str, str], recorded: RecordedCall) -> list[str]:
         """Return the parts of a call's request that differ from the record."""
-        differs = [name for name in digested if digested[name] != recorded.asked.get(name)]
-        digests = request.engine.record.digests(self._digests.key)
-        now = {digests.name(message): message.author for message in request.engine.record.messages(request.handles)}
-        then = {name: self._authors.get(name) for name in recorded.reads}
+        differs = [name for name in digested if digested[name] != recorded.request.get(name)]
+        now = {self._digests.name(message): message.author for message in request.view}
+        then = {name: self._authors.get(name) for name in recorded.view}
         authors = {author for name, author in [*now.items(), *then.items()] if name not in now or name not in then}
         named = sorted(author for author in authors if author)
         view = f"view ({', '.join(named)})" if named else "view"

@@ -15,8 +15,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from choreo_agents.engine import Engine, EphemeralRun
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.recording.recorder import Digests
-from choreo_agents.graph.audit.influence import Declared
+from choreo_agents.graph.audit.chart import Chart
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
 from choreo_agents.graph.signer import Signer
@@ -63,6 +64,11 @@ class CallRequest:
         """Id of the call: the same in every run of a graph, except for branches of subgraphs, which share it."""
         return self.author, self.superstep, self.branch, self.call
 
+    @property
+    def view(self) -> list[Message]:
+        """Messages of its view."""
+        return self.engine.record.messages(self.handles)
+
     def request(self, digests: Digests) -> dict[str, str]:
         """Return digests of all that determines the answer, by kind: turn, model, sampling, seed, view."""
         sampling = self.sampling.with_defaults(self.engine.model.sampling_defaults)
@@ -72,7 +78,7 @@ class CallRequest:
             "sampling": sampling.model_dump(mode="json", exclude={"seed", "forced_token_ids", "n", "logprobs"}),
             "seed": self.sampling.seed if sampling.temperature > 0 else None,
         }
-        return self.engine.record.digests(digests.key).request(self.handles, self.offsets, self.end, parts)
+        return digests.request(self.view, self.offsets, self.end, parts)
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ class ChartedRun:
 
     home: str
     """Nodes around the graph, as a prefix of names; empty: none."""
-    declared: Declared
+    chart: Chart
     on_violation: Mapping[str, OnViolation]
     """Policies of graphs for violated promises, by the graphs' nodes in the chart."""
 

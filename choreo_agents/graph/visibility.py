@@ -318,6 +318,10 @@ def private_in(rules: Mapping[str, VisibilityRule]) -> frozenset[str]:
 
 # The table of all declarations
 
+RuleOrigin = Literal["edge", "history", "changed", "pair"]
+"""Where the rule of a pair comes from: an edge that declares nothing; a declared history without a mode; a policy; or a
+declaration of the pair."""
+
 
 @dataclass
 class VisibilityTable:
@@ -334,10 +338,8 @@ class VisibilityTable:
     """Nodes whose messages silent nodes do not pass on."""
     _instructed: dict[str, str] = field(default_factory=dict)
     """Persona by node, for nodes with a system prompt: an edge from START shows them input behind that prompt."""
-    _explicit: set[tuple[str, str]] = field(default_factory=set)
-    _modeless: set[tuple[str, str]] = field(default_factory=set)
-    """Explicit pairs with a declared history, but no declared mode."""
-    _changed: set[tuple[str, str]] = field(default_factory=set)
+    _origins: dict[tuple[str, str], RuleOrigin] = field(default_factory=dict)
+    """Where each pair's rule comes from, by (source, reader)."""
     _seen: dict[str, dict[str, VisibilityRule]] | None = None
     """Cache of `seen`; None: not computed."""
 
@@ -345,8 +347,7 @@ class VisibilityTable:
         """Return an independent table with the same rules."""
         rules = {reader: dict(rules) for reader, rules in self.rules.items()}
         nodes = set(self.silent), set(self._confidential), dict(self._instructed)
-        pairs = set(self._explicit), set(self._modeless), set(self._changed)
-        return VisibilityTable(rules, dict(self.everyone_rules), self.default, *nodes, *pairs, self._seen)
+        return VisibilityTable(rules, dict(self.everyone_rules), self.default, *nodes, dict(self._origins), self._seen)
 
     def describe(
         self, *, silent: Iterable[str] = (), confidential: Iterable[str] = (), personas: Mapping[str, str] | None = None
@@ -377,17 +378,13 @@ class VisibilityTable:
             _require_same(source, reader, self.everyone_rules.setdefault(reader, rule), rule)
             return
         self._seen, rules = None, self.rules.setdefault(reader, {})
-        if (source, reader) in self._explicit:
+        origin: RuleOrigin = "edge" if not explicit else "pair" if has_mode else "history"
+        if self._is_explicit(source, reader):
             if explicit:
                 _require_same(source, reader, rules[source], rule)
-                if has_mode:
-                    self._modeless.discard((source, reader))
-            return
-        rules[source] = rule
-        if explicit:
-            self._explicit.add((source, reader))
-            if not has_mode:
-                self._modeless.add((source, reader))
+            if origin != "pair":
+                return
+        rules[source], self._origins[source, reader] = rule, origin
 
     def change(self, source: str, reader: str, rule: VisibilityRule, *, explicit: bool = False) -> None:
         """Replace a declaration, whoever made it; `explicit`: the new one counts as declared for this very pair.
@@ -400,8 +397,8 @@ class VisibilityTable:
             self.everyone_rules[reader] = rule
             return
         self._seen, self.rules.setdefault(reader, {})[source] = None, rule
-        self._modeless.discard((source, reader))
-        (self._explicit if explicit else self._changed).add((source, reader))
+        is_pair = explicit or self._is_explicit(source, reader)
+        self._origins[source, reader] = "pair" if is_pair else "changed"
 
     def everyone(self, reader: str) -> VisibilityRule | None:
         """Return a reader's rule for all sources that it does not name; None: it sees nothing of them."""
@@ -424,7 +421,7 @@ class VisibilityTable:
         if self.everyone(reader) is None:
             return None
         sources = {*nodes, *self.rules.get(reader, {})} - {reader, START_SOURCE}
-        return tuple(sorted(source for source in sources if (source, reader) not in self._explicit))
+        return tuple(sorted(source for source in sources if not self._is_explicit(source, reader)))
 
     def declared(self, nodes: Iterable[str]) -> dict[str, dict[str, VisibilityRule]]:
         """Return the declarations, by reader and source; for `nodes` also the default, as source `EVERYONE`."""
@@ -480,7 +477,7 @@ class VisibilityTable:
         sources."""
         result: dict[str, VisibilityRule] = {}
         rules, is_silent = self.rules.get(reader, {}), reader in self.silent
-        declared = {reader, *(source for source in rules if not is_silent or (source, reader) in self._explicit)}
+        declared = {reader, *(source for source in rules if not is_silent or self._is_explicit(source, reader))}
         for source, rule in rules.items():
             passed_rules = passed.get(source, {}) if source in self.silent else {}
             if is_silent and source not in {*self.silent, *self._confidential, START_SOURCE}:
@@ -501,16 +498,19 @@ class VisibilityTable:
 
     def _is_default(self, source: str, reader: str) -> bool:
         """Return whether a pair is declared only by an edge without a mode."""
-        has_mode = self._overrides(source, reader) and (source, reader) not in self._modeless
-        return source in self.rules.get(reader, {}) and not has_mode
+        return self._origins.get((source, reader)) in ("edge", "history")
 
     def _overrides(self, source: str, reader: str) -> bool:
         """Return whether a pair's declaration overrides the rule for everyone."""
-        return (source, reader) in self._explicit or (source, reader) in self._changed
+        return self._origins.get((source, reader), "edge") != "edge"
+
+    def _is_explicit(self, source: str, reader: str) -> bool:
+        """Return whether a rule was declared for this very pair."""
+        return self._origins.get((source, reader)) in ("history", "pair")
 
     def explicit(self) -> Iterator[tuple[str, str, VisibilityRule]]:
         """Yield every (source, reader, rule) that was declared for this very pair."""
-        return ((source, reader, rule) for source, reader, rule in self._rules() if (source, reader) in self._explicit)
+        return (declared for declared in self._rules() if self._is_explicit(*declared[:2]))
 
     def require_nodes(self, nodes: Iterable[str]) -> None:
         """Raise `VisibilityError` if a declaration names no node."""

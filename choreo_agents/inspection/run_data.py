@@ -1,4 +1,4 @@
-"""Converts a recording to the plain JSON that the page reads; masked messages stay masked."""
+"""Groups a recording's lines by run for the page, which reads the fields of `format`; masked messages stay masked."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from typing import Any, TypedDict
 from choreo_agents.engine.recording.format import Line, RecordedMemory, RecordedMessage, Recording, RunStarted
 from choreo_agents.graph.recording.packing import describe_packed
 
-_OMITTED = {"call": ("asked", "tokens", "is_set"), "message": ("offsets",), "step": ("tokens",)}
+_OMITTED = {"call": ("request", "tokens", "is_set")}
 """Fields that the page does not show, by kind of line."""
-_MESSAGES = {"name", "parents", "words_of", "reads", "made", "thought"}
+_MESSAGES = {"name", "parents", "sources", "view", "answer", "thought"}
 """Fields whose values are names of messages."""
-_NAMES = {
-    "said": "saidDigest",
-    "words_of": "wordsOf",
-    **{f"{name}_s": name for name in ("at", "asked", "first", "said", "began", "ended")},
-    **{f"{tier}_bytes": tier for tier in ("device", "host", "disk")},
-}
 _LONGEST = 2000
 """Characters of a run's input that are shown."""
 
@@ -69,10 +63,10 @@ def _run(recording: Recording, run: RunStarted, prefix: str) -> dict[str, Any]:
     ended = recording.ended(run.run)
     return {
         "thread": run.thread,
-        "began": run.at_s,
-        "ended": None if ended is None else ended.at_s,
+        "began_s": run.at_s,
+        "ended_s": None if ended is None else ended.at_s,
         "outcome": None if ended is None else ended.outcome,
-        "given": _text_of(run.given),
+        "input": _text_of(run.input),
         "edges": run.edges,
         "calls": [_line(call, prefix) for call in recording.calls(run.run)],
         "nodes": [_line(node, prefix) for node in recording.nodes(run.run)],
@@ -80,12 +74,12 @@ def _run(recording: Recording, run: RunStarted, prefix: str) -> dict[str, Any]:
 
 
 def _line(line: Line, prefix: str) -> dict[str, Any]:
-    """Return a line with the page's field names; the prefix keeps apart messages of two recordings."""
+    """Return a line as plain values; the prefix keeps apart messages of two recordings."""
     fields = line.model_dump(exclude={"kind", "run", *_OMITTED.get(line.kind, ())})
     for name in fields.keys() & _MESSAGES:
         if (named := fields[name]) is not None:
             fields[name] = prefix + named if isinstance(named, str) else [prefix + item for item in named]
-    return {_NAMES.get(name, name): value for name, value in fields.items()}
+    return fields
 
 
 def _text_of(packed: str | None) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
 from choreo_agents.errors import KVMemoryError
-from choreo_agents.kv.books import KVBooks
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
@@ -39,7 +39,7 @@ class HostedEntries:
     def put(self, entry: CacheEntry, kv: HostKV) -> list[tuple[CacheEntry, HostKV]]:
         """Keep KV; return the entries that leave for it, oldest first, itself if it exceeds the budget alone."""
         assert entry not in self._kept
-        self._kept[entry], entry.hosted_bytes = kv, kv.nbytes
+        self._kept[entry] = kv
         self._used_bytes += kv.nbytes
         over = list(leaving(((old, old_kv.nbytes) for old, old_kv in self._kept.items()), -self.free_bytes))
         return [(old, old_kv) for old in over if (old_kv := self.take(old)) is not None]
@@ -52,12 +52,10 @@ class HostedEntries:
         """Remove and return an entry's KV."""
         kv = self._kept.pop(entry, None)
         self._used_bytes -= 0 if kv is None else kv.nbytes
-        entry.hosted_bytes = 0
         return kv
 
     def check(self) -> None:
         """Assert that bytes are counted right and within the budget."""
-        assert all(entry.hosted_bytes == kv.nbytes for entry, kv in self._kept.items())
         assert self._used_bytes == sum(kv.nbytes for kv in self._kept.values()) <= self.budget_bytes
 
 
@@ -82,45 +80,60 @@ class KVCache:
         self.files = files
         self.tier_counters = tier_counters
         self._host = host
-        self._entries: set[CacheEntry] = set()
+        self._entries: defaultdict[str, set[CacheEntry]] = defaultdict(set)
+        """Entries by tenant, so that what others have makes nobody's statistics slower."""
+        self._resident: OrderedDict[CacheEntry, None] = OrderedDict()
+        """Entries in the pool, least recently used first."""
         self._wanted: dict[CacheEntry, None] = {}
         """Entries that requests wait to read."""
-        self.books = KVBooks()
+        self.on_drop: Callable[[str], None] = lambda message_id: None
+        """Called with the message of each entry that was dropped."""
 
-    def hold(self, entry: CacheEntry) -> CacheEntry:
-        """Add an entry; takes over the pin of its segment."""
-        if entry.segment is None:
+    def hold(self, entry: CacheEntry, segment: Segment | None) -> CacheEntry:
+        """Add an entry with its segment in the pool, if any, whose pin is taken over."""
+        if segment is None:
             self.files.find(entry)
-        self._entries.add(entry)
-        self.books.open(entry)
+        self._entries[entry.tenant].add(entry)
+        self._set_segment(entry, segment)
         return entry
 
     def drop(self, entry: CacheEntry) -> None:
         """Remove an entry from every tier; a segment stays until its readers unpin it."""
-        self._entries.remove(entry)
+        own = self._entries[entry.tenant]
+        own.remove(entry)
+        if not own:
+            del self._entries[entry.tenant]
         self._wanted.pop(entry, None)
-        self.books.close(entry)
         self._host.take(entry)
-        if entry.segment is not None:
-            self.pool.unpin(entry.segment)
+        segment, entry.staged = entry.segment, None
+        self._set_segment(entry, None)
+        if segment is not None:
+            self.pool.unpin(segment)
         self.files.drop(entry)
-        entry.segment = entry.staged = None
+        self.on_drop(entry.key)
 
     def refill(self, entry: CacheEntry, segment: Segment) -> None:
         """Put a lost message that was encoded again into the pool; takes over the segment's pin."""
         if entry.segment is not None or segment.encoded != entry.tokens:
             raise KVMemoryError(f"a message of {entry.tokens} tokens is filled with {segment.encoded}, or twice")
-        entry.segment, entry.native_offset = segment, segment.native_offset
-        self.books.touch(entry)
+        entry.native_offset = segment.native_offset
+        self._set_segment(entry, segment)
+
+    def pin(self, entry: CacheEntry, pins: int) -> None:
+        """Set the number of an entry's pins, which keep it in the pool."""
+        entry.pins = pins
+        if entry.segment is not None:
+            self.pool.recount(entry.segment)
+
+    def touch(self, entry: CacheEntry) -> None:
+        """Mark an entry as most recently used."""
+        if entry in self._resident:
+            self._resident.move_to_end(entry)
 
     def lost(self, entry: CacheEntry) -> bool:
         """Return whether an entry must be computed again."""
         self.files.arrive(entry)
-        return not (self.in_memory(entry) or entry.filed)
-
-    def is_elsewhere(self, message_id: str) -> bool:
-        """Return whether another engine holds a message for this one; engines that share KV override it."""
-        return False
+        return not (self.in_memory(entry) or entry.has_file)
 
     def in_memory(self, entry: CacheEntry) -> bool:
         """Return whether the pool or the host has an entry."""
@@ -131,17 +144,17 @@ class KVCache:
         self.files.arrive(entry)
         if self.in_memory(entry):
             return True
-        if entry.filed:
+        if entry.has_file:
             self.files.fetch(entry)
         return False
 
-    def below(self, entry: CacheEntry) -> HostKV | None:
+    def host_copy(self, entry: CacheEntry) -> HostKV | None:
         """Return an entry's KV on the host, if any."""
         return entry.staged or self._host.peek(entry)
 
     def restore(self, entry: CacheEntry, arrivals: list[Arrival] | None = None) -> bool:
         """Copy an entry into the pool, now or as one of `arrivals`; return False if the pool is full."""
-        self.books.touch(entry)
+        self.touch(entry)
         if entry.segment is not None:
             return True
         if entry.staged is None and entry not in self._host:
@@ -151,7 +164,7 @@ class KVCache:
             return False
         kv = self._host.take(entry) or entry.staged
         assert kv is not None
-        from_disk = entry.filed and entry.writing is None
+        from_disk = entry.has_file and entry.writing is None
         try:
             if arrivals is None:
                 self.pool.write(segment, kv)
@@ -163,10 +176,18 @@ class KVCache:
             self.pool.unpin(segment)
             raise
         self.tier_counters.add(entry.tenant, RESTORED[from_disk])
-        entry.segment = segment
+        self._set_segment(entry, segment)
         if entry.writing is None:
             entry.staged = None
         return True
+
+    def withdraw(self, entry: CacheEntry, arrival: Arrival) -> None:
+        """Undo a `restore` whose copy has not been made."""
+        arrival.end(is_there=False)
+        self._set_segment(entry, None)
+        entry.staged, entry.arriving = arrival.kv, None
+        self.pool.unpin(arrival.segment)
+        self.tier_counters.add(entry.tenant, RESTORED[arrival.from_disk], -1)
 
     def put_below(self, entry: CacheEntry, kv: HostKV, native_offset: int) -> bool:
         """Put a lost message's KV on the host if it fits without eviction; return whether it does.
@@ -190,8 +211,8 @@ class KVCache:
         over = tokens - self.pool.free_tokens
         if over <= 0:
             return
-        unwanted = (entry for entry in self.books.resident() if not entry.wanted)
-        wanted = (entry for entry in self.books.resident() if entry.wanted)
+        unwanted = (entry for entry in self._resident if not entry.wanted)
+        wanted = (entry for entry in self._resident if entry.wanted)
         candidates = ((entry, entry.idle_tokens) for entry in chain(unwanted, wanted) if entry.idle_tokens)
         self.offload([*leaving(candidates, over)])
 
@@ -201,7 +222,7 @@ class KVCache:
         If that cannot be reached, nothing is evicted.
         """
         waiting_tokens = sum(entry.idle_tokens for entry in self._wanted)
-        is_enough = self.pool.free_tokens + self.books.idle_tokens - waiting_tokens >= tokens
+        is_enough = self.pool.free_tokens + self.pool.idle_tokens - waiting_tokens >= tokens
         if is_enough:
             self.evict(tokens)
         return is_enough
@@ -209,16 +230,12 @@ class KVCache:
     def offload(self, entries: Iterable[CacheEntry]) -> None:
         """Move idle messages out of the pool."""
         for entry in entries:
-            if entry.idle():
+            if entry.idle_tokens:
                 self._leave(entry)
-
-    def entries_of(self, tenant: str | None) -> list[CacheEntry]:
-        """Return the entries of a tenant; None: of all."""
-        return [entry for entry in self._entries if tenant in (None, entry.tenant)]
 
     def want(self, entry: CacheEntry) -> None:
         """Note that a request waits to read an entry."""
-        if not entry.wanted and not self.in_memory(entry) and not entry.filed:
+        if not entry.wanted and not self.in_memory(entry) and not entry.has_file:
             self.files.find(entry)  # may have been written since; not looked up while another request recomputes it
         entry.wanted += 1
         self._wanted[entry] = None
@@ -230,11 +247,20 @@ class KVCache:
         entry.wanted -= 1
         if not entry.wanted:
             self._wanted.pop(entry, None)
-        if entry.wanted or entry not in self._entries or entry.staged is None or entry.writing is not None:
+        if entry.wanted or entry not in self or entry.staged is None or entry.writing is not None:
             return
         kv, entry.staged = entry.staged, None
         if not self.files.has(entry):
             self._to_host(entry, kv)
+
+    def __contains__(self, entry: CacheEntry) -> bool:
+        return entry in self._entries.get(entry.tenant, ())
+
+    def entries_of(self, tenant: str | None) -> list[CacheEntry]:
+        """Return the entries of a tenant; None: of all."""
+        if tenant is None:
+            return [*chain.from_iterable(self._entries.values())]
+        return [*self._entries.get(tenant, ())]
 
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, Any]:
         """Return the bytes in each tier, of a tenant or of all, as fields of `EngineStats`.
@@ -242,23 +268,40 @@ class KVCache:
         Files that outlive the engine are not counted.
         """
         self.files.arrive_all()
-        below = (self.books.host_bytes, self.books.disk_tokens)
-        host_bytes, disk_tokens = (counts.total() if tenant is None else counts[tenant] for counts in below)
-        disk_bytes = disk_tokens * self.pool.geometry.bytes_per_token
-        return {"kv_bytes": self.pool.used_by(tenant), "host_bytes": host_bytes, "disk_bytes": disk_bytes}
+        own = self.entries_of(tenant)
+        on_host = (kv for entry in own for kv in (entry.staged, self._host.peek(entry)) if kv is not None)
+        disk_tokens = sum(entry.tokens for entry in own if entry.on_disk)
+        return {
+            "kv_bytes": self.pool.used_by(tenant),
+            "host_bytes": sum(kv.nbytes for kv in on_host),
+            "disk_bytes": disk_tokens * self.pool.geometry.bytes_per_token,
+        }
 
     def check(self) -> None:
         """Assert that entries and tiers agree."""
         self.files.arrive_all()
         self._host.check()
-        self.books.check(self._entries)
-        assert {*self._wanted} == {entry for entry in self._entries if entry.wanted}
-        for entry in self._entries:
+        entries = self.entries_of(None)
+        assert {*self._resident} == {entry for entry in entries if entry.segment is not None}
+        assert {*self._wanted} == {entry for entry in entries if entry.wanted}
+        for entry in entries:
             assert entry.staged is None or entry.wanted or entry.writing is not None
-            assert entry.wanted >= 0 and entry.pins >= 0 and bool(entry.hosted_bytes) == (entry in self._host)
+            assert entry.wanted >= 0 and entry.pins >= 0
             if entry.segment is not None:
                 assert entry.segment.pins > 0 and entry.segment.encoded == entry.tokens
+                assert entry.segment.holder is entry
                 assert entry not in self._host and (entry.staged is None or entry.writing is not None)
+
+    def _set_segment(self, entry: CacheEntry, segment: Segment | None) -> None:
+        """Make a segment an entry's, most recently used; None: the entry is not in the pool any more."""
+        if entry.segment is not None:
+            self.pool.set_holder(entry.segment, None)
+        entry.segment = segment
+        if segment is None:
+            self._resident.pop(entry, None)
+        else:
+            self._resident[entry] = None
+            self.pool.set_holder(segment, entry)
 
     def _leave(self, entry: CacheEntry) -> None:
         """Move an entry out of the pool, to the host or a file."""
@@ -266,10 +309,10 @@ class KVCache:
         segment = entry.segment
         needed = entry.staged is None and (not self.files.has(entry) or entry.wanted)
         kv = self.pool.read(segment) if needed else None
-        entry.segment = None
+        self._set_segment(entry, None)
         self.pool.unpin(segment)
         self.tier_counters.add(entry.tenant, "evicted")
-        if kv is not None and entry.filed:
+        if kv is not None and entry.has_file:
             entry.staged = kv
         elif kv is not None:
             self._to_host(entry, kv)

@@ -105,24 +105,24 @@ class EntryFiles:
         """Entries that are being written, and the bytes that they take on the host meanwhile."""
         self._fetching: dict[CacheEntry, None] = {}
 
-    def is_kept(self, message_id: str, tenant: str) -> bool:
+    def is_persisted(self, message_id: str, tenant: str) -> bool:
         """Return whether a message has a file that outlives the engine, as far as is known without looking."""
         store = self._persistent.get(tenant)
         return store is not None and store.knows(message_id)
 
     def find(self, entry: CacheEntry) -> bool:
-        """Set and return `entry.kept`: whether a file that outlives the engine has it."""
-        entry.kept = self.is_kept(entry.key, entry.tenant)
-        return entry.kept
+        """Set and return `entry.persisted`: whether a file that outlives the engine has it."""
+        entry.persisted = self.is_persisted(entry.key, entry.tenant)
+        return entry.persisted
 
     def has(self, entry: CacheEntry) -> bool:
         """Return whether a file has an entry that is about to leave memory.
 
         A file that outlives the engine may be gone since it was read: unpersisted, or removed for space.
         """
-        if entry.kept:
+        if entry.persisted:
             self.find(entry)
-        return entry.filed
+        return entry.has_file
 
     def put(self, entry: CacheEntry, kv: HostKV) -> None:
         """Write an entry, unless it has a file; its KV stays on the host until that is done."""
@@ -158,7 +158,7 @@ class EntryFiles:
         self._writing.pop(entry, None)
         self._fetching.pop(entry, None)
         entry.writing = entry.fetching = None
-        entry.on_disk = entry.kept = False
+        entry.on_disk = entry.persisted = False
 
     def arrive_all(self) -> None:
         """Process all finished reads and writes."""
@@ -192,8 +192,8 @@ class EntryFiles:
         if entry.on_disk:
             self._note_removed(entry.key)
             entry.on_disk = False
-        elif entry.kept:
-            entry.kept = False  # even if the store lists it: else waiting requests would try it forever
+        elif entry.persisted:
+            entry.persisted = False  # even if the store lists it: else waiting requests would try it forever
             self._tier_counters.add(entry.tenant, "lost", entry.segment is None)
 
     def _note_removed(self, message_id: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from choreo_agents.errors import EngineClosedError, KVBudgetError, KVMemoryError
 from choreo_agents.kv.blocks import BlockAllocator, Run
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.segment import Holder, Segment
 from choreo_agents.kv.tiers import HostKV
 
 
@@ -48,6 +48,8 @@ class KVPool:
         self._live: set[Segment] = set()
         self._used: Counter[str] = Counter()
         """Tokens that each tenant's segments take."""
+        self.idle_tokens = 0
+        """Tokens of segments that may be evicted, updated on every change: reading it needs no scan."""
         self.borrowed = 0
         """Number of pins for copies beside steps, whose slots are freed soon."""
         self._leaves: torch.cuda.Stream | None = None
@@ -99,13 +101,25 @@ class KVPool:
         self._used[segment.tenant] -= segment.capacity
         segment.hold(tuple(kept_runs))
         self._used[segment.tenant] += segment.capacity
-        _recount(segment)
+        self.recount(segment)
 
     def pin(self, segment: Segment) -> None:
         """Add an owner."""
         self._require_live(segment, "pinned")
         segment.pins += 1
-        _recount(segment)
+        self.recount(segment)
+
+    def set_holder(self, segment: Segment, holder: Holder | None) -> None:
+        """Make a segment the KV of a message, whose pin is one of its pins, or of none."""
+        segment.holder = holder
+        self.recount(segment)
+
+    def recount(self, segment: Segment) -> None:
+        """Update the count of idle tokens after a change of a segment, or of its holder's pins."""
+        holder, before = segment.holder, segment.idle_tokens
+        is_idle = holder is not None and segment.pins == 1 and not holder.pins
+        segment.idle_tokens = segment.capacity if is_idle else 0
+        self.idle_tokens += segment.idle_tokens - before
 
     def unpin(self, segment: Segment) -> None:
         """Remove an owner; the last one frees the segment's slots."""
@@ -120,7 +134,7 @@ class KVPool:
             segment.hold(())
             for run in runs:
                 self._allocator.free(self._in_blocks(run))
-        _recount(segment)
+        self.recount(segment)
 
     def borrow(self, segment: Segment) -> None:
         """Pin a segment for a copy beside steps, until `give_back`."""
@@ -217,14 +231,13 @@ class KVPool:
         assert used == self._used, "room is counted to another tenant, or not at all"
         for segment in self._live:
             assert segment.pins > 0 and 0 <= segment.encoded <= segment.capacity
+        idle_tokens = self.idle_tokens
+        for segment in self._live:
+            self.recount(segment)
+        assert idle_tokens == self.idle_tokens == sum(segment.idle_tokens for segment in self._live)
 
     def live_segments(self) -> int:
         return len(self._live)
 
     def _in_blocks(self, run: Run) -> Run:
         return Run(run.start // self.block_tokens, run.length // self.block_tokens)
-
-
-def _recount(segment: Segment) -> None:
-    if segment.holder is not None:
-        segment.holder.recount()

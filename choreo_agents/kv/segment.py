@@ -10,9 +10,10 @@ from choreo_agents.kv.blocks import Run
 
 
 class Holder(Protocol):
-    """Owner of a segment, whose counts depend on the segment's pins."""
+    """Owner of a segment's message."""
 
-    def recount(self) -> None: ...
+    pins: int
+    """Number of pins; while there are any, the segment stays in the pool."""
 
 
 @dataclass(eq=False)
@@ -36,6 +37,8 @@ class Segment:
     capacity: int = field(init=False)
     holder: Holder | None = field(default=None, repr=False)
     """The message whose KV it holds, if any."""
+    idle_tokens: int = 0
+    """Tokens that evicting it frees; 0 while it is no message's, or may not leave. Kept by the pool."""
 
     def __post_init__(self) -> None:
         self.hold(self.runs)

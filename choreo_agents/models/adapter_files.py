@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import math
 import shutil
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.errors import AdapterError
-from choreo_agents.models.files import read_tensors, same_file, write_tensors
+from choreo_agents.models.files import read_tensors, write_tensors
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
 
 if TYPE_CHECKING:
@@ -126,8 +127,9 @@ def exchanged(folder: Path, names: Sequence[str]) -> Iterator[Path]:
         staging = Path(temporary)
         yield staging
         written = {name for name in names if (staging / name).exists()}
-        existing = [name for name in names if name in written or (folder / name).exists()]
-        differ = [name for name in existing if not same_file(staging / name, folder / name)]
+        _, differing, missing = filecmp.cmpfiles(staging, folder, names, shallow=False)
+        # Those that are in neither folder are missing, too.
+        differ = [*differing, *(name for name in missing if name in written or (folder / name).exists())]
         if len(differ) > 1:
             (folder / CONFIG_FILE).unlink(missing_ok=True)
             differ = [*{*differ, CONFIG_FILE}]

@@ -53,23 +53,6 @@ def _sort_header(path: Path) -> None:
             file.write(content.ljust(size))
 
 
-def same_file(path: Path, other_path: Path) -> bool:
-    """Return whether two files have the same bytes, or the same tensors and metadata."""
-    if not (path.is_file() and other_path.is_file()):
-        return False
-    if path.read_bytes() == other_path.read_bytes():
-        return True
-    try:
-        (tensors, metadata), (copies, copied_metadata) = read_tensors(path), read_tensors(other_path)
-    except OSError:
-        return False
-    return (
-        metadata == copied_metadata
-        and tensors.keys() == copies.keys()
-        and all(tensor.dtype == copies[name].dtype and tensor.equal(copies[name]) for name, tensor in tensors.items())
-    )
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file, or leave the file that was there as it is.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import cached_assets_path
@@ -29,6 +30,7 @@ _BLOCK = 1 << 18
 """Numbers that are summed at a time on a CPU, to fit its cache; a GPU takes 256 times as many."""
 _SAMPLES = 4096
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_DIGEST = re.compile("[0-9a-f]{16}")
 _COSMETIC = ("_name_or_path", "transformers_version", "_attn_implementation_internal", "dtype", "torch_dtype")
 """Settings that depend on where a model was found and which version runs it, not on the model."""
 
@@ -132,22 +134,14 @@ class WeightFiles:
             return compute()
         try:
             directory = cached_assets_path("choreo-agents", "models", "fingerprints")
-            path = directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-            cached: Any = _read_json(path)
+            path = directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.txt"
+            cached = path.read_text(errors="replace") if path.exists() else ""
         except OSError:
             return compute()
-        if isinstance(cached, dict) and isinstance(cached.get("fingerprint"), str):
-            return str(cached["fingerprint"])
+        if _DIGEST.fullmatch(cached):
+            return cached
         digest = compute()
         if self.settled and WeightFiles.of(self.folder) == self:
             with suppress(OSError):
-                write_text(path, json.dumps({"fingerprint": digest, "weights": str(self.folder)}))
+                write_text(path, digest)
         return digest
-
-
-def _read_json(place: Path) -> Any:
-    """Read a file of the cache; return {} if it is missing or damaged, so that it is written again."""
-    try:
-        return json.loads(place.read_text())
-    except (FileNotFoundError, ValueError, RecursionError):
-        return {}

@@ -26,7 +26,9 @@ from choreo_agents.attention.backends.triton.backend import TritonBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
-from choreo_agents.models.chat import ChatFormat, Role, chat_format, tools_format
+from choreo_agents.models.chat.format import ChatFormat, Role
+from choreo_agents.models.chat.template_analysis import chat_format
+from choreo_agents.models.chat.tool_prompt import tools_format
 from choreo_agents.models.checkpoint import Checkpoint, ModelBuildLock
 from choreo_agents.models.constraints import Grammars
 from choreo_agents.models.discovery import discover_attention

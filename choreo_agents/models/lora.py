@@ -90,10 +90,9 @@ def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
             raise AdapterError(f"{subject} {name!r}: no layer can be adapted that does not see all tokens in a row")
         if module is None:
             raise AdapterError(f"{subject} {name!r}, which the model does not have: it is for another model")
-        shape = _shape(module)
-        if shape is None or part.up.ndim != 2 or part.down.ndim != 2:
+        if not isinstance(module, nn.Linear) or part.up.ndim != 2 or part.down.ndim != 2:
             raise AdapterError(f"{subject} {name!r}: only linear layers can be, by two matrices")
-        own = (part.up.shape[0], part.down.shape[1])
+        shape, own = (module.out_features, module.in_features), (part.up.shape[0], part.down.shape[1])
         if own != shape or part.up.shape[1] != part.down.shape[0]:
             raise AdapterError(
                 f"adapter {adapter.name!r} is for another model: {name!r} maps {shape[1]} to {shape[0]} values here, "
@@ -136,15 +135,3 @@ def _add_delta(output: Tensor, x: Tensor, part: LowRank, rows: Tensor | None, dr
     delta = part.delta(x.reshape(-1, x.shape[-1])[rows], dropout)
     added = flat.index_add(0, rows, delta) if torch.is_grad_enabled() else flat.index_add_(0, rows, delta)
     return added.view(output.shape)
-
-
-def _shape(module: nn.Module) -> tuple[int, int] | None:
-    """Return outputs and inputs of a linear layer; None if it is none."""
-    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415 - loading the model has imported it
-
-    if isinstance(module, nn.Linear):
-        return module.out_features, module.in_features
-    if isinstance(module, Conv1D):
-        inputs, outputs = module.weight.shape
-        return int(outputs), int(inputs)
-    return None

@@ -20,7 +20,7 @@ from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _CACHED_TEXTS = 512
 _LONGEST_CACHED = 1024
@@ -43,13 +43,10 @@ def safe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> SafeTokenizer:
         UnsupportedModelError: Its kind cannot keep text apart from control tokens.
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - slow to import, like transformers
-    from transformers import PreTrainedTokenizer  # noqa: PLC0415
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
         return RustSafeTokenizer(backend)
-    if isinstance(tokenizer, PreTrainedTokenizer):
-        return PythonSafeTokenizer(tokenizer)
     raise UnsupportedModelError(
         f"tokenizer {type(tokenizer).__name__} does not say which of its tokens control tokens are, so that text could "
         "become some: save the model with a tokenizer.json"
@@ -68,7 +65,11 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = b"" if backend is None or backend.decoder is None else backend.decoder.__getstate__()
-    letters = _byte_letters() if b'"ByteLevel"' in decoder else {}
+    letters = {}
+    if b'"ByteLevel"' in decoder:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode  # noqa: PLC0415 - the tokenizer has
+
+        letters = {letter: bytes([byte]) for byte, letter in bytes_to_unicode().items()}
     blank = "\u2581" if "\u2581".encode() in decoder else " "
 
     def written(token: int) -> bytes:
@@ -84,14 +85,6 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
         return bytes([int(piece[3:5], 16)]) if _BYTE.fullmatch(piece) else piece.replace(blank, " ").encode()
 
     return written
-
-
-def _byte_letters() -> dict[str, bytes]:
-    """Return the byte of each character of byte-level vocabularies: itself if printable, else from 256 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)}
-    unprintable = (byte for byte in range(256) if byte not in printable)
-    moved = {byte: 256 + place for place, byte in enumerate(unprintable)}
-    return {chr(moved.get(byte, byte)): bytes([byte]) for byte in range(256)}
 
 
 class RustSafeTokenizer:
@@ -136,58 +129,6 @@ class RustSafeTokenizer:
 
     def _rename_controls(self, text: str) -> str:
         return self._controls.sub(lambda match: self._names[match[0]], text)
-
-
-class PythonSafeTokenizer:
-    """A safe tokenizer over one that is written in Python.
-
-    Args:
-        tokenizer: Is not changed.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizer) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder.values()
-        self._added = {token.content: token for token in added if is_control_text(token.content)}
-        self._controls = _pattern_of({text: token.single_word for text, token in self._added.items()})
-        self._blanks = _pattern_of({token.content: False for token in added if not is_control_text(token.content)})
-
-    def encode(self, text: PromptText) -> list[int]:
-        """See `SafeTokenizer`."""
-        runs: list[tuple[str, bool]] = []
-        for run, is_control in text.runs(self._controls):
-            runs += [(run, True)] if is_control else PromptText.special(run).runs(self._blanks)
-        tokens: list[int] = []
-        for at, (run, is_added) in enumerate(runs):
-            before, after = (self._added.get(beside) for beside in (_token_at(runs, at - 1), _token_at(runs, at + 1)))
-            # As the tokenizer does: such a token absorbs the blanks beside it.
-            bare = run.lstrip() if before is not None and before.rstrip else run
-            bare = bare.rstrip() if after is not None and after.lstrip else bare
-            tokens += [self._number(run)] if is_added and bare else self._encode_plain(bare)
-        return tokens
-
-    def _encode_plain(self, text: str) -> list[int]:
-        return [
-            number
-            for token in self._tokenizer.tokenize(text, split_special_tokens=True)
-            for number in (map(self._letter, token) if self._is_known(token) else [self._number(token)])
-        ]
-
-    def _is_known(self, token: str) -> bool:
-        """Return whether the vocabulary itself turned plain text into a control token."""
-        return token in self._added and token != self._tokenizer.unk_token
-
-    def _letter(self, letter: str) -> int:
-        return self._number(letter) if letter not in self._added else int(self._tokenizer.unk_token_id or 0)
-
-    def _number(self, token: str) -> int:
-        number: Any = self._tokenizer.convert_tokens_to_ids(token)
-        return int(number)
-
-
-def _token_at(runs: list[tuple[str, bool]], at: int) -> str:
-    """Return the added token at an index of the runs; "" if there is none."""
-    return runs[at][0] if 0 <= at < len(runs) and runs[at][1] else ""
 
 
 def is_control_text(content: str) -> bool:

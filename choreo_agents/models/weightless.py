@@ -17,7 +17,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.adapter_files import read_adapter
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.hub_path import hub_path
@@ -58,46 +58,40 @@ class ServedModel(_AdapterFacts):
     prepacked: int
     sampling_defaults: Sampling
 
+    @classmethod
+    def of(cls, model: LoadedModel) -> ServedModel:
+        """Describe a loaded model; `weights` of a large one takes a while the first time."""
+        adapter = model.adapter
+        facts: dict[str, Any] = {field.name: getattr(adapter, field.name) for field in fields(_AdapterFacts)}
+        facts |= {"prepacked": model.prepacked, "sampling_defaults": model.sampling_defaults}
+        moved = (model.probe.error, model.probe.tolerance)
+        return cls(name=model.name, device=str(adapter.device), moved=moved, **facts)
 
-def served_model(model: LoadedModel) -> ServedModel:
-    """Describe a loaded model; `weights` of a large one takes a while the first time."""
-    adapter = model.adapter
-    facts: dict[str, Any] = {field.name: getattr(adapter, field.name) for field in fields(_AdapterFacts)}
-    facts |= {"prepacked": model.prepacked, "sampling_defaults": model.sampling_defaults}
-    moved = (model.probe.error, model.probe.tolerance)
-    return ServedModel(name=model.name, device=str(adapter.device), moved=moved, **facts)
+    def load(self, name: str | Path, *, chat: Mapping[str, Any] | None = None) -> LoadedModel:
+        """Load a model's configuration and tokenizer, and take the rest from this description.
 
+        Args:
+            name: As for `load_model`: its small files are read here, too.
+            chat: As for `load_model`.
 
-def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str, Any] | None = None) -> LoadedModel:
-    """Load a model's configuration and tokenizer, and take the rest from a description.
-
-    Args:
-        name: As for `load_model`: its small files are read here, too.
-        served: Description from the process that has its weights.
-        chat: As for `load_model`.
-
-    Raises:
-        ModelNotFoundError, UnsupportedModelError, OSError: As `load_model`.
-    """
-    source = WEIGHTS if str(name) == EMBEDDED else hub_path(name)
-    checkpoint = Checkpoint.read(str(name), source)
-    tokenizer = checkpoint.tokenizer()
-    adapter = WeightlessAdapter(checkpoint, served)
-    prompt = ProbePrompt([0, 0], torch.zeros(2, 1))  # never used: the adapter refuses to compute
-    moved = MovedLogits(*served.moved)
-    turns, safe = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
-    return LoadedModel(
-        str(name),
-        adapter,
-        tokenizer,
-        turns,
-        safe,
-        moved,
-        prompt,
-        served.prepacked,
-        sampling_defaults=served.sampling_defaults,
-        fallback_reason="it is computed by engines elsewhere",
-    )
+        Raises:
+            ModelNotFoundError, UnsupportedModelError, OSError: As `load_model`.
+        """
+        source = WEIGHTS if str(name) == EMBEDDED else hub_path(name)
+        checkpoint = Checkpoint.read(str(name), source)
+        tokenizer = checkpoint.tokenizer()
+        return LoadedModel(
+            str(name),
+            WeightlessAdapter(checkpoint, self),
+            tokenizer,
+            chat_format(tokenizer, chat),
+            safe_tokenizer(tokenizer),
+            MovedLogits(*self.moved),
+            ProbePrompt([0, 0], torch.zeros(2, 1)),  # never used: the adapter refuses to compute
+            self.prepacked,
+            sampling_defaults=self.sampling_defaults,
+            fallback_reason="it is computed by engines elsewhere",
+        )
 
 
 class WeightlessAdapter(ModelAdapter):

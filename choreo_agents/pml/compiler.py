@@ -320,7 +320,9 @@ def _check_slot_scaffolds(problems: Problems, layout: ModuleSpan) -> None:
 
 def _scaffolds(schema: Schema, layout: ModuleSpan) -> tuple[Scaffold, ...]:
     order = {module.path: number for number, module in enumerate(layout.modules())}
-    groups = [tuple(sorted((tuple(n.split("/")) for n in names), key=order.__getitem__)) for names in schema.scaffolds]
+    groups = [
+        tuple(sorted((tuple(n.split("/")) for n in names), key=order.__getitem__)) for names in schema.tree.scaffolds
+    ]
     return tuple(sorted(groups, key=len, reverse=True))
 
 

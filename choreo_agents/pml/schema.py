@@ -1,14 +1,13 @@
-"""`Schema`, which is read from PML or built in Python, and `Prompt`, checked against its schema without a model."""
+"""`Schema`, which is read from PML, and `Prompt`, checked against its schema without a model."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.pml.building import Content, Writer, build
 from choreo_agents.pml.markup.parser import parse_document, parse_prompt
 from choreo_agents.pml.markup.problems import Problems, nearest
 from choreo_agents.pml.markup.reading import read_document
@@ -21,7 +20,6 @@ from choreo_agents.pml.markup.syntax import (
     SchemaTree,
     modules_of,
 )
-from choreo_agents.pml.markup.writer import write_schema
 
 
 @dataclass(frozen=True)
@@ -141,27 +139,9 @@ class Schema:
         assert isinstance(tree, SchemaTree)
         return cls(tree)
 
-    @classmethod
-    def from_python(cls, name: str, content: Content | Writer, *, scaffolds: Iterable[Iterable[str]] = ()) -> Schema:
-        """Build a schema from texts, modules, unions and turns (see `building`).
-
-        Raises:
-            PMLError: The schema is invalid; lists all problems.
-        """
-        return cls(build(name, content, scaffolds))
-
     @property
     def name(self) -> str:
         return self.tree.name
-
-    @property
-    def scaffolds(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of modules that are encoded together, by names like `outer/inner`."""
-        return self.tree.scaffolds
-
-    def to_pml(self) -> str:
-        """Return the schema as PML, with included files inlined; reading it again gives an equal schema."""
-        return write_schema(self.tree)
 
     def prompt(self, pml: str, *, source: str = "<prompt>") -> Prompt:
         """Read a prompt and check it against this schema.

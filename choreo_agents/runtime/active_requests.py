@@ -52,16 +52,24 @@ class ActiveRequests:
     Args:
         pool: Allocates the memory of admitted requests.
         reclaimer: Evicts caches for them.
-        completion: Ends requests.
-        emit: Receives events of queued requests.
+        counters: Count how requests end.
+        emit: Receives events of queued and ended requests.
+        ended: Notified when one ends.
     """
 
-    def __init__(self, pool: KVPool, reclaimer: Reclaimer, completion: Completion, emit: EventSink) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        reclaimer: Reclaimer,
+        counters: PerTenantCounters[Counters],
+        emit: EventSink,
+        ended: threading.Condition,
+    ) -> None:
         self.waiting: list[Request] = []
         """Requests that hold no memory yet."""
         self.running: dict[int, Request] = {}
         """Running requests by number, in order of admission."""
-        self._pool, self._reclaimer, self._completion, self._emit = pool, reclaimer, completion, emit
+        self._pool, self._reclaimer, self._counters, self._emit, self._ended = pool, reclaimer, counters, emit, ended
         self._leaving: set[Request] = set()
         """Requests whose tenants have left."""
 
@@ -77,6 +85,12 @@ class ActiveRequests:
         for request in requests:
             self._announce(request)
             self._enqueue(request)
+
+    def add_elsewhere(self, requests: Sequence[Request]) -> None:
+        """Add requests that remote engines run: they need no memory here, and never wait."""
+        for request in requests:
+            self._announce(request)
+            self.running[request.number] = request
 
     def raise_priority(self, request: Request, priority: int) -> None:
         """Raise the priority of a waiting request, because a caller of that priority waits for it, too."""
@@ -103,7 +117,7 @@ class ActiveRequests:
                 ready = request.encoding.ready()
                 before = [] if ready else request.encoding.first(request)
             except Exception as error:
-                self.drop(request, error if isinstance(error, ChoreoError) else failed(error))
+                self.fail(request, error)
                 continue
             if before:
                 for r in before:
@@ -209,9 +223,29 @@ class ActiveRequests:
                 self.drop(request, None, "timed out" if late else "cancelled")
 
     def finish(self, request: Request) -> None:
-        """End a running request that has nothing left to do."""
+        """End a running request that has nothing left to do, with its owner's result or, if that fails, the error.
+
+        The error fails only this request, and is never raised.
+        """
         del self.running[request.number]
-        self._completion.finish(request)
+        request.over = True
+        # From here on a caller can no longer cancel; one that already has takes no lease.
+        request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
+        error: ChoreoError | None = None
+        try:
+            if request.segment is not None:
+                self._pool.complete(request.segment)
+            result = request.owner.finish(request)
+        except Exception as cause:
+            error = failed(cause)
+            _run_cleanup(lambda: request.owner.abandon(request))
+        _run_cleanup(request.encoding.unpin)
+        self._count(request, "done" if error is None else "failed")
+        for future in request.futures:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
     def drop(self, request: Request, error: ChoreoError | None, outcome: str = "failed") -> None:
         """End a request without a result and free its memory; drop running readers of what it will not encode, too.
@@ -223,14 +257,37 @@ class ActiveRequests:
         if self.running.pop(request.number, None) is None and request in self.waiting:
             self.waiting.remove(request)
         readers = [reader for reader in self.running.values() if reader.reads_unencoded_of(request)]
-        self._completion.drop(request, error, outcome)
+        request.over = True
+        segment = request.segment
+        if segment is not None:
+            _run_cleanup(lambda: self._pool.complete(segment))
+        if request.binding is not None:
+            _run_cleanup(request.encoding.unpin)
+        _run_cleanup(lambda: request.owner.abandon(request))
+        self._count(request, outcome)
+        resolve(request, error)
+        if request.stop is not None:
+            request.stop()
         for reader in readers:
             self.drop(reader, error or EngineClosedError("what the call reads was given up before it was encoded"))
+
+    def fail(self, request: Request, cause: BaseException) -> None:
+        """End a request with an error, which becomes the caller's if it is one of ours."""
+        self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
 
     def drop_all(self, error: ChoreoError) -> None:
         """End all requests with an error."""
         for request in self:
             self.drop(request, error)
+
+    def _count(self, request: Request, outcome: str) -> None:
+        now, reused, beyond = time.perf_counter(), request.reused, request.tokens_outside_view
+        ended = {"done": "finished", "failed": "failed"}.get(outcome, "cancelled")
+        self._counters.add(request.tenant, ended)
+        self._counters.add(request.tenant, "tokens_reused", reused)
+        self._ended.notify_all()
+        number, charges = request.number, request.charges
+        self._emit(RequestFinished(now, number, outcome, tokens_reused=reused, tokens_outside_view=beyond, **charges))
 
     def _no_room_error(
         self, request: Request, own: int, absent: int, read: int, free: int, *, by_policy: bool = False
@@ -275,67 +332,6 @@ def place_in_queue(queue: Sequence[Request], priority: int, most: int = MOST_OVE
     while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
         at -= 1
     return at
-
-
-class Completion:
-    """Ends requests. An error in that fails only that request, and is never raised. Used under the engine's lock.
-
-    Args:
-        pool: Pool that holds their KV.
-        counters: Counts them.
-        emit: Receives their events.
-        ended: Notified when one ends.
-    """
-
-    def __init__(
-        self, pool: KVPool, counters: PerTenantCounters[Counters], emit: EventSink, ended: threading.Condition
-    ) -> None:
-        self._pool = pool
-        self._counters = counters
-        self._emit = emit
-        self._ended = ended
-
-    def finish(self, request: Request) -> None:
-        """End a request that has nothing left to do, with its owner's result or, if that fails, the error."""
-        request.over = True
-        # From here on a caller can no longer cancel; one that already has takes no lease.
-        request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
-        error: ChoreoError | None = None
-        try:
-            if request.segment is not None:
-                self._pool.complete(request.segment)
-            result = request.owner.finish(request)
-        except Exception as cause:
-            error = failed(cause)
-            _run_cleanup(lambda: request.owner.abandon(request))
-        _run_cleanup(request.encoding.unpin)
-        self._count(request, "done" if error is None else "failed")
-        for future in request.futures:
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-    def drop(self, request: Request, error: ChoreoError | None, outcome: str) -> None:
-        """End a request without a result; callers that still wait get the error."""
-        request.over = True
-        segment = request.segment
-        if segment is not None:
-            _run_cleanup(lambda: self._pool.complete(segment))
-        if request.binding is not None:
-            _run_cleanup(request.encoding.unpin)
-        _run_cleanup(lambda: request.owner.abandon(request))
-        self._count(request, outcome)
-        resolve(request, error)
-
-    def _count(self, request: Request, outcome: str) -> None:
-        now, reused, beyond = time.perf_counter(), request.reused, request.tokens_outside_view
-        ended = {"done": "finished", "failed": "failed"}.get(outcome, "cancelled")
-        self._counters.add(request.tenant, ended)
-        self._counters.add(request.tenant, "tokens_reused", reused)
-        self._ended.notify_all()
-        number, charges = request.number, request.charges
-        self._emit(RequestFinished(now, number, outcome, tokens_reused=reused, tokens_outside_view=beyond, **charges))
 
 
 def _run_cleanup(work: Callable[[], object]) -> None:

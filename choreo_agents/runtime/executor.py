@@ -28,8 +28,8 @@ from choreo_agents.native.structs import DrawingStruct
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.passes import FixedPass, Passes, cuda_capture
 from choreo_agents.runtime.step import Row, Step, StepMaker, make_step
-from choreo_agents.sampling import BatchSampler, Lottery, SampledToken, Sampler, Tickets, choose_tokens
-from choreo_agents.sampling.lottery import CONSTANTS
+from choreo_agents.sampling import BatchSampler, DrawKernel, DrawnTokens, SampledToken, Sampler, choose_tokens
+from choreo_agents.sampling.kernel import CONSTANTS
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.tracing import PerTenantCounters
 
@@ -292,7 +292,7 @@ class Executor:
         self.pool = pool
         self.backend = backend
         self.counters = counters
-        self._batch = BatchSampler(lottery_on(adapter.device))
+        self._batch = BatchSampler(draw_kernel_on(adapter.device))
         self._masks = StepMasks(adapter.device)
         is_cuda = adapter.device.type == "cuda"
         self.passes = Passes(adapter, pool, backend, cuda_capture(adapter.device) if graphs and is_cuda else None)
@@ -355,16 +355,16 @@ class Executor:
         return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.adapter.device)
 
 
-def lottery_on(device: torch.device) -> Lottery | None:
-    """Return a device's lottery: Triton kernels on a GPU, C kernels on a CPU; None if there are none."""
-    lottery, kernels = Lottery.on(device), available_kernels()
-    if lottery is not None or device.type != "cpu" or isinstance(kernels, str):
-        return lottery
-    return native_lottery(kernels[0])
+def draw_kernel_on(device: torch.device) -> DrawKernel | None:
+    """Return the kernel that draws tokens on a device: in Triton on a GPU, in C on a CPU; None if there is none."""
+    kernel, kernels = DrawKernel.on(device), available_kernels()
+    if kernel is not None or device.type != "cpu" or isinstance(kernels, str):
+        return kernel
+    return native_draw_kernel(kernels[0])
 
 
-def native_lottery(kernels: Kernels) -> Lottery:
-    """Return the lottery of the C kernels, for logits in fp32."""
+def native_draw_kernel(kernels: Kernels) -> DrawKernel:
+    """Return the kernel in C that draws tokens from logits in fp32."""
 
     def launch(logits: Tensor, queries: Tensor, results: Tensor) -> None:
         drawing = DrawingStruct(
@@ -385,7 +385,7 @@ def native_lottery(kernels: Kernels) -> Lottery:
         )
         kernels.draw(ctypes.addressof(drawing))
 
-    return Lottery(launch, (torch.float32,))
+    return DrawKernel(launch, (torch.float32,))
 
 
 class Forward:
@@ -474,12 +474,12 @@ class Forward:
         return torch.cat((logits, computed))[order]
 
     @property
-    def meanwhile(self) -> Callable[[Tickets], None] | None:
+    def meanwhile(self) -> Callable[[DrawnTokens], None] | None:
         """Callback that starts the next step with the tokens that this one will almost surely sample, while the device
         computes. None if that is not possible. It overwrites what `logits` returned."""
         return None if self._next is None else self._begin
 
-    def _begin(self, tickets: Tickets) -> None:
+    def _begin(self, drawn: DrawnTokens) -> None:
         assert self._next is not None
         (step, last), self._next, self._last = self._next, None, None
         assert last.recurring is not None
@@ -487,13 +487,13 @@ class Forward:
             if not last.attention.follow():
                 return
             positions = [at + 1 for at in step.positions]
-            logits = last.recurring.logits(tickets.guesses, positions, last.attention, step.logits_at)
+            logits = last.recurring.logits(drawn.guesses, positions, last.attention, step.logits_at)
         except Exception as error:  # the step itself has not failed: a persistent fault will show in the next pass
             self._is_refused = True
             _log.warning("a step could not be begun ahead: %s", error_text(error))
             return
         self._last = last._replace(further=last.further + 1, is_ahead=True)
-        self._ahead = _AheadPass(step, tickets, self._last, logits)
+        self._ahead = _AheadPass(step, drawn, self._last, logits)
 
     def _look_ahead(self, step: Step, last: _LastAttention) -> None:
         is_captured = last.recurring is not None and last.recurring.is_captured
@@ -576,7 +576,7 @@ class _AheadPass(NamedTuple):
 
     step: Step
     """The step before it, with the same rows."""
-    tickets: Tickets
+    drawn: DrawnTokens
     """Guesses of the tokens that those rows sampled."""
     last: _LastAttention
     logits: Tensor
@@ -584,7 +584,7 @@ class _AheadPass(NamedTuple):
 
     def places(self, rows: Sequence[Row]) -> dict[int, int]:
         """Return the indices, by request number, of the rows that it has already computed."""
-        guesses = self.tickets.guessed()
+        guesses = self.drawn.guessed()
         before = {row.number: (place, row) for place, row in enumerate(self.step.rows)}
         place_of: dict[int, int] = {}
         for row in rows:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from choreo_agents.errors import CapacityError, ChoreoError, DeviceLostError, EngineClosedError, error_text
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.runtime.active_requests import ActiveRequests, Completion, Reclaimer, failed
+from choreo_agents.runtime.active_requests import ActiveRequests, Reclaimer, failed
 from choreo_agents.runtime.counters import count_encoded, count_step
 from choreo_agents.runtime.executor import Executor, StepResult, StepRetry
 from choreo_agents.runtime.lock import EngineLock
@@ -59,8 +59,7 @@ class EngineLoop:
         self._ended = lock.condition()
         """Notified whenever a request has ended."""
         pool = executor.pool
-        completion = Completion(pool, executor.counters, self._emit, self._ended)
-        self._active = ActiveRequests(pool, reclaimer, completion, self._emit)
+        self._active = ActiveRequests(pool, reclaimer, executor.counters, self._emit, self._ended)
         self._next = NextSteps(pool, self._active, lock, self._changed, planned)
         self._last_chosen: Mapping[int, SampledToken] | None = None
         """Tokens that the last step sampled, if no request ended or failed in it."""

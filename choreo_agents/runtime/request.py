@@ -122,9 +122,6 @@ class Encoding(Protocol):
 class Owner(Protocol):
     """Submitter of a request, which turns its end into a result. Called under the engine's lock."""
 
-    encodes_end: bool
-    """Whether the last sampled token and the turn suffix are encoded too, for later readers."""
-
     def finish(self, request: Request) -> Any:
         """Close the finished request's encoding and return the result for its callers.
 
@@ -164,6 +161,8 @@ class Request:
     """Name that is the same in every run of the program, whatever the text (see `StepTrace`)."""
     tenant: str = ""
     """Tenant whose request it is; only that one may read its details in errors."""
+    encodes_end: bool = True
+    """Whether the last sampled token and the turn suffix are encoded too, for later readers."""
     priority: int = 0
     """Priority; higher ones come first."""
     overtaken: int = 0
@@ -199,6 +198,8 @@ class Request:
     """Whether it was finished or dropped."""
     handed_over: bool = False
     """Whether the pin that came with its segment was passed on."""
+    stop: Callable[[], object] | None = None
+    """Stops the remote engine that runs it; called when it is dropped."""
     _watched: set[Future[Any]] = field(default_factory=set)
     """Futures whose cancellation is already watched."""
 
@@ -212,6 +213,10 @@ class Request:
         self.encoding.bound(segment)
         if self.decoding is not None and self.decoding.known_answer is not None and not self.ended:
             self._take_known(self.decoding, self.decoding.known_answer)
+
+    def begin_elsewhere(self, prompt: tuple[int, ...], position: int) -> None:
+        """Start it on a remote engine, where its view and its segment are."""
+        self.binding = Binding((), prompt, position)
 
     def _take_known(self, decoding: Decoding, tokens: Sequence[int]) -> None:
         """Append an answer that is known in advance: no step has to sample it."""
@@ -361,7 +366,7 @@ class Request:
     def done(self) -> bool:
         """Return whether nothing is left to sample or, where later readers need it, to encode."""
         prompt = 0 if self.binding is None else len(self.binding.prompt)
-        return self.ended and (self.pending == 0 or (self.encoded >= prompt and not self.owner.encodes_end))
+        return self.ended and (self.pending == 0 or (self.encoded >= prompt and not self.encodes_end))
 
 
 @dataclass

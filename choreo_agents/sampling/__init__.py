@@ -11,7 +11,7 @@ from choreo_agents.sampling.constraints.base import (
 from choreo_agents.sampling.constraints.grammar import Grammar
 from choreo_agents.sampling.constraints.thinking import BLANK_LINES, Phase, ThinkingConstraint
 from choreo_agents.sampling.draw import Draw
-from choreo_agents.sampling.lottery import Lottery, Tickets
+from choreo_agents.sampling.kernel import DrawKernel, DrawnTokens
 from choreo_agents.sampling.parameters import Sampling, checkpoint_sampling
 from choreo_agents.sampling.sampler import (
     BatchSampler,
@@ -32,16 +32,16 @@ __all__ = [
     "ChoiceConstraint",
     "ConstrainedAnswer",
     "Draw",
+    "DrawKernel",
+    "DrawnTokens",
     "FreeAnswer",
     "Grammar",
-    "Lottery",
     "Phase",
     "SampledToken",
     "Sampler",
     "SamplerCall",
     "Sampling",
     "ThinkingConstraint",
-    "Tickets",
     "TokenConstraint",
     "TokenSampler",
     "checkpoint_sampling",

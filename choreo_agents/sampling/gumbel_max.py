@@ -12,15 +12,16 @@ tokens at the very edge, for which it is computed exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.draw import DrawColumns
+from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.elementary import exp2_, rounded_for_sums_
 from choreo_agents.sampling.likeliest import CHUNK, highest, in_chunks, peaks, words_of
 from choreo_agents.sampling.noise import FIRST_BITS, first_bits, gumbel
-from choreo_agents.sampling.workspace import Workspace
+from choreo_agents.sampling.rows import Workspace
 
 _LEAST_BITS = 2.0**-33
 """Lower bound on uniform numbers, in units of the first bits."""
@@ -33,6 +34,28 @@ _ALIKE = 1e-5
 """Relative margin of weights: closer ones may be equal, or in another order, when computed exactly."""
 _LEAST = 2.0**-30
 """Absolute margin of weights: exact ones are multiples of less."""
+
+
+class Columns(NamedTuple):
+    """Sampling settings of some rows, as columns on a device."""
+
+    scale: Tensor
+    """Factor from logits to exponents of 2: fp32, [rows, 1]."""
+    top_p: Tensor | None
+    """top-p as doubles, [rows, 1]; None if no row has one."""
+    least: Tensor | None
+    """Least exponents by min-p, [rows, 1] fp32; None if no row has one."""
+
+    @staticmethod
+    def of(draws: Sequence[Draw], device: torch.device) -> Columns:
+        """Make the columns of some draws on a device."""
+        columns = torch.tensor([draw.numbers() for draw in draws], dtype=torch.float64).to(device)
+        scale, least, top_p = columns.T[..., None]
+        return Columns(
+            scale.to(torch.float32),
+            top_p if any(draw.sampling.top_p < 1.0 for draw in draws) else None,
+            least.to(torch.float32) if any(draw.sampling.min_p for draw in draws) else None,
+        )
 
 
 def sums(weights: Tensor) -> Tensor:
@@ -57,7 +80,7 @@ class GumbelMax:
 
     Args:
         work: Lends memory, until the winners are known.
-        columns: Sampling settings of the rows.
+        draws: Sampling settings of the rows.
         logits: Logits of the candidates; -inf for padding and tokens that may not win.
         ids: Token ids of the candidates, int32: [words], or [rows, words].
         top: Highest logit of each row: [rows, 1].
@@ -69,15 +92,16 @@ class GumbelMax:
     def __init__(
         self,
         work: Workspace,
-        columns: DrawColumns,
+        draws: Sequence[Draw],
         logits: Tensor,
         ids: Tensor,
         top: Tensor,
         whole: Callable[[int], tuple[Tensor, Tensor]] | None = None,
         total: Tensor | None = None,
     ) -> None:
-        self._work, self._columns, self._logits, self._ids, self._top = work, columns, logits, ids, top
+        self._work, self._draws, self._logits, self._ids, self._top = work, draws, logits, ids, top
         self._whole = whole
+        self._columns = columns = Columns.of(draws, work.device)
         self._exponents = torch.sub(logits, top, out=work.like("exponents", logits)).mul_(columns.scale)
         if columns.top_p is not None:
             self._weights = torch.exp2(self._exponents, out=work.like("weights", logits))
@@ -87,7 +111,7 @@ class GumbelMax:
     def winners(self) -> list[int]:
         """Return the winning token of each row."""
         work, logits = self._work, self._logits
-        keys = torch.tensor([draw.noise for draw in self._columns.draws], dtype=torch.int32).to(logits.device)
+        keys = torch.tensor([draw.noise for draw in self._draws], dtype=torch.int32).to(logits.device)
         bits = first_bits(self._ids, keys, work.like("bits", logits), work.like("spare_bits", logits))
         bounds = self._bounds(bits)
         if self._columns.least is not None:
@@ -110,7 +134,7 @@ class GumbelMax:
 
     def _highest(self, bounds: Tensor, bits: Tensor) -> list[tuple[int, int]]:
         """Return the token with the highest score in each row, and its index; scores only those that can be highest."""
-        tops, exponents, draws = peaks(bounds), self._exponents, self._columns.draws
+        tops, exponents, draws = peaks(bounds), self._exponents, self._draws
         first = highest(bounds, tops)
         uniform = (bits.gather(1, first).to(torch.float64) + 1.0) * 2.0**-FIRST_BITS
         energy = -torch.log1p(-uniform.clamp_(max=1.0 - 2.0**-53))

@@ -12,13 +12,50 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.draw import Draw, are_in_a_row
+from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.likeliest import CHUNK, peaks
-from choreo_agents.sampling.workspace import Workspace
 
 HIGHEST = torch.finfo(torch.float32).max
 LOW = -1e38
 """A row whose highest logit is below this may have no finite one."""
+_TYPES = {"bits": torch.int32, "spare_bits": torch.int32, "exact": torch.float64}
+"""Types of buffers that are not fp32."""
+_BLOCK_WORDS = {"cpu": 1 << 18}
+"""Logits in a block, by type of device: on a CPU, a block fits into the cache."""
+_USUAL_BLOCK_WORDS = 1 << 22
+
+
+class Workspace:
+    """Buffers for blocks of rows of one vocabulary, on one device.
+
+    They are reused for every block: a new page costs more than writing to it.
+    """
+
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self.vocabulary, self.device = vocabulary, device
+        self.width = -(-vocabulary // CHUNK) * CHUNK
+        """Length of a row: the vocabulary, padded to whole chunks."""
+        self.rows = self.rows_of(self.width)
+        """Rows of a block of whole rows."""
+        self.ids = torch.arange(self.width, dtype=torch.int32, device=device)
+        self._buffers: dict[str, Tensor] = {}
+
+    def rows_of(self, words: int) -> int:
+        """Return the rows of a block if `words` logits of each are read."""
+        return max(1, _BLOCK_WORDS.get(self.device.type, _USUAL_BLOCK_WORDS) // words)
+
+    def like(self, name: str, shaped: Tensor) -> Tensor:
+        """Return a buffer of the shape of `shaped`, [rows, words]; its contents are lost."""
+        return self.buffer(name, *shaped.shape)
+
+    def buffer(self, name: str, rows: int, words: int) -> Tensor:
+        """Return a buffer as [rows, words]; its contents are lost."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < rows * words:
+            self._buffers[name] = buffer = torch.empty(
+                rows * words, dtype=_TYPES.get(name, torch.float32), device=self.device
+            )
+        return buffer[: rows * words].view(rows, words)
 
 
 @dataclass(frozen=True)
@@ -81,7 +118,7 @@ class StepRows:
             (direct if self._is_direct[row] and not is_cut else written).append(place)
         for places in _parts(direct, self._work.rows_of(words)):
             picked = [rows[place] for place in places]
-            if are_in_a_row(picked):
+            if _are_in_a_row(picked):
                 which, run = torch.arange(len(picked), device=self._logits.device), slice(picked[0], picked[-1] + 1)
                 yield Block(places, self._logits[run], which, self._tops[run])
             else:
@@ -96,7 +133,7 @@ class StepRows:
         work = self._work
         padded = work.buffer("logits", len(rows), work.width)
         own = padded[:, : work.vocabulary]
-        own.copy_(self._logits[rows[0] : rows[-1] + 1] if are_in_a_row(rows) else self._logits[list(rows)])
+        own.copy_(self._logits[rows[0] : rows[-1] + 1] if _are_in_a_row(rows) else self._logits[list(rows)])
         if not own.isfinite().any(dim=-1).all():
             raise ArithmeticError("logits hold no number: the pass that has computed them went wrong")
         own.nan_to_num_(nan=-HIGHEST, posinf=HIGHEST, neginf=-HIGHEST)
@@ -126,3 +163,8 @@ def _runs(rows: Sequence[int]) -> Iterator[slice]:
 def _parts(places: Sequence[int], most: int) -> Iterator[Sequence[int]]:
     for first in range(0, len(places), most):
         yield places[first : first + most]
+
+
+def _are_in_a_row(rows: Sequence[int]) -> bool:
+    """Return whether rows are consecutive, so that a slice selects them."""
+    return all(row == rows[0] + place for place, row in enumerate(rows))

@@ -12,23 +12,21 @@ import torch
 from torch import Tensor
 
 from choreo_agents.sampling.constraints.base import AnswerConstraint
-from choreo_agents.sampling.draw import Draw, DrawColumns
+from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.elementary import LOG2_E
-from choreo_agents.sampling.gumbel_max import GumbelMax, exact_weights
+from choreo_agents.sampling.gumbel_max import Columns, GumbelMax, exact_weights, sums, surely_reached
+from choreo_agents.sampling.kernel import DrawKernel, DrawnTokens
 from choreo_agents.sampling.likeliest import CHUNK, highest, highest_few
-from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.noise import noise_key
-from choreo_agents.sampling.nucleus_filter import NucleusFilter
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.penalties import CountedTokens
-from choreo_agents.sampling.rows import HIGHEST, StepRows
-from choreo_agents.sampling.workspace import Workspace
+from choreo_agents.sampling.rows import HIGHEST, StepRows, Workspace
 
 _FEW = 128
-"""Largest top-k that is cut out of the row; above it, or with more ties than fit, the row is masked."""
+"""Tokens that are cut out of a row whose filters keep no more: from other rows, a token is drawn as they are."""
 _EXTRA_FOR_TIES = 32
-_STEP = 32
-"""Unit of the number of tokens that are cut out."""
+_EXPONENT_MARGIN = 0.01
+"""Margin, in exponents of 2, far more than the error of fp32 in them."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class TokenSampler:
         self._seed = seed
         self._watch = logits_callback
         self._taken = 0
-        self.played: tuple[int, ...] = ()
+        self.replayed: tuple[int, ...] = ()
         """Tokens chosen in an earlier run of the same call, from the first on; they are chosen again."""
         self._is_shown = False
         """Whether the callback has seen the logits of the next token."""
@@ -123,7 +121,7 @@ class TokenSampler:
         """Choose the next token for [vocabulary] logits: the same as in any batch, and on every call before `take`."""
         return choose_tokens([self], logits[None], BatchSampler())[0]
 
-    def shown(self, logits: Tensor) -> None:
+    def show(self, logits: Tensor) -> None:
         """Pass the [vocabulary] logits of the next token to the callback, once."""
         if self._watch is not None and not self._is_shown:
             self._watch(logits)
@@ -131,11 +129,11 @@ class TokenSampler:
         if self.sampling.penalises and self._counted is None:
             self._counted = CountedTokens(self.sampling, self._seen, logits.device)
 
-    def forced(self) -> int | None:
+    def forced_token(self) -> int | None:
         """Return the next token if it is forced or replayed, else None."""
         if self.sampling.forced_token_ids is not None:
             return self.sampling.forced_token_ids[self._taken]
-        return self.played[self._taken] if self._taken < len(self.played) else None
+        return self.replayed[self._taken] if self._taken < len(self.replayed) else None
 
     def draw(self, logits: Tensor) -> Draw:
         """Return how to draw from the [vocabulary] logits; every call before `take` uses the same random numbers."""
@@ -173,7 +171,7 @@ def choose_tokens(
     samplers: Sequence[Sampler],
     logits: Tensor,
     batch: BatchSampler,
-    meanwhile: Callable[[Tickets], None] | None = None,
+    meanwhile: Callable[[DrawnTokens], None] | None = None,
 ) -> list[SampledToken]:
     """Choose the next token of each request, for [requests, vocabulary] logits; see `BatchSampler.draw`."""
     chosen: dict[int, SampledToken] = {}
@@ -182,12 +180,12 @@ def choose_tokens(
     for row, sampler in enumerate(samplers):
         if isinstance(sampler, TokenSampler):
             drawn[row] = sampler
-            sampler.shown(logits[row])
+            sampler.show(logits[row])
         else:
             chosen[row] = sampler.choose(logits[row])
     todo = drawn
     while todo:
-        forced = {row: token for row, sampler in todo.items() if (token := sampler.forced()) is not None}
+        forced = {row: token for row, sampler in todo.items() if (token := sampler.forced_token()) is not None}
         free = [row for row in todo if row not in forced]
         draws, then = [todo[row].draw(logits[row]) for row in free], meanwhile if len(free) == len(samplers) else None
         sampled = batch.draw(logits, draws, free, then) if free else []
@@ -215,9 +213,9 @@ def nth_seed(seed: int, number: int) -> int:
 class BatchSampler:
     """Sampler of all rows of a step together, on the device of the logits, in blocks of rows.
 
-        logits ── penalties, masks ── peaks ┬─ temperature 0 ─────────────────────────────── the highest
-                                            ├─ a small top-k ── its tokens ─────────────────┬─── Gumbel-max
-                                            └─ else ── tokens that filters may keep ────────┘
+        logits ── penalties, masks ── kernel, if any ── rows that it leaves ┬─ temperature 0 ──────────── the highest
+                                                                            ├─ filters keep few tokens ┬─ Gumbel-max
+                                                                            └─ else ── all tokens ─────┘
 
     A row's choice does not depend on other rows: of the tokens that the filters keep, it is the one with the highest
     logit / temperature + Gumbel noise. Everything that decides it is the same in any batch: maxima, comparisons,
@@ -226,12 +224,12 @@ class BatchSampler:
     Not thread-safe.
 
     Args:
-        lottery: Draws most rows in one launch; None: all are drawn by torch's operators.
+        kernel: Draws most rows in one launch; None: all are drawn by torch's operators.
     """
 
-    def __init__(self, lottery: Lottery | None = None) -> None:
+    def __init__(self, kernel: DrawKernel | None = None) -> None:
         self._last_workspace: Workspace | None = None
-        self._lottery = lottery
+        self._kernel = kernel
 
     @torch.inference_mode()
     def draw(
@@ -239,7 +237,7 @@ class BatchSampler:
         logits: Tensor,
         draws: Sequence[Draw],
         rows: Sequence[int] | None = None,
-        meanwhile: Callable[[Tickets], None] | None = None,
+        meanwhile: Callable[[DrawnTokens], None] | None = None,
     ) -> list[int]:
         """Draw a token for each of some rows of [rows, vocabulary] logits. NaN and -inf count as the lowest number.
 
@@ -247,49 +245,80 @@ class BatchSampler:
             logits: Not written to; rows that nothing changes are not copied.
             draws: Sampling settings of the rows.
             rows: The rows, in any order; None: all.
-            meanwhile: Called with the tickets before waiting for the device, if they hold all rows' likely tokens.
+            meanwhile: Called with the tokens that the kernel draws before waiting for the device, if nothing changes
+                any row's logits.
 
         Raises:
             ArithmeticError: A row has no finite logit: the forward pass failed.
         """
         rows = range(len(logits)) if rows is None else rows
-        if self._lottery is None:
-            return self._draw(logits, draws, rows)
-        plain = [place for place, draw in enumerate(draws) if not draw.changes]
-        tickets = self._lottery.draw(logits, [rows[place] for place in plain], [draws[place] for place in plain])
-        if tickets is None:
-            return self._draw(logits, draws, rows)
-        if meanwhile is not None and len(plain) == len(draws):
-            meanwhile(tickets)
-        tokens = {place: token for place, token in zip(plain, tickets.tokens(), strict=True) if token is not None}
-        unsure = [place for place in range(len(draws)) if place not in tokens]
-        if unsure:
-            drawn = self._draw(logits, [draws[place] for place in unsure], [rows[place] for place in unsure])
-            tokens |= zip(unsure, drawn, strict=True)
-        return [tokens[place] for place in range(len(draws))]
+        draw_of = dict(zip(rows, draws, strict=True))
+        tokens: dict[int, int] = {}
+        if self._kernel is not None and not self._kernel.failure:
+            tokens = self._draw_by_kernel(self._kernel, logits, draw_of, meanwhile)
+        left = {row: draw for row, draw in draw_of.items() if row not in tokens}
+        if left:
+            tokens |= self._draw_by_operators(logits, left)
+        return [tokens[row] for row in rows]
 
-    def _draw(self, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> list[int]:
+    def _draw_by_kernel(
+        self,
+        kernel: DrawKernel,
+        logits: Tensor,
+        draws: Mapping[int, Draw],
+        meanwhile: Callable[[DrawnTokens], None] | None,
+    ) -> dict[int, int]:
+        """Draw the tokens that a kernel decides with certainty; rows that are changed are drawn from copies."""
+        plain = [row for row, draw in draws.items() if not draw.changes]
+        # Of a row at temperature 0, a copy's peaks already say which token it is.
+        changed = [row for row, draw in draws.items() if draw.changes and draw.sampling.temperature > 0.0]
+        launched = [(plain, kernel.draw(logits, plain, [draws[row] for row in plain]))]
+        if meanwhile is not None and len(plain) == len(draws) and launched[0][1] is not None:
+            meanwhile(launched[0][1])
+        if changed:
+            step = StepRows(self._workspace(logits), logits, changed, draws)
+            for block in step.blocks(changed, logits.shape[1]):
+                rows, copy = [changed[place] for place in block.places], block.logits[:, : logits.shape[1]]
+                launched.append((rows, kernel.draw(copy, range(len(rows)), [draws[row] for row in rows])))
+        tokens: dict[int, int] = {}
+        for rows, drawn in launched:
+            if drawn is not None:
+                tokens |= {row: token for row, token in zip(rows, drawn.tokens(), strict=True) if token is not None}
+        return tokens
+
+    def _draw_by_operators(self, logits: Tensor, draws: Mapping[int, Draw]) -> dict[int, int]:
         """Draw by torch's operators, as `draw`."""
-        work, draw_of = self._workspace(logits), dict(zip(rows, draws, strict=True))
+        work = self._workspace(logits)
         tokens: dict[int, int] = {}
         greedy: list[int] = []
-        few: list[int] = []
-        many: list[int] = []
-        for row, draw in draw_of.items():
+        cut: list[int] = []
+        filtered: list[int] = []
+        whole: list[int] = []
+        for row, draw in draws.items():
             sampling = draw.sampling
-            kind = greedy if sampling.temperature == 0.0 else few if 0 < sampling.top_k <= _FEW else many
-            kind.append(row)
-        step = StepRows(work, logits, rows, draw_of)
+            has_top_k = 0 < sampling.top_k < work.vocabulary
+            if sampling.temperature == 0.0:
+                greedy.append(row)
+            elif has_top_k and sampling.top_k <= _FEW:
+                cut.append(row)
+            elif not has_top_k and (sampling.top_p < 1.0 or sampling.min_p > 0.0):
+                filtered.append(row)
+            else:
+                whole.append(row)
+        step = StepRows(work, logits, list(draws), draws)
         for block in step.blocks(greedy, CHUNK):
             winners = highest(block.logits, block.tops, block.which)[:, 0].tolist()
             tokens |= zip((greedy[place] for place in block.places), winners, strict=True)
-        if few:
-            winners, tied = _draw_top_k(work, step, draw_of, few)
-            tokens |= zip(few, winners, strict=True)
-            many += [few[place] for place in tied]
-        if many:
-            tokens |= zip(many, NucleusFilter(work, step, draw_of, many).tokens(), strict=True)
-        return [tokens[row] for row in rows]
+        if cut:
+            tokens |= _draw_top_k(work, step, draws, cut)
+        if filtered:
+            tokens |= _draw_likeliest(work, step, draws, filtered)
+        whole += [row for row in (*cut, *filtered) if row not in tokens]
+        for block in step.blocks(whole, work.width, cut=True):
+            rows, top = [whole[place] for place in block.places], block.tops.amax(dim=-1, keepdim=True)
+            contest = GumbelMax(work, [draws[row] for row in rows], block.whole(), work.ids, top)
+            tokens |= zip(rows, contest.winners(), strict=True)
+        return tokens
 
     @torch.inference_mode()
     def log_probabilities(
@@ -325,29 +354,81 @@ class BatchSampler:
         return workspace
 
 
-def _draw_top_k(
-    work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Draw tokens of rows with a small top-k, from its tokens alone.
+def _draw_top_k(work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]) -> dict[int, int]:
+    """Draw for rows with a small top-k, from its tokens alone.
 
-    Also returns the indices in `rows` of rows with more ties with the k-th token than were cut out: their tokens are
-    not valid.
+    Leaves out rows with more ties with the k-th token than were cut out.
     """
-    row_draws = [draws[row] for row in rows]
-    needed = max(draw.sampling.top_k for draw in row_draws) + _EXTRA_FOR_TIES
-    count = min(-(-needed // _STEP) * _STEP, work.width)
-    width = -(-count // CHUNK) * CHUNK
-    values = torch.full((len(rows), width), float("-inf"), dtype=torch.float32, device=work.device)
-    ids = torch.zeros((len(rows), width), dtype=torch.int32, device=work.device)
-    for block in step.blocks(rows, min(count * CHUNK, work.width)):
-        best, best_ids = highest_few(block.logits, block.tops, count, block.which)
-        values[list(block.places), :count], ids[list(block.places), :count] = best, best_ids.to(torch.int32)
-    last = torch.tensor([draw.sampling.top_k - 1 for draw in row_draws], device=work.device)[:, None]
-    least = values.gather(1, last)
-    tied = (values[:, count - 1 : count] == least) & (least > float("-inf")) & (count < work.width)
+    most = [draws[row].sampling.top_k for row in rows]
+    count = min(max(most) + _EXTRA_FOR_TIES, work.width)
+    values, ids, _ = _cut_out(work, step, rows, count, None)
+    least = values.gather(1, torch.tensor(most, device=work.device)[:, None] - 1)
+    is_sure = (values[:, count - 1 : count] < least) | (least == float("-inf")) | (count == work.width)
     values.masked_fill_(values < least, float("-inf"))
-    gumbel_max = GumbelMax(work, DrawColumns.by(row_draws, work.device), values, ids, values[:, :1].clone())
-    return gumbel_max.winners(), tied[:, 0].nonzero()[:, 0].tolist()
+    sure = is_sure[:, 0].nonzero()[:, 0].tolist()
+    if not sure:
+        return {}
+    kept = [rows[place] for place in sure]
+    contest = GumbelMax(work, [draws[row] for row in kept], values[sure], ids[sure], values[sure, :1])
+    return dict(zip(kept, contest.winners(), strict=True))
+
+
+def _draw_likeliest(work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]) -> dict[int, int]:
+    """Draw for rows with a top-p or min-p, from their likeliest tokens alone.
+
+    Leaves out rows whose filters may keep the last token that was cut out, or tokens after it.
+    """
+    count = _FEW + _EXTRA_FOR_TIES
+    if count >= work.width:
+        return {}
+    columns = Columns.of([draws[row] for row in rows], work.device)
+    values, ids, total = _cut_out(work, step, rows, count, columns)
+    exponents = (values - values[:, :1]) * columns.scale
+    last, least = values[:, count - 1 : count], exponents[:, count - 1 : count]
+    is_sure = last == float("-inf")
+    if columns.least is not None:
+        is_sure |= least < columns.least
+    if columns.top_p is not None:
+        # With a margin, so that no token that was not cut out is as likely as these when computed exactly.
+        before = torch.where(exponents > least + _EXPONENT_MARGIN, torch.exp2(exponents), 0.0)
+        is_sure |= sums(before) >= surely_reached(total, columns.top_p)
+    values.masked_fill_(values <= last, float("-inf"))
+    sure = is_sure[:, 0].nonzero()[:, 0].tolist()
+    if not sure:
+        return {}
+    kept = [rows[place] for place in sure]
+
+    def whole(place: int) -> tuple[Tensor, Tensor]:
+        [block] = step.blocks([kept[place]], work.width)
+        return block.whole(), work.ids
+
+    contest = GumbelMax(
+        work, [draws[row] for row in kept], values[sure], ids[sure], values[sure, :1], whole, total[sure]
+    )
+    return dict(zip(kept, contest.winners(), strict=True))
+
+
+def _cut_out(
+    work: Workspace, step: StepRows, rows: Sequence[int], count: int, columns: Columns | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the `count` highest logits of each row, descending and padded to whole chunks, and their token ids.
+
+    Also returns the approximate sum of all weights of each row, [rows, 1], if `columns` holds a top-p.
+    """
+    shape = len(rows), -(-count // CHUNK) * CHUNK
+    values = torch.full(shape, float("-inf"), dtype=torch.float32, device=work.device)
+    ids = torch.zeros(shape, dtype=torch.int32, device=work.device)
+    total = torch.ones(len(rows), 1, dtype=torch.float32, device=work.device)
+    has_top_p = columns is not None and columns.top_p is not None
+    for block in step.blocks(rows, work.width if has_top_p else min(count * CHUNK, work.width)):
+        places = list(block.places)
+        best, best_ids = highest_few(block.logits, block.tops, count, block.which)
+        values[places, :count], ids[places, :count] = best, best_ids.to(torch.int32)
+        if columns is not None and columns.top_p is not None:
+            whole = block.whole()
+            weights = torch.sub(whole, best[:, :1], out=work.like("weights", whole)).mul_(columns.scale[places])
+            total[places] = sums(torch.exp2(weights, out=weights))
+    return values, ids, total
 
 
 def _find_likeliest(logits: Tensor, tops: Tensor, count: int) -> tuple[Tensor, Tensor]:

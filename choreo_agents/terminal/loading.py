@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.terminal.options import importing, waiting
+from choreo_agents.terminal.options import waiting
 
 if TYPE_CHECKING:
     from choreo_agents.models import LoadedModel
@@ -80,8 +80,7 @@ def takes_loading(command: Callable[..., None]) -> Callable[..., None]:
 
 def load(console: Console, name: str, loading: Loading) -> LoadedModel:
     """Load a model with a message on the console. A very small one gets one thread: waking more would cost time."""
-    with importing(console):
-        import torch
+    import torch
 
     with waiting(console, f"loading [b]{escape(name)}[/b] ..."):
         model = loading.model(name)

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,19 @@ ModelOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
+
+
+@contextmanager
+def command_console(*, as_json: bool = False, error_code: int = 1) -> Iterator[Console]:
+    """Yield a command's console, stderr with `as_json`, once torch and LangGraph are imported; print expected errors.
+
+    A command imports the package's other modules in this block, so that --help does not wait for them.
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console, code=error_code):
+        with importing(console):
+            import_module("choreo_agents.graph")
+        yield console
 
 
 @contextmanager
@@ -63,9 +78,8 @@ def named_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
 @contextmanager
 def bar(console: Console, title: str = "", total: float | None = None) -> Iterator[Callable[..., None]]:
     """Show a progress bar; the yielded function takes the arguments of `rich.progress.Progress.update`."""
-    from choreo_agents.inspection.progress import drawn_on
-
-    with drawn_on(console) as shown:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
         yield partial(shown.update, shown.add_task(title, total=total))
 
 

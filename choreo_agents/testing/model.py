@@ -16,7 +16,7 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.errors import AdapterError, ConstraintError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import ChatFormat, LoadedModel, PromptText
-from choreo_agents.models.chat import ThoughtsFormat, TurnFormat
+from choreo_agents.models.chat.format import ThoughtsFormat, TurnFormat
 from choreo_agents.models.support import MovedLogits, ProbePrompt
 from choreo_agents.sampling import AnswerConstraint, SampledToken, Sampler, SamplerCall, ThinkingConstraint
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from typing_extensions import TypeIs
@@ -96,9 +97,8 @@ class Script:
         if default is not None and not _is_line(default):
             raise ScriptError(f"the default must be text or a function, for it is the line of many: not {default!r}")
         self._default = default
-        self._call_counts: Counter[str | None] = Counter()
-        self._unsaid: defaultdict[str | None, set[int]] = defaultdict(set)
-        """By agent, the numbers of calls that were withdrawn: the next calls get them."""
+        self._said: defaultdict[str | None, set[int]] = defaultdict(set)
+        """By agent, the numbers of its calls that were answered; withdrawn calls leave theirs to the next ones."""
         self._calls: list[ScriptedCall] = []
         self._lock = threading.RLock()
         self.model: LoadedModel = scripted_model(self._sampler, context)
@@ -127,15 +127,15 @@ class Script:
         """Number of lines left by agent, for lists that are not used up."""
         with self._lock:
             listed = {agent: lines for agent, lines in self._lines.items() if not _is_line(lines)}
-            counts = {a: len(lines) - self._call_counts[a] + len(self._unsaid[a]) for a, lines in listed.items()}
-            return {agent: count for agent, count in counts.items() if count}
+            counts = {agent: len(lines) - len(self._said[agent]) for agent, lines in listed.items()}
+            return {agent: left for agent, left in counts.items() if left}
 
     def _sampler(self, call: SamplerCall) -> Sampler:
         """Return the sampler of a decode; raise `ScriptError` if the script has no line that is allowed."""
         with self._lock:
             part = call.author if call.author in self._lines else (call.author or "").rpartition("|")[2]
             agent = part if part in self._lines else call.author
-            number = min(self._unsaid[agent], default=self._call_counts[agent])
+            number = next(number for number in count() if number not in self._said[agent])
             draft = self._read(call, number)
             if call.sampling.forced_token_ids is not None:
                 recorded = replace(draft, said=self.model.decode([*call.sampling.forced_token_ids], special=False))
@@ -151,8 +151,7 @@ class Script:
             tokens = next((tokens for tokens in written if follows(call, tokens, thoughts)), None)
             if tokens is None:
                 raise _not_allowed(agent, text, call.sampling)
-            self._call_counts[agent] = max(self._call_counts[agent], number + 1)
-            self._unsaid[agent].discard(number)
+            self._said[agent].add(number)
             thinks = isinstance(call.constraint and call.constraint(), ThinkingConstraint)
             recorded = replace(draft, said=text, thought=thought if thinks else "")
             self._calls.append(recorded)
@@ -163,7 +162,7 @@ class Script:
         with self._lock:
             self._calls = [call for call in self._calls if call is not withdrawn]
             for agent in used:
-                self._unsaid[agent].add(withdrawn.number)
+                self._said[agent].discard(withdrawn.number)
 
     def _read(self, call: SamplerCall, number: int) -> ScriptedCall:
         messages = tuple(

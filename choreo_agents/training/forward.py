@@ -1,44 +1,23 @@
-"""A differentiable forward pass over whole workflows, which computes at once what the engine computes step by step, and
-an estimate of its memory."""
+"""A differentiable forward pass over whole workflows, which computes at once what the engine computes step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.checkpointing import checkpointing
 from choreo_agents.models.hook import attention_context
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import Adapted, LoraAdapter, apply_adapters
 from choreo_agents.synthesis.mapper import CacheMapper
-from choreo_agents.training.packed import PackedAttention, PackedTraces, bucketed
+from choreo_agents.training.packed import PackedAttention, PackedTraces
 from choreo_agents.training.trace import Trace, batched
-
-_WIDE = 4
-"""Bytes of a value that is computed in fp32 whatever the model's dtype."""
-
-
-def _widths(adapter: ModelAdapter) -> tuple[int, int]:
-    """Return the hidden and the intermediate width; with experts, the sum over those that a token goes through."""
-    config = adapter.model.config.get_text_config()
-    hidden = int(config.hidden_size)
-    plain = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    experts = getattr(config, "num_experts_per_tok", None)
-    if not experts:
-        return hidden, plain
-    shared = int(getattr(config, "shared_expert_intermediate_size", None) or 0)
-    return hidden, int(experts) * int(getattr(config, "moe_intermediate_size", None) or plain) + shared
-
-
-def _has_sinks(adapter: ModelAdapter) -> bool:
-    return any(name.endswith("sinks") for name, _ in adapter.model.named_parameters())
 
 
 @dataclass(frozen=True)
@@ -110,14 +89,9 @@ class TraceForward:
             traces: The traces.
             batch_tokens: Most tokens of one pass.
         """
-        dropouts = {name: adapter.dropout for name, adapter in self.adapters.items()}
-        for adapter in self.adapters.values():
-            adapter.dropout = 0.0
-        try:
-            losses = [self.losses(batch) for batch in batched(traces, batch_tokens)]
-        finally:
-            for name, adapter in self.adapters.items():
-                adapter.dropout = dropouts[name]
+        adapters = {name: replace(adapter, dropout=0.0) for name, adapter in self.adapters.items()}
+        forward = TraceForward(self.model, adapters=adapters, mapper=self.mapper)
+        losses = [forward.losses(batch) for batch in batched(traces, batch_tokens)]
         return float(sum(loss.sums.sum() for loss in losses) / sum(loss.counts.sum() for loss in losses))
 
     def logits(self, traces: Sequence[Trace]) -> LearntLogits:
@@ -146,40 +120,6 @@ class TraceForward:
         with checkpointing(adapter.model, hooked, random=random) if self.checkpointed else nullcontext():
             logits = adapter.traced_logits(tokens, positions, attention, predictors, adapted)
         return LearntLogits(logits, targets, owners)
-
-    def memory_estimate(self, traces: Sequence[Trace]) -> int:
-        """Estimate the bytes that a pass keeps for the backward pass, within a factor of two for usual decoder layers.
-
-        A layer keeps, as values in its dtype,
-
-            for each token       4 hidden + 4 intermediate + 4 query + 2 key widths, and 4 hidden widths in fp32 (norms)
-            for each seen key    2 key widths; one more if it is seen at another position than it was encoded at
-            for each score       4 if scores are capped or there are sinks, else none
-
-        and the pass keeps twice the learnt tokens' logits in fp32, two hidden widths a token, and a mask for each
-        window size. With checkpointing a layer keeps only its input, and one layer at a time all of the above.
-        """
-        packed, adapter = PackedTraces.of(traces), self.model.adapter
-        tokens, size = len(packed.tokens), adapter.geometry.dtype.itemsize
-        queries = adapter.heads * adapter.geometry.head_dim
-        keys = adapter.geometry.kv_heads * adapter.geometry.head_dim
-        hidden, intermediate = _widths(adapter)
-        own = [message.count for message in packed.messages]
-        view_tokens = [message.count + sum(piece.count for piece in message.view) for message in packed.messages]
-        buckets = bucketed(own, view_tokens)
-        seen_keys = sum(len(bucket.members) * bucket.keys for bucket in buckets)
-        pairs = sum(len(bucket.members) * bucket.keys * bucket.queries for bucket in buckets)
-        moved = {(p.first, p.shift): p.count for message in packed.messages for p in message.view if p.shift}
-        rows = tokens + sum(mapped.count for mapped in packed.mapped)
-        per_layer = tokens * (hidden + intermediate + queries) * 4 * size + rows * 2 * keys * size
-        per_layer += tokens * 4 * hidden * _WIDE + (2 * seen_keys + sum(moved.values())) * keys * size
-        capped = any(kind.softcap is not None for kind in adapter.kinds) or _has_sinks(adapter)
-        per_layer += 4 * pairs * adapter.heads * size if capped else 0
-        windows = {kind.window for kind in adapter.kinds}
-        masks = len(windows) * pairs * (adapter.heads // adapter.geometry.kv_heads) * size
-        ends = masks + 2 * len(packed.targets) * adapter.vocabulary_size * _WIDE + 2 * tokens * hidden * size
-        layers = adapter.geometry.layers
-        return ends + (layers * tokens * hidden * size + per_layer if self.checkpointed else layers * per_layer)
 
     def _adapters_of(self, packed: PackedTraces) -> list[Adapted]:
         adapted: list[Adapted] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models.files import replace_file
 
 Record = dict[str, Any]
 _END = b"\n"
@@ -39,24 +38,24 @@ class Journal(AbstractContextManager["Journal"]):
         self.records: dict[str, Record] = {}
         """Records by key, in the order in which they were added."""
         self._file: FileIO | None = None
-        with ExitStack() as locks:
+        with ExitStack() as opened:
             if path is not None:
                 taken = f"{str(path)!r} is being written to by another run: wait, or name another"
-                locks.enter_context(locked(path.with_name(path.name + ".lock"), taken))
-                self._open(path, json.loads(json.dumps(settings)))
-            self._locks = locks.pop_all()
+                opened.enter_context(locked(path.with_name(path.name + ".lock"), taken))
+                self._open(path, json.loads(json.dumps(settings)), opened)
+            self._opened = opened.pop_all()
 
-    def _open(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def _open(self, path: Path, settings: Mapping[str, Any], opened: ExitStack) -> None:
         data = path.read_bytes() if path.exists() else b""
         *lines, torn = data.split(_END)
-        self._head = head = _line({"settings": settings})
+        head = _line({"settings": settings})
         if lines:
             _require_same(path, lines[0], settings)
         elif not head.startswith(torn):
             raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
         self.records = _records(path, lines)
-        file = self._file = path.open("ab", buffering=0)
-        file.truncate(len(data) - len(torn))
+        self._file = opened.enter_context(path.open("ab", buffering=0))
+        self._file.truncate(len(data) - len(torn))
         if not lines:
             self._write(head)
 
@@ -68,18 +67,6 @@ class Journal(AbstractContextManager["Journal"]):
         assert key not in self.records, f"{key} is there already"
         self._write(_line({"key": key, **record}))
         self.records[key] = json.loads(json.dumps(record))
-
-    def keep(self, keys: Container[str]) -> None:
-        """Drop all records with other keys, atomically."""
-        self.records = {key: record for key, record in self.records.items() if key in keys}
-        if self._file is None or self.path is None:
-            return
-        with replace_file(self.path) as partial, partial.open("wb") as file:
-            file.writelines([self._head, *(_line({"key": key, **record}) for key, record in self.records.items())])
-            file.flush()
-            os.fsync(file.fileno())
-        self._file.close()
-        self._file = self.path.open("ab", buffering=0)
 
     def _write(self, line: bytes) -> None:
         if self._file is None:
@@ -98,9 +85,7 @@ class Journal(AbstractContextManager["Journal"]):
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        if self._file is not None:
-            self._file.close()
-        self._locks.close()
+        self._opened.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

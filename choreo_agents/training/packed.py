@@ -24,7 +24,7 @@ from choreo_agents.training.trace import Trace, TraceMessage
 
 @dataclass(frozen=True)
 class SeenRows:
-    """A message in another's view: rows `first` to `first + count` of the bank, seen `shift` positions further.
+    """A message that another sees, or that a mapper maps: rows `first` to `first + count` of the bank.
 
     The bank holds the row's tokens in their order, then those of mapped messages, which the row does not hold.
     """
@@ -33,7 +33,8 @@ class SeenRows:
     count: int
     position: int
     """Position at which its first token was encoded."""
-    shift: int
+    shift: int = 0
+    """Number of positions by which it is seen further on."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,6 @@ class PackedMessage:
     position: int
     view: tuple[SeenRows, ...]
     """Parents, in order."""
-
-
-@dataclass(frozen=True)
-class MappedMessage:
-    """A mapped message: `count` rows of the bank from `first` on, whose KV is computed from the rows at `source`."""
-
-    source: int
-    first: int
-    count: int
-    position: int
 
 
 @dataclass
@@ -69,7 +60,8 @@ class PackedTraces:
     positions: list[int] = field(default_factory=list)
     """Position at which each token was encoded."""
     messages: list[PackedMessage] = field(default_factory=list)
-    mapped: list[MappedMessage] = field(default_factory=list)
+    mapped: list[SeenRows] = field(default_factory=list)
+    """Rows that mapped messages are computed from, in the order of those in the bank."""
     predictors: list[int] = field(default_factory=list)
     """Rows whose logits predict the learnt tokens: the row before each."""
     targets: list[int] = field(default_factory=list)
@@ -91,7 +83,7 @@ class PackedTraces:
                     packed._encode(number, message, _view(trace, message, firsts))
                     continue
                 firsts[message.name], count = bank, len(message.tokens)
-                packed.mapped.append(MappedMessage(firsts[message.parents[0]], bank, count, message.position))
+                packed.mapped.append(SeenRows(firsts[message.parents[0]], count, message.position))
                 bank += count
         return packed
 
@@ -206,7 +198,7 @@ class PackedAttention:
         self._sources = self._tensor(sources)
         self._turns: dict[PureRotation, tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int | None, int, torch.dtype], list[Tensor]] = {}
-        self._mapped_sources = self._tensor(_runs([(m.source, m.count) for m in packed.mapped]))
+        self._mapped_sources = self._tensor(_runs([(m.first, m.count) for m in packed.mapped]))
         self._mapped_positions = self._tensor(_runs([(m.position, m.count) for m in packed.mapped]))
 
     def attend(
@@ -372,7 +364,7 @@ def _concat_views(packed: PackedTraces) -> tuple[Integers, Integers, Integers, I
     pieces = [
         (number, piece)
         for number, message in enumerate(packed.messages)
-        for piece in (*message.view, SeenRows(message.first, message.count, message.position, 0))
+        for piece in (*message.view, SeenRows(message.first, message.count, message.position))
     ]
     numbers, counts = [number for number, _ in pieces], [piece.count for _, piece in pieces]
     lengths = np.bincount(numbers, weights=counts, minlength=len(packed.messages)).astype(np.int64)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from choreo_agents.arguments import Options
 
@@ -47,17 +47,3 @@ class TuneSettings(Options):
     )
     checkpointed: bool = Field(default=False, description="Compute layers again instead of keeping them: less memory.")
     seed: int = Field(default=0, ge=0, le=2**62, description="Of initial weights, order and dropout.")
-
-
-def as_now(settings: object) -> dict[str, Any] | None:
-    """Return saved settings with the defaults of newer fields; None if they are invalid.
-
-    Args:
-        settings: JSON text, or parsed JSON.
-    """
-    try:
-        if isinstance(settings, str):
-            return TuneSettings.model_validate_json(settings).model_dump(mode="json")
-        return TuneSettings.model_validate(settings).model_dump(mode="json")
-    except ValidationError:
-        return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models import LoadedModel
-from choreo_agents.models.chat import Role
+from choreo_agents.models.chat.format import Role
 from choreo_agents.synthesis.placing import SynthesisLayout, place_branches
 from choreo_agents.training.trace import Trace, TraceMessage
 from choreo_agents.training.tuning import Example
@@ -21,35 +21,26 @@ one, and cost little more."""
 
 
 @dataclass(frozen=True)
-class Span:
-    """Tokens of a message, without a position."""
-
-    name: str
-    tokens: tuple[int, ...]
-    learn: tuple[int, int] | None = None
-    """See `TraceMessage.learn`."""
-    author: str | None = None
-    role: str | None = None
-
-
-@dataclass(frozen=True)
 class BranchExample:
-    """A shared trunk, parallel branches of workers, and the synthesizer's messages after them."""
+    """A shared trunk, parallel branches of workers, and the synthesizer's messages after them.
+
+    Messages have neither parents nor positions: `cache_trace` and `text_trace` place them.
+    """
 
     id: str
-    trunk: tuple[Span, ...]
+    trunk: tuple[TraceMessage, ...]
     """Messages that all workers see, including the beginning of the sequence."""
-    branches: tuple[tuple[tuple[Span, ...], Span], ...]
+    branches: tuple[tuple[tuple[TraceMessage, ...], TraceMessage], ...]
     """Private context and answer of each worker."""
-    following: tuple[Span, ...]
+    following: tuple[TraceMessage, ...]
     """Messages of the synthesizer: each sees the trunk, the answers of all branches, and its own earlier messages."""
     boundaries: tuple[tuple[int, ...], ...] = ()
     """Tokens that a synthesizer may read after each branch."""
-    others: tuple[tuple[Span, ...], ...] = ()
+    others: tuple[tuple[TraceMessage, ...], ...] = ()
     """Messages of further syntheses of the same branches, none of which sees another."""
 
 
-def boundaries_of(model: LoadedModel, branches: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
+def boundaries_of(model: LoadedModel, branches: Sequence[TraceMessage]) -> tuple[tuple[int, ...], ...]:
     """Return the tokens that an engine encodes after each branch; empty if the chat template opens turns by nothing."""
     boundaries = tuple(tuple(model.encode(model.opening(branch.tokens))) for branch in branches)
     return boundaries if all(boundaries) else ()
@@ -69,12 +60,12 @@ def asked_together(fans: Sequence[BranchExample]) -> BranchExample:
     return replace(first, others=renamed)
 
 
-def root_of(model: LoadedModel) -> list[Span]:
+def root_of(model: LoadedModel) -> list[TraceMessage]:
     """Return the beginning of the sequence as a message, if the model has one."""
-    return [Span(ROOT, tuple(model.encode(model.chat.bos)), role="system")] if model.chat.bos else []
+    return [TraceMessage(ROOT, tuple(model.encode(model.chat.bos)), role="system")] if model.chat.bos else []
 
 
-def span(
+def turn_message(
     model: LoadedModel,
     name: str,
     role: Role,
@@ -83,8 +74,8 @@ def span(
     *,
     learn: bool = False,
     tokens: Sequence[int] | None = None,
-) -> Span:
-    """Return a turn as tokens; with `learn`, its text and the token that ends a decode are learnt.
+) -> TraceMessage:
+    """Return a turn that is not placed yet; with `learn`, its text and the token that ends a decode are learnt.
 
     A learnt turn is an answer as its readers see it: without thoughts and without an empty block of thoughts. If the
     chat template does not close turns, it ends with the model's stop token, and no message may follow it.
@@ -94,14 +85,14 @@ def span(
     """
     whole = tuple(model.encode(model.chat.turn(role, text, author)) if tokens is None else tokens)
     if not learn:
-        return Span(name, whole, None, author, role)
+        return TraceMessage(name, whole, author=author, role=role)
     header = tuple(model.encode(model.chat.assistant.opening(author).rstrip(" ")))
     whole = (*header, *_answer_tokens(model, name, author, whole, header))
     closing = tuple(model.encode(model.chat.turn_end))
     if not closing:
         whole += _stop(model) if whole[-1] not in model.adapter.end_tokens else ()
     unsaid = len(closing) - model.turn_end_length(closing) if closing and whole[-len(closing) :] == closing else 0
-    return Span(name, whole, (len(header), len(whole) - unsaid), author, role)
+    return TraceMessage(name, whole, learn=(len(header), len(whole) - unsaid), author=author, role=role)
 
 
 def _answer_tokens(
@@ -158,7 +149,7 @@ def cache_trace(
     if boundaries and fan.boundaries:
         after = sum(len(turn.tokens) for turn in fan.trunk)
         for name, anchor, tokens in zip(shown, anchors, fan.boundaries, strict=True):
-            _chain(messages, [Span(f"{name} end", tokens)], [*trunk, (name, after)], adapter=adapter)
+            _chain(messages, [TraceMessage(f"{name} end", tokens)], [*trunk, (name, after)], adapter=adapter)
             view.append((messages[-1].name, anchor + len(encoded[name].tokens)))
     for following in (fan.following, *fan.others):
         _chain(messages, following, view, end, adapter)
@@ -200,7 +191,7 @@ class Views:
 
 def _chain(
     messages: list[TraceMessage],
-    spans: Sequence[Span],
+    turns: Sequence[TraceMessage],
     before: Sequence[tuple[str, int]],
     start: int | None = None,
     adapter: str | None = None,
@@ -209,7 +200,7 @@ def _chain(
 
     Args:
         messages: The list that they are appended to.
-        spans: Their tokens.
+        turns: They, not placed yet.
         before: Names and positions of messages in view.
         start: Position of the first message; None: after the view.
         adapter: Encodes them.
@@ -220,10 +211,9 @@ def _chain(
     lengths = {message.name: len(message.tokens) for message in messages}
     view = list(before)
     at = start if start is not None else max((offset + lengths[name] for name, offset in view), default=0)
-    for turn in spans:
+    for turn in turns:
         parents, offsets = tuple(name for name, _ in view), tuple(offset for _, offset in view)
-        fields = (turn.learn, adapter, False, turn.author, turn.role)
-        messages.append(TraceMessage(turn.name, turn.tokens, parents, offsets, at, *fields))
+        messages.append(replace(turn, parents=parents, offsets=offsets, position=at, adapter=adapter))
         view.append((turn.name, at))
         at += len(turn.tokens)
     return view

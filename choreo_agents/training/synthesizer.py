@@ -6,7 +6,6 @@ Workers stay unchanged, so their KV remains valid for all other readers (Paralle
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,16 +45,6 @@ class Curriculum(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Result of a training run."""
-
-    out: Path
-    outcome: Outcome
-    untrained: EvalScore
-    best: EvalScore
-
-
 def train_synthesizer(
     model: LoadedModel,
     settings: TuneSettings,
@@ -66,7 +55,7 @@ def train_synthesizer(
     on_progress: Callable[[TrainingProgress], None] = lambda progress: None,
     on_score: Callable[[int, Mapping[str, float]], None] = lambda epoch, shares: None,
     command: str = "",
-) -> Trained:
+) -> Outcome:
     """Train an adapter and a mapper; an interrupted run in the same directory is resumed.
 
     Args:
@@ -92,14 +81,11 @@ def train_synthesizer(
         return score
 
     def describe(outcome: Outcome) -> Mapping[str, Any]:
-        assert outcome.best is not None
-        untrained = outcome.history[0]["held_out_score"]
-        return {"curriculum": curriculum.as_object(), "untrained": untrained, "best": outcome.best.score}
+        scores = {"untrained": outcome.untrained.score, "best": outcome.best.score}
+        return {"curriculum": curriculum.as_object(), **scores}
 
     with reserved(run):
         checkpoints = Checkpoints(run / "checkpoints")
         tuning = Tuning(tuned, curriculum.source(tuned), judge, checkpoints, curriculum.judged_by)
         run_and_keep(tuning, out, on_progress, describe, command=command)
-    outcome = tuning.outcome
-    assert outcome.best is not None
-    return Trained(out, outcome, EvalScore(outcome.history[0]["held_out_score"]), outcome.best)
+    return tuning.outcome

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import ConfigDict
+
 from choreo_agents.engine import Engine
 from choreo_agents.errors import TrainingError
 from choreo_agents.kv.handle import MessageHandle
@@ -19,6 +21,8 @@ class TraceMessage:
     Positions are the call's own: `offsets[i]` is the position at which it sees parent i, `position` that of its first
     token. Another call may see the same message at another position.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     """Unique in its trace."""

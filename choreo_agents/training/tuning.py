@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,6 @@ from choreo_agents.errors import TrainingError
 from choreo_agents.models.files import write_text
 from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
 from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.settings import as_now
 from choreo_agents.training.trace import Trace, batched
 from choreo_agents.training.tuned import TUNED, Tuned
 
@@ -92,16 +91,33 @@ Judge = Callable[[int], EvalScore]
 class Outcome:
     """Result of a training run."""
 
-    epochs: int = 0
     steps: int = 0
     tokens: int = 0
     best_epoch: int = 0
     """Epoch of the best weights; 0: those before training."""
-    best: EvalScore | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
-    """Training loss, held-out score and held-out loss of each epoch."""
+    """Training loss, held-out score and held-out loss of each epoch, the first of them before training."""
     seconds: float = 0.0
     """Seconds up to the last checkpoint, over all processes."""
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that were trained and scored."""
+        return len(self.history) - 1
+
+    @property
+    def untrained(self) -> EvalScore:
+        """Score before training."""
+        return self.score_of(0)
+
+    @property
+    def best(self) -> EvalScore:
+        """Score of the best weights."""
+        return self.score_of(self.best_epoch)
+
+    def score_of(self, epoch: int) -> EvalScore:
+        """Return the held-out score after an epoch."""
+        return EvalScore(self.history[epoch]["held_out_score"], self.history[epoch]["held_out_loss"])
 
 
 class Tuning:
@@ -128,15 +144,13 @@ class Tuning:
         for name, parameter in tuned.named_parameters():
             rate = self.settings.mapper_learning_rate if name.startswith("mapper.") else self.settings.learning_rate
             groups.setdefault(rate, []).append(parameter)
-        self._rates = list(groups)
         self._parameters = [parameter for _, parameter in tuned.named_parameters()]
-        rated = [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
+        rated = [{"params": parameters, "highest": rate} for rate, parameters in groups.items()]
         self._optimizer = torch.optim.AdamW(rated, weight_decay=self.settings.weight_decay)
         self.outcome = Outcome()
         self.ended = False
         """Whether the parameters have their final, best weights, also after a loss that is not finite."""
         self._epoch, self._batch, self._sum, self._learnt = 0, 0, 0.0, 0
-        self._since_best = 0
         self._best_state: dict[str, Tensor] | None = None
         self._started, self._seconds_before, self._tokens_before = 0.0, 0.0, 0
 
@@ -160,7 +174,7 @@ class Tuning:
         self._seconds_before, self._tokens_before = self.outcome.seconds, self.outcome.tokens
         if not self.outcome.history:
             self._score()
-        while self._epoch < self.settings.epochs and self._since_best < self.settings.patience:
+        while self._epoch < self.settings.epochs and self._epoch - self.outcome.best_epoch < self.settings.patience:
             batches = self._batches(self._epoch)
             while self._batch < len(batches):
                 self._step(batches[self._batch], len(batches))
@@ -233,13 +247,8 @@ class Tuning:
         """Score the weights, and keep them if they are the best so far or the settings keep the last."""
         with torch.no_grad():
             result = self._judge(self._epoch)
-        best = self.outcome.best
-        if best is None or result.rank > best.rank or self.settings.keep == "last":
-            self.outcome.best, self.outcome.best_epoch, self._since_best = result, self._epoch, 0
-            self._best_state = self.tuned.state()
-        else:
-            self._since_best += 1
-        self.outcome.epochs = self._epoch
+        if self._epoch == 0 or result.rank > self.outcome.best.rank or self.settings.keep == "last":
+            self.outcome.best_epoch, self._best_state = self._epoch, self.tuned.state()
         loss = self._sum / self._learnt if self._learnt else None
         scored = {"epoch": self._epoch, "loss": loss, "held_out_score": result.score, "held_out_loss": result.loss}
         self.outcome.history.append(scored)
@@ -266,8 +275,8 @@ class Tuning:
         warmup, final = self.settings.warmup, self.settings.final_rate
         rising = min(1.0, (progress + 1e-3) / warmup) if warmup else 1.0
         share = rising * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * share
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["highest"] * share
 
     def _progress(self, batches: int) -> TrainingProgress:
         seconds, tokens = time.perf_counter() - self._started, self.outcome.tokens - self._tokens_before
@@ -276,47 +285,38 @@ class Tuning:
         epochs = self.settings.epochs
         return TrainingProgress(self._epoch, epochs, self._batch, batches, loss, tokens, seconds, score)
 
-    def _identity(self) -> dict[str, str]:
+    def _identity(self) -> dict[str, Any]:
         """Return settings and digests that a checkpoint must share with this run."""
         return {
-            "settings": self.settings.model_dump_json(),
+            "settings": self.settings.model_dump(mode="json"),
             "data": self.source.digest,
             "held-out data": self._judged_by,
             "weights": self.tuned.model.adapter.weights,
         }
 
     def _save(self) -> None:
-        outcome = self.outcome
-        outcome.seconds = self._seconds_before + time.perf_counter() - self._started
-        best = None if outcome.best is None else (outcome.best.score, outcome.best.loss)
+        self.outcome.seconds = self._seconds_before + time.perf_counter() - self._started
         state = {
             "identity": self._identity(),
-            "place": (self._epoch, self._batch, self._sum, self._learnt, self._since_best),
-            "outcome": (outcome.epochs, outcome.steps, outcome.tokens, outcome.best_epoch, best, outcome.history),
+            "place": (self._epoch, self._batch, self._sum, self._learnt),
+            "outcome": asdict(self.outcome),
             "parameters": self.tuned.state(),
             "best": self._best_state,
             "optimizer": self._optimizer.state_dict(),
-            "seconds": outcome.seconds,
         }
-        self._checkpoints.write(outcome.steps, state)
+        self._checkpoints.write(self.outcome.steps, state)
 
     def _load(self, path: Path) -> None:
         try:
             state = torch.load(path, map_location=self.tuned.model.adapter.device, weights_only=True)
-            # Settings that are newer than the checkpoint count as their defaults.
-            now = {**self._identity(), "settings": self.settings.model_dump(mode="json")}
-            written = {**state["identity"], "settings": as_now(state["identity"].get("settings"))}
-            differs = [name for name, value in now.items() if written.get(name) != value]
+            differs = [name for name, value in self._identity().items() if state["identity"].get(name) != value]
             if differs:
                 raise TrainingError(
                     f"{str(path)!r} was written by a run with other {' and '.join(differs)}: go on with those, or name "
                     "another folder"
                 )
-            self._epoch, self._batch, self._sum, self._learnt, self._since_best = state["place"]
-            epochs, steps, tokens, best_epoch, best, history = state["outcome"]
-            best_score = None if best is None else EvalScore(*best)
-            seconds = float(state.get("seconds", 0.0))
-            self.outcome = Outcome(epochs, steps, tokens, best_epoch, best_score, list(history), seconds)
+            self._epoch, self._batch, self._sum, self._learnt = state["place"]
+            self.outcome = Outcome(**state["outcome"])
             self.tuned.load_state(state["parameters"])
             self._best_state = state["best"]
             self._optimizer.load_state_dict(state["optimizer"])
@@ -328,8 +328,6 @@ CARD_FILE = "card.json"
 Card = dict[str, Any]
 _PER_CALL = {"command", "minutes", "torch", "device"}
 """Entries of a card that differ between two calls of the same run."""
-_SHARE = "share_of_model"
-"""Entry of a card: trained parameters over the model's. Older cards may lack it."""
 
 
 def run_and_keep(
@@ -356,17 +354,16 @@ def run_and_keep(
         OSError: The weights cannot be written; old files are kept.
     """
     path = out / CARD_FILE
+    old = _earlier_card(path)
     try:
         outcome = tuning.run(on_progress)
     except BaseException:
         if tuning.ended:
-            # An existing card describes other weights.
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # it describes other weights
             tuning.tuned.save(out)
         raise
     card: Card = json.loads(json.dumps({"command": command, **describe(outcome), **_card(tuning, outcome)}))
-    old = _earlier_card(path, card)
-    if old is not None and all(old.get(key) == card[key] for key in card.keys() - _PER_CALL):
+    if all(old.get(key) == card[key] for key in card.keys() - _PER_CALL):
         tuning.tuned.save(out)
         return old
     path.unlink(missing_ok=True)
@@ -383,7 +380,7 @@ def _card(tuning: Tuning, outcome: Outcome) -> Card:
         "settings": tuned.settings.model_dump(mode="json"),
         "data_sha256": tuning.source.digest,
         "parameters": tuned.parameters,
-        _SHARE: tuned.parameters / tuned.model.adapter.parameters,
+        "share_of_model": tuned.parameters / tuned.model.adapter.parameters,
         "best_epoch": outcome.best_epoch,
         "steps": outcome.steps,
         "tokens": outcome.tokens,
@@ -394,12 +391,10 @@ def _card(tuning: Tuning, outcome: Outcome) -> Card:
     }
 
 
-def _earlier_card(path: Path, card: Card) -> Card | None:
-    """Read the existing card, with entries that newer cards have; None if there is none."""
+def _earlier_card(path: Path) -> Card:
+    """Read the existing card; empty if there is none that can be read."""
     try:
         old = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(old, dict):
-        return None
-    return {_SHARE: card[_SHARE]} | old | {"settings": as_now(old.get("settings"))}
+        return {}
+    return old if isinstance(old, dict) else {}

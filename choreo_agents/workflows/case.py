@@ -102,7 +102,18 @@ class Case(Protocol):
         ...
 
 
-def answers_of(state: Mapping[str, Any], node: str) -> list[str]:
-    """Return the texts of all messages of a node, in order."""
+def turns_of(state: Mapping[str, Any], since: int = 0) -> list[tuple[str, str]]:
+    """Return node and text of each message of a state, in order; nodes without the names of subgraphs.
+
+    Args:
+        state: State of a graph.
+        since: Number of entries of the `handles` channel that are left out.
+    """
     words = {message.id: str(message.text) for message in state["messages"]}
-    return [words[entry["message_id"]] for entry in state["handles"] if entry["author"] == node]
+    entries = state["handles"][since:]
+    return [(entry["author"].rpartition("|")[2], words.get(entry["message_id"], "")) for entry in entries]
+
+
+def answers_of(state: Mapping[str, Any], *nodes: str) -> list[str]:
+    """Return the texts of all messages of some nodes, in order."""
+    return [words for node, words in turns_of(state) if node in nodes]

@@ -46,9 +46,17 @@ def content_of(item: Item) -> str:
     return hashlib.sha256(item.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 
-def require_known(journal: Journal, variant: str, items: Sequence[Item], contents: Sequence[str]) -> None:
-    """Raise `InvalidRequestError` if the journal has a result under an item's id that is another item's."""
-    for item, content in zip(items, contents, strict=True):
+def require_known(journal: Journal, variant: str, items: Sequence[Item], adapter: str = "") -> None:
+    """Raise `InvalidRequestError` if the journal has a result under an item's id that is another item's or adapter's.
+
+    Args:
+        journal: The results.
+        variant: Key of the results.
+        items: The inputs.
+        adapter: Digest of the adapter that the variant is played with; empty for the model alone.
+    """
+    for item in items:
+        content = content_of(item) + adapter
         if journal.records.get(f"{variant} | {item.id}", {}).get("content", content) != content:
             raise InvalidRequestError(
                 f"{str(journal.path)!r} holds the result of another item that was called {item.id!r}, or of "
@@ -61,10 +69,10 @@ async def play_items(
     setup: Setup,
     variant: str,
     items: Sequence[Item],
-    contents: Sequence[str],
     seeds: Sequence[int],
     journal: Journal,
     on_progress: Callable[[PlayProgress], None] = lambda progress: None,
+    adapter: str = "",
 ) -> None:
     """Play the items that the journal does not have yet.
 
@@ -76,10 +84,10 @@ async def play_items(
         setup: The setup with the variant's options.
         variant: Key of the results.
         items: The inputs.
-        contents: A digest of each item, which is recorded with its result.
         seeds: A seed for each item.
         journal: Gets a record for each item.
         on_progress: Called after every item.
+        adapter: As for `require_known`.
 
     Raises:
         ChoreoError: The engine failed, or has too little memory.
@@ -91,7 +99,7 @@ async def play_items(
     async def play_one(place: int) -> None:
         nonlocal finished
         item = items[place]
-        record: Record = {"variant": variant, "item": item.id, "content": contents[place]}
+        record: Record = {"variant": variant, "item": item.id, "content": content_of(item) + adapter}
         try:
             result, spoken, _ = await play(engine, setup, item, seed=seeds[place])
         except KVBudgetError:

@@ -15,7 +15,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from choreo_agents.errors import InvalidRequestError
 
-_OURS = "the package"
 Dialect = Literal["embedded", "chat"]
 """Kind of model: the embedded one knows only the phrases of its own language, chat models need full instructions."""
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
@@ -32,12 +31,7 @@ class Prompts:
     """The prompts of one workflow, by name. A prompt is a Jinja template whose `{{ names }}` get values on access."""
 
     texts: Mapping[str, Any]
-    source: str = _OURS
-
-    @property
-    def is_own(self) -> bool:
-        """True if some prompts come from a user's file."""
-        return self.source != _OURS
+    source: str = "the package"
 
     def __call__(self, name: str, **values: Any) -> str:
         """Return a prompt with its values filled in.
@@ -45,17 +39,10 @@ class Prompts:
         Raises:
             InvalidRequestError: There is no such prompt, or one of its names has no value.
         """
-        text = self.get(name, **values)
+        text = self.texts.get(name)
         if text is None:
             names = ", ".join(sorted(self.texts))
             raise InvalidRequestError(f"the prompts of {self.source} have no text {name!r}: they have {names}")
-        return text
-
-    def get(self, name: str, **values: Any) -> str | None:
-        """Return a prompt with its values filled in; None if there is no such prompt."""
-        text = self.texts.get(name)
-        if text is None:
-            return None
         if not isinstance(text, str):
             raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no text: {text!r}")
         try:

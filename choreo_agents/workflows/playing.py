@@ -10,10 +10,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.engine.introspection import MemoryMap
@@ -29,6 +29,7 @@ from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, answers_of
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
 
+T = TypeVar("T")
 Place = tuple[int, int]
 """Place of a message in a run: superstep, and number among the parallel branches of its node."""
 OnToken = Callable[[str, str, str, Place], None]
@@ -172,31 +173,47 @@ def require_variants(case: Case, names: str) -> list[str]:
     return chosen
 
 
-def read_items(case: Case, path: Path) -> list[Item]:
-    """Return the items of a JSONL file, one for each line that is not empty.
+def read_json_lines(path: Path, kind: TypeAdapter[T], called: str) -> list[tuple[int, T]]:
+    """Return number and content of each line of a JSONL file that is not empty.
+
+    Args:
+        path: The file.
+        kind: Type of a line.
+        called: What a line is called in errors.
 
     Raises:
-        InvalidRequestError: A line is no JSON or no item of the case, or two have one id; the message names it.
+        InvalidRequestError: A line is no JSON, or none of this type; the message names it. Or there is no line.
     """
-    items: dict[str, Item] = {}
-    # Only a line feed ends a line: items may hold what Unicode calls a line separator.
+    lines: list[tuple[int, T]] = []
+    # Only a line feed ends a line: texts may hold what Unicode calls a line separator.
     for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            item = case.item.model_validate_json(line)
+            lines.append((number, kind.validate_json(line)))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InvalidRequestError(
-                f"line {number} of {str(path)!r} is no item of {case.name}: {where and where + ': '}{first['msg']}"
+                f"line {number} of {str(path)!r} is no {called}: {where and where + ': '}{first['msg']}"
             ) from error
+    if not lines:
+        raise InvalidRequestError(f"{str(path)!r} holds no items")
+    return lines
+
+
+def read_items(case: Case, path: Path) -> list[Item]:
+    """Return the items of a JSONL file, one for each line that is not empty.
+
+    Raises:
+        InvalidRequestError: A line is no item of the case, or two have one id; the message names it. Or there is none.
+    """
+    items: dict[str, Item] = {}
+    for number, item in read_json_lines(path, TypeAdapter(case.item), f"item of {case.name}"):
         named = item if item.id else item.model_copy(update={"id": f"line {number}"})
         if named.id in items:
             raise InvalidRequestError(f"line {number} of {str(path)!r} has the id {named.id!r} of another line")
         items[named.id] = named
-    if not items:
-        raise InvalidRequestError(f"{str(path)!r} holds no items")
     return list(items.values())
 
 

@@ -42,9 +42,9 @@ def test_its_numbers_are_the_runs(browser: Any, runs: dict[str, Looked], name: s
     with opened(browser, looked.page) as shown:
         page = shown.page
         assert number(page, "calls") == len(calls) > 0
-        assert number(page, "encoded") == sum(call.encoded for call in calls) > 0
-        assert number(page, "reused") == sum(call.reused for call in calls)
-        assert number(page, "said") == sum(call.count for call in calls)
+        assert number(page, "encoded") == sum(call.tokens_encoded for call in calls) > 0
+        assert number(page, "reused") == sum(call.tokens_reused for call in calls)
+        assert number(page, "said") == sum(call.sampled for call in calls)
         if name != "fork":  # what a fork takes over is encoded for no call of its own
             # No call encodes these, nor the one token that stands before them, with which the model's texts begin.
             modules = number(page, "modules") + 1 if name == "modules" else 0
@@ -52,8 +52,8 @@ def test_its_numbers_are_the_runs(browser: Any, runs: dict[str, Looked], name: s
         page.get_by_role("tab", name="Messages").click()
         told = rows(page, "calls of agents")
         assert [row[0] for row in told] == [call.author for call in calls]
-        assert [int(row[3].replace(",", "")) for row in told] == [call.encoded for call in calls]
-        assert [row[7] for row in told] == ["masked" if call.words is None else call.words[:120] for call in calls]
+        assert [int(row[3].replace(",", "")) for row in told] == [call.tokens_encoded for call in calls]
+        assert [row[7] for row in told] == ["masked" if call.text is None else call.text[:120] for call in calls]
         assert not shown.complaints and not shown.asked
 
 
@@ -91,7 +91,7 @@ def test_modules_are_told_from_what_was_given_and_shared(browser: Any, runs: dic
         assert shown.page.locator("#detail svg .way.module").count() == 2 * 2
         shown.page.get_by_role("tab", name="Edges").click()
         edges = {row[0]: row for row in rows(shown.page, "What each edge saves")}
-        assert int(edges["team/rules → constraint"][3]) > 0 and edges["team/bags → constraint"][4] == "0"
+        assert int(edges["team/rules → guide"][3]) > 0 and edges["team/bags → guide"][4] == "0"
         assert not shown.complaints
 
 
@@ -103,10 +103,10 @@ def test_a_message_shows_its_view_to_scale_and_who_is_behind_it(browser: Any, ru
         bars(page).nth(1).click()
         told = rows(page, "What it reads, in order")
         assert [(int(row[3].replace(",", "")), int(row[2].replace(",", ""))) for row in told] == [
-            (at, length) for at, length in zip(bob.offsets, lengths(looked, bob.reads), strict=True)
+            (at, length) for at, length in zip(bob.offsets, lengths(looked, bob.view), strict=True)
         ]
         assert ("Ann", "shared") in {(row[0], row[1]) for row in told}
-        assert page.locator("#detail svg .way").count() == 2 * len(bob.reads) + 1
+        assert page.locator("#detail svg .way").count() == 2 * len(bob.view) + 1
         bars(page).nth(2).click()
         told = rows(page, "What it reads, in order")
         assert {(row[0], row[1]) for row in told} >= {("Ann", "re-encoded"), ("Bob", "re-encoded")}
@@ -133,7 +133,7 @@ def test_edges_count_what_was_shared_and_what_was_encoded_again(browser: Any, ru
 def test_memory_is_told_by_tier_and_author_over_time(browser: Any, runs: dict[str, Looked]) -> None:
     looked = runs["look"]
     calls = looked.recording.calls()
-    names = {name for call in calls for name in (*call.reads, call.made)}
+    names = {name for call in calls for name in (*call.view, call.answer)}
     with opened(browser, looked.page) as shown:
         shown.page.get_by_role("tab", name="Memory").click()
         plots = shown.page.locator("#view .plot")
@@ -157,7 +157,7 @@ def test_a_fork_stands_beside_what_it_was_forked_from(browser: Any, runs: dict[s
         page.get_by_role("tab", name="Side by side").click()
         told = {row[0]: row for row in rows(page, "Call by call")}
         assert told["Ann"][3] == "the same" and told["Bob"][2].strip() == "Bob has nothing."
-        assert told["Bob"][3] == runs["look"].recording.calls()[1].words
+        assert told["Bob"][3] == runs["look"].recording.calls()[1].text
         assert "of 3 calls differ" in page.locator("#view p").first.inner_text()
         assert not shown.complaints
 
@@ -167,7 +167,7 @@ def test_search_light_and_dark_and_the_keyboard(browser: Any, runs: dict[str, Lo
     with opened(browser, looked.page, color_scheme="light") as shown:
         page = shown.page
         page.get_by_label("Search").fill("ann")
-        hits = [call for call in looked.recording.calls() if "ann" in f"{call.author}\n{call.words}".lower()]
+        hits = [call for call in looked.recording.calls() if "ann" in f"{call.author}\n{call.text}".lower()]
         assert page.locator("#found").inner_text() == f"{len(hits)} found"
         assert page.locator(".bar.missed[role=option]").count() == len(looked.recording.calls()) - len(hits)
         light = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -181,7 +181,7 @@ def test_search_light_and_dark_and_the_keyboard(browser: Any, runs: dict[str, Lo
         assert chosen.count() == 1 and page.get_by_role("listbox").get_attribute("aria-activedescendant") == (
             chosen.get_attribute("id")
         )
-        in_time = sorted(looked.recording.calls(), key=lambda call: call.asked_s)
+        in_time = sorted(looked.recording.calls(), key=lambda call: call.submitted_s)
         assert page.locator("#detail h2").inner_text().startswith(in_time[1].author)
         page.locator("#tab-timeline").focus()
         page.keyboard.press("ArrowRight")
@@ -215,9 +215,9 @@ def test_text_of_messages_is_text(browser: Any, tmp_path: Path) -> None:
         tmp_path / f"{bad[:8].replace('/', '')}.jsonl",
         run_line(thread=bad).model_copy(update={"edges": ((bad, bad, bad),)}),
         message_line("x").model_copy(update={"author": bad, "name": bad}),
-        message_line("y", parents=[bad]).model_copy(update={"author": bad, "words_of": (bad,)}),
-        call_line(bad, 1, 0.0, 1.0, words=bad, finish=bad, reads=(bad,), offsets=(0,), made="y"),
-        call_line("b", 2, 1.0, 2.0, words=bad, reads=("y",), offsets=(0,), made="z"),
+        message_line("y", parents=[bad]).model_copy(update={"author": bad, "sources": (bad,)}),
+        call_line(bad, 1, 0.0, 1.0, text=bad, finish_reason=bad, view=(bad,), offsets=(0,), answer="y"),
+        call_line("b", 2, 1.0, 2.0, text=bad, view=("y",), offsets=(0,), answer="z"),
     )
     data = run_data(read_recording(path))
     data["model"] = data["title"] = bad
@@ -253,8 +253,10 @@ def test_a_click_repaints_at_once_among_two_thousand_messages(browser: Any, tmp_
         offsets = tuple(30 * j for j in range(len(read)))
         lines.append(
             call_line(
-                f"agent {i % 12}", i // 12, i * 0.1, i * 0.1 + 0.9, made=name, words=f"word {i} " * 20
-            ).model_copy(update={"reads": tuple(read), "offsets": offsets, "end": 30 * len(read), "superstep": i // 12})
+                f"agent {i % 12}", i // 12, i * 0.1, i * 0.1 + 0.9, answer=name, text=f"word {i} " * 20
+            ).model_copy(
+                update={"view": tuple(read), "offsets": offsets, "position": 30 * len(read), "superstep": i // 12}
+            )
         )
         made.append(name)
     path = written(tmp_path / "long.jsonl", *lines)

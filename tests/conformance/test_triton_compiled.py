@@ -21,8 +21,8 @@ from support.ahead_of_time import REGISTERS, SHARED_BYTES, compiled
 from choreo_agents.attention.backends.triton import kernels, launch
 from choreo_agents.attention.backends.triton.tiles import tiles
 from choreo_agents.models.fused import kernels as fused
-from choreo_agents.sampling.lottery.kernels import draw_kernel
-from choreo_agents.sampling.lottery.lottery import CONSTANTS, WARPS
+from choreo_agents.sampling.kernel import CONSTANTS, WARPS
+from choreo_agents.sampling.triton_kernel import draw_kernel
 
 HEADS = [(14, 2, 64), (32, 32, 80), (32, 32, 96), (32, 8, 128), (64, 8, 128), (8, 1, 256)]
 POINTERS = {"outs": "*fp32", "sums": "*fp32", "first_part": "*i32", "parts": "*i32", "slots": "*i32"}

@@ -17,7 +17,7 @@ from choreo_agents.attention.backends import make_backend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.sampling import BatchSampler, Draw, Lottery
+from choreo_agents.sampling import BatchSampler, Draw, DrawKernel
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.testing.conformance import CASES, KINDS, TELLING, TOLERANCE, drawn, kind_of
 from gpu.models import SMALL, drawn_llama
@@ -159,9 +159,9 @@ def graphs(device: torch.device, name: str, dtype: torch.dtype) -> list[Found]:
 
 def drawing(device: torch.device, name: str, dtype: torch.dtype) -> list[Found]:
     """Tokens drawn in one launch and by torch's operators: the same."""
-    lottery = Lottery.on(device)
-    assert lottery is not None
-    one, other = BatchSampler(lottery), BatchSampler()
+    kernel = DrawKernel.on(device)
+    assert kernel is not None
+    one, other = BatchSampler(kernel), BatchSampler()
     rows, words, rounds = (2, 700, 1) if device.type == "cpu" else (64, 128256, 4)
     different = total = 0
     for settings in _DRAWN:

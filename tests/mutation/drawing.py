@@ -20,13 +20,13 @@ PACKAGE = ROOT / "choreo_agents"
 ROOMS = {
     "visibility": (
         "graph/visibility.py",
-        "graph/compiling",
+        "graph/compiling.py",
         "graph/view/bound_engine.py",
         "graph/words/entries.py",
         "graph/view/placed_view.py",
         "graph/view/reader_rules.py",
         "graph/view/view_builder.py",
-        "graph/view/reencoding.py",
+        "graph/view/view_encoder.py",
         "graph/view/view.py",
     ),
     "memory": ("kv", "engine/messages", "engine/request_builder.py", "runtime/active_requests.py"),

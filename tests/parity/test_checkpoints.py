@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM
 
 from choreo_agents import Decode, Engine, Memory, Sampling
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.chat import ChatFormat, Role, chat_format
+from choreo_agents.models.chat.format import ChatFormat, Role
+from choreo_agents.models.chat.template_analysis import chat_format
 
 OF_ITS_OWN_ERROR = 4.0
 """As far as the reference's own error in bf16 may the engine be from doubles there."""

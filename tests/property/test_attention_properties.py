@@ -14,9 +14,8 @@ from torch import Tensor
 from choreo_agents.attention.backends import AttentionBackend, partial
 from choreo_agents.attention.backends import native as plan
 from choreo_agents.attention.backends.folded import FoldedBackend
-from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
 from choreo_agents.attention.backends.native import NativeBackend
-from choreo_agents.attention.backends.partial import attend_padded, attend_run, matmul_attention
+from choreo_agents.attention.backends.partial import LogSumExpMerge, attend_padded, attend_run, matmul_attention
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.triton import plan as gpu_plan
 from choreo_agents.attention.backends.triton.tiles import Tile

@@ -317,17 +317,17 @@ class Machine(RuleBasedStateMachine):
     def require_as_in_a_fresh_engine(self, handle: MessageHandle) -> None:
         """A decode that reads the message alone has the oracle's logits."""
         seen: list[torch.Tensor] = []
-        shown = TokenSampler.shown
+        shown = TokenSampler.show
 
         def listening(sampler: TokenSampler, logits: torch.Tensor) -> None:
             seen.append(logits.detach().clone())
             shown(sampler, logits)
 
-        TokenSampler.shown = listening  # type: ignore[method-assign]
+        TokenSampler.show = listening  # type: ignore[method-assign]
         try:
             probe = self.tried(lambda: self.engine.decode([7, 8], [handle], sampling=Sampling(forced_token_ids=(9,))))
         finally:
-            TokenSampler.shown = shown  # type: ignore[method-assign]
+            TokenSampler.show = shown  # type: ignore[method-assign]
         if probe is None:
             return
         self.engine.release(probe)

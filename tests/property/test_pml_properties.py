@@ -19,6 +19,7 @@ from support.pml import (
     imports,
     mutated,
     other_words,
+    pml_of,
     rows_of_modules,
     schemas,
     texts,
@@ -49,16 +50,14 @@ SEEDS = (
 
 @given(schemas(texts | words))
 def test_what_is_written_is_read_again(schema: Schema) -> None:
-    pml = schema.to_pml()
-    again = Schema.from_text(pml)
+    again = Schema.from_text(pml_of(schema.tree))
     assert again == schema
-    assert again.to_pml() == pml
 
 
 @given(schemas(words))
 def test_every_piece_starts_where_the_longest_choice_before_it_ends(schema: Schema) -> None:
     model = WordModel()
-    choices = list(all_choices(schema.tree)) if schema.to_pml().count("<union>") <= 6 else []
+    choices = list(all_choices(schema.tree)) if pml_of(schema.tree).count("<union>") <= 6 else []
     assume(0 < len(choices) <= 300)
     starts: dict[tuple[tuple[str, ...], int], int] = {}
     length = 0
@@ -212,7 +211,7 @@ def require_pml_errors_only(text: str) -> bool:
             model = WordModel(context=200).loaded()
             try:
                 if isinstance(made, Schema):
-                    assert Schema.from_text(made.to_pml()) == made
+                    assert Schema.from_text(pml_of(made.tree)) == made
                     compile_schema(made, model)
                 else:
                     compile_prompt(compile_schema(good, model), made, model)

@@ -16,7 +16,7 @@ from support.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 
 from choreo_agents.chat.prompt import whole_prompt
 from choreo_agents.models import tools_format
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 
 FAMILIES = [*TEMPLATES, *(f"{family}, with tools" for family in TOOL_TEMPLATES)]
 TOOLS: Any = [

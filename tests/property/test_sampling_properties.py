@@ -21,9 +21,7 @@ from choreo_agents.sampling import (
     TokenSampler,
     gumbel_max,
     likeliest,
-    nucleus_filter,
     sampler,
-    workspace,
 )
 from choreo_agents.sampling import rows as rows_of_a_step
 from choreo_agents.sampling.noise import noise_key
@@ -127,7 +125,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch_and_order(rows: list[Asked]
 def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
     """Blocks of one row or of many, all looked at exactly, all scored, nothing cut out: the same to the last bit."""
     usual = drawn(rows)
-    with changed(workspace, _BLOCK_WORDS={"cpu": 1}):
+    with changed(rows_of_a_step, _BLOCK_WORDS={"cpu": 1}):
         assert drawn(rows) == usual
     with changed(gumbel_max, _MARGIN=math.inf):
         assert drawn(rows) == usual
@@ -135,13 +133,11 @@ def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
         assert drawn(rows) == usual
     with changed(gumbel_max, _EXPONENT_MARGIN=1e9):
         assert drawn(rows) == usual
-    with changed(nucleus_filter, _WORTH=0):
-        assert drawn(rows) == usual
-    with changed(nucleus_filter, _WORTH=math.inf):
-        assert drawn(rows) == usual
     with changed(rows_of_a_step, LOW=math.inf):
         assert drawn(rows) == usual
     with changed(sampler, _FEW=0):
+        assert drawn(rows) == usual
+    with changed(sampler, _FEW=1 << 20):
         assert drawn(rows) == usual
     with changed(sampler, _EXTRA_FOR_TIES=0):
         assert drawn(rows) == usual

@@ -25,7 +25,7 @@ MODELS = {**TOOL_CHECKPOINTS, "Llama 3.1": replace(FAMILIES["Llama 3.1"], templa
 TOOLS: Any = tuple({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("note", "send"))
 WRITTEN = {
     "Qwen 3": "<tool_call>\n{}\n</tool_call>",
-    "LFM2": "<|tool_call_start|>[{}]<|tool_call_end|>",
+    "listed": "<|tool_call_start|>[{}]<|tool_call_end|>",
     "Llama 3.1": "{}",
     "gpt-oss": " to=functions.note<|channel|>commentary json<|message|>{}<|call|>",
 }

@@ -16,9 +16,9 @@ from support.templates import tokenizer_for
 from support.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 
 from choreo_agents.models import ChatFormat, PromptText
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.chat.tool_prompt import tools_format
-from choreo_agents.models.chat.tools import BrokenCall, CallPart, TextPart, ToolCall
+from choreo_agents.models.chat.tools.grammar import BrokenCall, CallPart, TextPart, ToolCall
 from choreo_agents.models.chat.tools.reading import ToolCallReader
 
 FAMILIES = [*TOOL_TEMPLATES, "ours"]

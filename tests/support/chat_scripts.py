@@ -50,9 +50,9 @@ def _hermes(name: str, arguments: Mapping[str, Any]) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {said}}}\n</tool_call><|im_end|>'
 
 
-def _pythonic(name: str, arguments: Mapping[str, Any]) -> str:
-    given = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
-    return f"<|tool_call_start|>[{name}({given})]<|tool_call_end|><|im_end|>"
+def _listed(name: str, arguments: Mapping[str, Any]) -> str:
+    said = json.dumps(arguments, ensure_ascii=False)
+    return f'<|tool_call_start|>[{{"name": "{name}", "arguments": {said}}}]<|tool_call_end|><|im_end|>'
 
 
 def _harmony(name: str, arguments: Mapping[str, Any]) -> str:
@@ -62,7 +62,7 @@ def _harmony(name: str, arguments: Mapping[str, Any]) -> str:
 
 CALLS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "Qwen 3": _hermes,
-    "LFM2": _pythonic,
+    "listed": _listed,
     "gpt-oss": _harmony,
 }
 """How a call is written, by family."""

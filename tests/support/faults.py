@@ -12,9 +12,9 @@ import torch
 
 from choreo_agents import Engine
 from choreo_agents.engine.messages.from_cache import FromCache
-from choreo_agents.engine.messages.message import Label, MessageIds, Usage
+from choreo_agents.engine.messages.message import MessageIds, Usage
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.request_builder import Pending
+from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
@@ -31,12 +31,12 @@ AT_THE_END: dict[str, tuple[type, str]] = {
     "the pool completes it": (KVPool, "complete"),
     "it is filled": (MessageTable, "fill"),
     "the cache holds it": (KVCache, "hold"),
-    "it is labelled": (Label, "put_on"),
+    "it is labelled": (PlacedCall, "put_on"),
     "it is leased": (MessageTable, "lease"),
     "it is memoised": (MessageTable, "remember"),
     "it is kept or not": (MessageTable, "drop_if_unleased"),
-    "it is finished": (Pending, "finish"),
-    "it is forgotten": (Pending, "_forget"),
+    "it is finished": (PlacedCall, "finish"),
+    "it is forgotten": (PlacedCall, "_forget"),
     "its token is taken": (Request, "take"),
     "it is charged": (Request, "advance"),
 }
@@ -58,7 +58,7 @@ BEFORE: dict[str, tuple[type, str]] = {
 """What is done before, and on the way."""
 DRAWING: dict[str, tuple[type, str]] = {
     "what a constraint allows is filled in": (StepMasks, "fill_during"),
-    "a sampler sees its logits": (TokenSampler, "shown"),
+    "a sampler sees its logits": (TokenSampler, "show"),
     "a sampler says what it draws": (TokenSampler, "draw"),
     "a constraint refuses": (TokenSampler, "refuses"),
     "tokens are drawn": (BatchSampler, "draw"),

@@ -9,14 +9,15 @@ from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
+from xml.sax.saxutils import quoteattr
 
 from hypothesis import strategies as st
 
 from choreo_agents.models import ChatFormat, LoadedModel, PromptText
-from choreo_agents.models.chat import TurnFormat
-from choreo_agents.pml import Schema, Slot, assistant, module, system, union, user
-from choreo_agents.pml.building import Part
+from choreo_agents.models.chat.format import TurnFormat
+from choreo_agents.pml import Schema
 from choreo_agents.pml.markup.syntax import (
+    ROLES,
     ChatTurn,
     Module,
     Parameter,
@@ -67,72 +68,104 @@ lengths = st.integers(1, 9)
 
 
 @st.composite
-def parts(draw: st.DrawFn, text: st.SearchStrategy[str], depth: int, *, turns: bool) -> tuple[Any, dict[str, Slot]]:
+def nodes(draw: st.DrawFn, text: st.SearchStrategy[str], depth: int, *, turns: bool) -> tuple[SchemaNode, ...]:
     """What stands in a module, or a schema, with its parameters."""
-    names = iter(draw(st.permutations(NAMES)))
-    slots: dict[str, Slot] = {}
+    names, slots = iter(draw(st.permutations(NAMES))), iter(("p0", "p1", "p2"))
 
-    def some(depth: int, turns: bool) -> list[Part]:
-        found: list[Part] = []
+    def some(depth: int, turns: bool) -> tuple[SchemaNode, ...]:
+        found: list[SchemaNode] = []
         for kind in draw(st.lists(st.sampled_from("ttsmuTp"), max_size=4)):
             if kind == "t":
-                found.append(draw(text))
-            elif kind == "s" and len(slots) < 3:
-                name = f"p{len(slots)}"
-                slots[name] = Slot(draw(lengths), name)
-                found.append(f"{draw(text)}{slots[name]}{draw(text)}")
+                add_text(found, draw(text))
+            elif kind == "s" and (slot := next(slots, None)) is not None:
+                add_text(found, draw(text))
+                found.append(Parameter(slot, draw(lengths), taken_lead(found), HERE))
+                add_text(found, draw(text))
             elif kind == "m" and depth:
                 name = next(names, None)
                 found += [] if name is None else [draw(modules(text, name, depth - 1, turns=turns))]
             elif kind == "u" and depth:
                 members = [name for name, _ in zip(names, range(draw(st.integers(1, 3))), strict=False)]
                 made = tuple(draw(modules(text, name, depth - 1, turns=turns)) for name in members)
-                found += [union(*made)] if made else []
+                found += [Union(made, HERE)] if made else []
             elif kind == "T" and turns:
-                inner = tuple(some(depth - 1 if depth else 0, False))
-                found.append(draw(st.sampled_from([system, user, assistant]))(*inner))
-        return found
+                inner = some(depth - 1 if depth else 0, False)
+                found.append(ChatTurn(draw(st.sampled_from(ROLES)), inner, HERE))
+        return tuple(found)
 
-    return tuple(some(depth, turns)), slots
+    return some(depth, turns)
+
+
+def add_text(before: list[SchemaNode], text: str) -> None:
+    """Adjacent texts are one."""
+    if text and before and isinstance(last := before[-1], Text):
+        before[-1] = Text(last.text + text, HERE)
+    elif text:
+        before.append(Text(text, HERE))
+
+
+def taken_lead(before: list[SchemaNode]) -> str:
+    """The blank before a parameter belongs to its argument."""
+    last = before[-1] if before else None
+    if not isinstance(last, Text) or not last.text.endswith(" "):
+        return ""
+    before[-1:] = [Text(last.text[:-1], HERE)] if last.text[:-1] else []
+    return " "
 
 
 @st.composite
 def modules(draw: st.DrawFn, text: st.SearchStrategy[str], name: str, depth: int, *, turns: bool) -> Module:
-    inside, slots = draw(parts(text, depth, turns=turns))
+    inside = draw(nodes(text, depth, turns=turns))
     cache, confidential = draw(st.tuples(st.sampled_from([True, True, False]), st.booleans()))
-
-    def content(**given: Slot) -> Sequence[Part]:
-        return inside
-
-    return module(name=name, cache=cache, confidential=confidential)(with_slots(content, slots))
+    return Module(name, inside, HERE, cache, confidential)
 
 
 @st.composite
 def schemas(draw: st.DrawFn, text: st.SearchStrategy[str] = texts) -> Schema:
-    inside, slots = draw(parts(text, 3, turns=True))
-
-    def content(**given: Slot) -> Sequence[Part]:
-        return inside
-
-    return Schema.from_python("s", with_slots(content, slots) if slots else inside)
-
-
-def with_slots(function: Any, slots: dict[str, Slot]) -> Any:
-    """A function with these parameters, as one who writes them by hand would have it."""
-    import inspect
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    function.__signature__ = inspect.Signature([inspect.Parameter(n, kind, default=s) for n, s in slots.items()])
-    return function
+    return Schema(SchemaTree("s", draw(nodes(text, 3, turns=True)), HERE))
 
 
 @st.composite
 def rows_of_modules(draw: st.DrawFn, text: st.SearchStrategy[str]) -> Schema:
     """A schema of several modules with text between."""
-    inside: list[Part] = []
+    inside: list[SchemaNode] = []
     for name in NAMES[: draw(st.integers(2, 4))]:
-        inside += [draw(text), replace(draw(modules(text, name, 1, turns=False)), cache=True)]
-    return Schema.from_python("s", inside)
+        add_text(inside, draw(text))
+        inside.append(replace(draw(modules(text, name, 1, turns=False)), cache=True))
+    return Schema(SchemaTree("s", tuple(inside), HERE))
+
+
+def pml_of(tree: SchemaTree) -> str:
+    """PML that is read as a tree, with every text to the letter."""
+
+    def attributes(**values: object) -> str:
+        return "".join(f" {name}={quoteattr(str(value))}" for name, value in values.items() if value)
+
+    def verbatim(text: str) -> str:
+        parts = (part.replace("]]>", "]]]]><![CDATA[>") for part in text.split("\r"))
+        return "&#13;".join(f"<![CDATA[{part}]]>" if part else "" for part in parts)
+
+    def inside(children: tuple[SchemaNode, ...]) -> str:
+        return "".join(map(written_node, children))
+
+    def written_node(node: SchemaNode) -> str:
+        match node:
+            case Text():
+                return verbatim(node.text)
+            case Parameter():
+                own = attributes(name=node.name, length=node.length, scaffold=node.scaffold)
+                return f"{verbatim(node.lead)}<parameter{own}/>"
+            case Module():
+                flags = {} if node.cache else {"cache": "false"}
+                flags |= {"confidential": "true"} if node.confidential else {}
+                return f"<module{attributes(name=node.name, **flags)}>{inside(node.children)}</module>"
+            case Union():
+                return f"<union{attributes(scaffold=node.scaffold)}>{inside(node.members)}</union>"
+            case ChatTurn():
+                return f"<{node.role}>{inside(node.children)}</{node.role}>"
+
+    scaffold = "; ".join(" ".join(names) for names in tree.scaffolds)
+    return f"<schema{attributes(name=tree.name, scaffold=scaffold)}>{inside(tree.children)}</schema>"
 
 
 @st.composite

@@ -9,9 +9,10 @@ from typing import Any
 from langgraph.store.base import BaseStore, Op, PutOp
 from langgraph.store.memory import InMemoryStore
 
-from choreo_agents.engine.lineage import DescribedMessage, LineageRow, Note
+from choreo_agents.engine.lineage import LoggedMessage
 from choreo_agents.engine.messages.message import MessageIds
 from choreo_agents.graph.durable.thread_log import ThreadLog
+from choreo_agents.kv.store import KVKey
 
 SALT = "s"
 
@@ -21,12 +22,11 @@ def named(number: int) -> str:
     return f"{number:032x}"
 
 
-def described(number: int, parents: Sequence[int] = (), memos: Sequence[str] = ()) -> DescribedMessage:
+def described(number: int, parents: Sequence[int] = (), memos: Sequence[str] = ()) -> LoggedMessage:
     """A message of one token, which stands behind its parents, of one token each."""
     seen = tuple((named(each), at - len(parents)) for at, each in enumerate(parents))
-    return DescribedMessage(
-        LineageRow(named(number), "model", (number,), seen, len(parents)), Note(named(number)), tuple(memos)
-    )
+    key = KVKey(named(number), "model", (number,), seen, len(parents))
+    return LoggedMessage(named(number), key, tuple(memos))
 
 
 def log_of(store: BaseStore, thread: str = "1", salt: str = SALT) -> ThreadLog:
@@ -62,7 +62,5 @@ class BreakingStore(BaseStore):
 
 
 def spoiled(value: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
-    """What one commit has written, with the row of its last message changed."""
-    said = [dict(each) for each in value["said"]]
-    said[-1]["row"] = {**said[-1]["row"], **changed}
-    return {**value, "said": said}
+    """What one commit has written, with its last message changed."""
+    return {**value, "messages": [*value["messages"][:-1], {**value["messages"][-1], **changed}]}

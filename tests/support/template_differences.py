@@ -13,8 +13,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from choreo_agents.models.chat import ChatFormat, chat_format
+from choreo_agents.models.chat.format import ChatFormat
 from choreo_agents.models.chat.template import Template
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.checking import ViewComparison
 from choreo_agents.models.checking.comparing import compare_view, to_turns, variants
 from choreo_agents.models.checking.talk import QUESTION, View, views

@@ -14,7 +14,7 @@ from choreo_agents.models.checking.talk import QUESTION, SEPARATOR, TalkTurn, Vi
 from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
-    from choreo_agents.models.chat import ChatFormat
+    from choreo_agents.models.chat.format import ChatFormat
 
 _Part = tuple[str, PromptText, str]
 """Of a user's turn: whose, what, and what stands before the next part."""

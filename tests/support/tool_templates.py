@@ -42,25 +42,20 @@ HERMES = (
 )
 """Qwen's and Hermes': JSON in tags; tools behind the instructions; results in a user's turn, several in one."""
 
-PYTHONIC = (
-    "{% macro value(v) %}{% if v is true %}True{% elif v is false %}False{% elif v is none %}None"
-    "{% elif v is string %}{{ v | tojson }}{% elif v is mapping %}{{ '{' }}"
-    "{% for k, each in v.items() %}{{ k | tojson }}: {{ value(each) }}{{ ', ' if not loop.last }}{% endfor %}{{ '}' }}"
-    "{% elif v is iterable %}[{% for each in v %}{{ value(each) }}{{ ', ' if not loop.last }}{% endfor %}]"
-    "{% else %}{{ v }}{% endif %}{% endmacro %}"
+LISTED = (
     f"{{{{ bos_token }}}}{_SPLIT}{{% if system or tools %}}<|im_start|>system\n{{{{ system or '' }}}}"
     "{% if tools %}{{ '\n' if system else '' }}List of tools: <|tool_list_start|>[{% for tool in tools %}"
     "{{ tool['function'] | tojson }}{{ ', ' if not loop.last }}{% endfor %}]<|tool_list_end|>{% endif %}<|im_end|>\n"
     "{% endif %}{% for message in talk %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['role'] == 'tool' %}<|tool_response_start|>{{ message['content'] }}<|tool_response_end|>"
     "{% else %}{% if message['tool_calls'] %}<|tool_call_start|>[{% for call in message['tool_calls'] %}"
-    "{{ call['function']['name'] }}({% for k, v in call['function']['arguments'].items() %}"
-    "{{ k }}={{ value(v) }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]"
+    "{\"name\": \"{{ call['function']['name'] }}\", \"arguments\": {{ call['function']['arguments'] | tojson }}}"
+    "{{ ', ' if not loop.last }}{% endfor %}]"
     "<|tool_call_end|>"
     "{% endif %}{{ message['content'] or '' }}{% endif %}<|im_end|>\n{% endfor %}"
     f"{_ASKED}<|im_start|>assistant\n{{% endif %}}"
 )
-"""LFM2's: calls as Python writes them, between control tokens; a role for results."""
+"""A list of calls between control tokens, as Command R7B's; a role for results."""
 
 HARMONY = (
     "<|start|>system<|message|>You are a large language model.\n\nReasoning: medium\n\n"
@@ -151,8 +146,8 @@ GLM = (
 TOOL_TEMPLATES: Mapping[str, tuple[str, str | None, str, tuple[str, ...]]] = {
     "Qwen 3": (HERMES, None, "<|im_end|>", ("<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")),
     "Hermes": (HERMES, None, "<|im_end|>", ("<|im_start|>",)),
-    "LFM2": (
-        PYTHONIC, "<|startoftext|>", "<|im_end|>",
+    "listed": (
+        LISTED, "<|startoftext|>", "<|im_end|>",
         ("<|im_start|>", "<|tool_list_start|>", "<|tool_list_end|>", "<|tool_call_start|>", "<|tool_call_end|>",
          "<|tool_response_start|>", "<|tool_response_end|>"),
     ),
@@ -194,16 +189,15 @@ TOOL_CHECKPOINTS: Mapping[str, Family] = {
     "Qwen 3": _with(
         "Qwen 3", HERMES, {"<tool_call>": 151657, "</tool_call>": 151658}, read=("<tool_call>", "</tool_call>")
     ),
-    "LFM2": _with(
-        "SmolLM2", PYTHONIC,
+    "listed": _with(
+        "SmolLM2", LISTED,
         {"<|startoftext|>": 3, "<|tool_list_start|>": 8, "<|tool_list_end|>": 9, "<|tool_call_start|>": 10,
          "<|tool_call_end|>": 11, "<|tool_response_start|>": 12, "<|tool_response_end|>": 13},
         bos="<|startoftext|>",
     ),
     "gpt-oss": _with("gpt-oss", HARMONY, {}),
 }  # fmt: skip
-"""Checkpoints as people host them, whose templates tell of tools. LFM2's own layers are recurrent: here its tokens and
-template stand before a Llama's."""
+"""Checkpoints as people host them, whose templates tell of tools."""
 
 TEXT_CHECKPOINTS: Mapping[str, Family] = {
     "Hermes": _with("SmolLM2", HERMES, {}),

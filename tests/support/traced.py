@@ -38,29 +38,30 @@ def written(path: Path, *lines: BaseModel, ended: bool = True) -> Path:
 
 def run_line(number: int = 0, thread: str | None = None, at_s: float = 0.0) -> RunStarted:
     """A run begins."""
-    return RunStarted(run=number, at_s=at_s, thread=thread, kept=False, seed=None, given=None)
+    return RunStarted(run=number, at_s=at_s, thread=thread, kept=False, seed=None, input=None)
 
 
-def call_line(author: str, step: int, asked_s: float, said_s: float, **changed: Any) -> RecordedCall:
+def call_line(author: str, step: int, submitted_s: float, finished_s: float, **changed: Any) -> RecordedCall:
     """A call of run 0, which reads nothing and says what has its author's name."""
     usual = {
         "run": 0,
         "superstep": step,
         "branch": 0,
         "call": 0,
-        "read": 0,
-        "reads": (),
-        "made": author,
+        "view": (),
+        "view_tokens": 0,
+        "answer": author,
         "thought": None,
-        "header": 3,
-        "first_s": asked_s,
+        "header_tokens": 3,
+        "first_token_s": submitted_s,
         "tokens": None,
-        "count": 4,
-        "said": "",
-        "words": None,
-        "finish": None,
+        "sampled": 4,
+        "digest": "",
+        "text": None,
+        "finish_reason": None,
     }
-    return RecordedCall(author=author, step=step, asked_s=asked_s, said_s=said_s, **(usual | changed))
+    times = {"submitted_s": submitted_s, "finished_s": finished_s}
+    return RecordedCall(author=author, step=step, **(times | usual | changed))
 
 
 def message_line(name: str, tokens: int = 8, parents: Sequence[str] = (), role: str | None = None) -> RecordedMessage:

@@ -232,7 +232,7 @@ class Torture:
         with self.where.opened() as (saver, store):
             app: Any = graph().compile(saver, engine=self.engine, store=store)
             values = app.get_state({"configurable": {"thread_id": thread}}).values
-        self.reader.look_at_state(thread, values, log_in(self._stored(), self.engine, thread).notes.keys())
+        self.reader.look_at_state(thread, values, log_in(self._stored(), self.engine, thread).messages.keys())
         if ended:
             self.reader.look_at_end(thread, self.expected(thread))
             self.progress.ended.append(thread)

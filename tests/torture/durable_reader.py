@@ -151,13 +151,13 @@ def damage(kept: Kept, engine: Engine) -> list[str]:
     wrong: list[str] = []
     for thread, log in kept.items():
         wrong += [] if log.damaged is None else [f"log {thread}: {log.damaged}"]
-        for message_id, row in log.rows.items():
-            lacks = [each for each, _ in row.parents if each not in log.rows]
+        for message_id, key in log.keys.items():
+            lacks = [each for each, _ in key.parents if each not in log.keys]
             wrong += [f"row {message_id} of {thread} lacks its parent {each}" for each in lacks]
-        for message_id, note in log.notes.items():
+        for message_id, note in log.messages.items():
             named = [message_id, *(each for each, _ in note.thoughts)]
-            wrong += [f"note {message_id} of {thread} has no row {each}" for each in named if each not in log.rows]
-        answered = [each for each in log.answers.values() if each not in log.notes]
+            wrong += [f"note {message_id} of {thread} has no row {each}" for each in named if each not in log.keys]
+        answered = [each for each in log.answers.values() if each not in log.messages]
         wrong += [f"an answer of {thread} is {each}, of which nothing is noted" for each in answered]
     return wrong
 

@@ -235,9 +235,9 @@ def synthesizer(
         if own is not None:
             gained = f"held-out loss {-first:.3f} -> [b]{-best:.3f}[/]"
         out.say(
-            f"{gained}, best after epoch {trained.outcome.best_epoch}\n"
-            f"[dim]{parts} and card are in {escape(str(trained.out))}: "
-            f"engine.load_adapter({str(trained.out)!r}), Synthesizer(..., adapter={trained.out.name!r})[/]"
+            f"{gained}, best after epoch {trained.best_epoch}\n"
+            f"[dim]{parts} and card are in {escape(str(into))}: "
+            f"engine.load_adapter({str(into)!r}), Synthesizer(..., adapter={into.name!r})[/]"
         )
 
 
@@ -304,8 +304,7 @@ def distill_case(
             taught = teach(
                 loaded, lesson, settings, amounts, run=folder, out=into, watcher=display, command=typed_command()
             )
-        first, best = taught.untuned, taught.outcome.best
-        assert best is not None
+        first, best = taught.outcome.untrained, taught.outcome.best
         score = f"{case.scored} {100 * first.score:.1f} % -> [b]{100 * best.score:.1f} %[/], " if taught.graded else ""
         share = "" if taught.regained is None else f", [b]{100 * taught.regained:.0f} %[/] of the way"
         text = "" if taught.as_text is None else f" (re-encoded as text: {taught.as_text:.3f}{share})"

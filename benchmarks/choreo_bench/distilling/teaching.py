@@ -11,9 +11,10 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
 from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.journal import Journal
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace, text_twin
-from choreo_agents.training.trace_store import TraceStore, digest_of, read_traces
+from choreo_agents.training.trace_store import digest_of, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import EvalScore, Outcome, TrainingProgress, Tuning, run_and_keep
 from choreo_bench.distilling.traces import DistillConfig, FixedExamples, adapted, sample_traces, score_played
@@ -57,7 +58,6 @@ class DistillResult:
 
     out: Path
     outcome: Outcome
-    untuned: EvalScore
     card: dict[str, Any]
     graded: bool = True
     """Whether scores are shares of right answers: held-out losses with a minus, where nobody knows."""
@@ -68,11 +68,11 @@ class DistillResult:
     @property
     def regained(self) -> float | None:
         """The share of what caches had cost in held-out loss that was given back; None: too little to be shared."""
-        first, best = self.untuned.loss, self.outcome.best
-        if self.as_text is None or first is None or best is None or best.loss is None:
+        first, best = self.outcome.untrained.loss, self.outcome.best.loss
+        if self.as_text is None or first is None or best is None:
             return None
         cost = first - self.as_text
-        return (first - best.loss) / cost if cost > _LEAST_COST and best.loss < first else None
+        return (first - best) / cost if cost > _LEAST_COST and best < first else None
 
 
 def teach(
@@ -122,14 +122,13 @@ def teach(
             return held
 
         def describe(outcome: Outcome) -> Mapping[str, Any]:
-            assert outcome.best is not None
             return {
                 "workflow": lesson.setup.case.name,
                 "variant": lesson.variant,
                 "options": lesson.setup.changed(lesson.served).options.model_dump(mode="json"),
                 "traces": asdict(amounts) | {"traces": len(train), "held_out": len(dev)},
                 **({"source": lesson.source.as_settings(model)} if lesson.source is not None else {}),
-                "untuned": asdict(_first(outcome)),
+                "untuned": asdict(outcome.untrained),
                 "best": asdict(outcome.best),
                 "as_text": as_text,
             }
@@ -138,13 +137,7 @@ def teach(
         judged_by = f"{digest_of(dev)} {len(items)}"
         tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"), judged_by)
         card = run_and_keep(tuning, out, watcher.training, describe, command=command)
-    return DistillResult(out, tuning.outcome, _first(tuning.outcome), card, graded, as_text)
-
-
-def _first(outcome: Outcome) -> EvalScore:
-    """Return the score that was measured before training."""
-    first = outcome.history[0]
-    return EvalScore(first["held_out_score"], first["held_out_loss"])
+    return DistillResult(out, tuning.outcome, card, graded, as_text)
 
 
 def _traces(
@@ -159,13 +152,13 @@ def _traces(
         **({"items": lesson.digest} if lesson.own is not None else {}),
         **({"source": lesson.source.as_settings(model)} if lesson.source is not None else {}),
     }
-    folder = run / f"{split}-traces"
-    with TraceStore(folder, settings) as store:
+    path = run / f"{split}-traces.jsonl"
+    with Journal(path, settings) as journal:
         left_out = sample_traces(
             model,
             lesson,
             items,
-            store,
+            journal,
             temperature=amounts.temperature,
             seed=amounts.seed,
             on_progress=lambda done: watcher.sampling(split, done, len(items)),
@@ -175,6 +168,6 @@ def _traces(
     if len(left_out) == len(items):
         first, reason = next(iter(left_out.items()))
         raise InvalidRequestError(f"none of the {len(items)} {split} items can be taught: {first!r}, say: {reason}")
-    # The store may hold more: of a run that asked for more of the same.
-    known = {trace.id: trace for trace in read_traces(folder, model.adapter.max_positions)}
+    # The journal may hold more: of a run that asked for more of the same.
+    known = {trace.id: trace for trace in read_traces(path)}
     return [known[item.id] for item in items if item.id not in left_out]

@@ -19,8 +19,9 @@ from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.graph.view.call_id import Replay
 from choreo_agents.models import LoadedModel
+from choreo_agents.training.journal import Journal
 from choreo_agents.training.trace import Trace, handles_in, record, text_twin
-from choreo_agents.training.trace_store import TraceStore, digest_of
+from choreo_agents.training.trace_store import add_traces, digest_of
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
 from choreo_agents.workflows.case import Case, Item, Variant
@@ -104,14 +105,14 @@ def sample_traces(
     model: LoadedModel,
     lesson: DistillConfig,
     items: Sequence[Item],
-    store: TraceStore,
+    journal: Journal,
     *,
     temperature: float = 1.0,
     seed: int = 0,
     kv_budget_bytes: int = 1 << 30,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, str]:
-    """Sample a trace of each item that the store does not hold yet.
+    """Sample a trace of each item that the journal does not hold yet.
 
     What is no fault of an item, as too little KV memory, ends it: started again, it samples the rest.
 
@@ -119,7 +120,7 @@ def sample_traces(
         model: Says the words.
         lesson: How they are placed.
         items: What is played.
-        store: Gets the traces, a chunk at a time.
+        journal: Gets the traces, a chunk at a time.
         temperature: Of all that is said.
         seed: Of the first item's run.
         kv_budget_bytes: Of each engine.
@@ -135,7 +136,7 @@ def sample_traces(
     left = [
         (item, item_seed)
         for item, item_seed in zip(items, lesson.seeds(items, seed), strict=True)
-        if item.id not in store
+        if item.id not in journal
     ]
     left_out: dict[str, str] = {}
     done = len(items) - len(left)
@@ -149,7 +150,7 @@ def sample_traces(
             chunk = left[first : first + most]
             jobs = [partial(_trace_or_reason, teacher, student, taught, placed, item, own) for item, own in chunk]
             made = asyncio.run(at_once(jobs, most))
-            store.add([trace for trace in made if isinstance(trace, Trace)], model.adapter.max_positions)
+            add_traces(journal, [trace for trace in made if isinstance(trace, Trace)])
             left_out |= {
                 item.id: reason for (item, _), reason in zip(chunk, made, strict=True) if isinstance(reason, str)
             }

@@ -14,18 +14,18 @@ from itertools import count, pairwise
 
 from choreo_agents.engine import Engine
 from choreo_agents.models import LoadedModel
-from choreo_agents.models.chat import Role
+from choreo_agents.models.chat.format import Role
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.synthesis_traces import (
     QUESTIONS,
     BranchExample,
-    Span,
     Views,
     asked_together,
     boundaries_of,
     root_of,
-    span,
+    turn_message,
 )
+from choreo_agents.training.trace import TraceMessage
 from choreo_agents.training.tuning import Example
 from choreo_agents.workflows.many import at_once, room
 from choreo_bench.embedded.recipe import MIX
@@ -216,7 +216,7 @@ def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: s
     for number, (start, end) in enumerate(pairwise(edges), start=1):
         spans = [_span(model, f"turn {place}", transcript[place]) for place in range(start, end)]
         tokens = tuple(token for one in spans for token in one.tokens)
-        words = Span(f"branch {number}", tokens, author=spans[0].author, role=spans[0].role)
+        words = TraceMessage(f"branch {number}", tokens, author=spans[0].author, role=spans[0].role)
         fanned.append((_notes(model, rng, number), words))
     return BranchExample(
         id,
@@ -229,17 +229,17 @@ def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: s
     )
 
 
-def _notes(model: LoadedModel, rng: random.Random, number: int) -> tuple[Span, ...]:
+def _notes(model: LoadedModel, rng: random.Random, number: int) -> tuple[TraceMessage, ...]:
     """Draw the private prompt of one branch: nothing, or facts."""
     if rng.random() >= NOTED:
         return ()
     facts = draw_facts(rng, rng.randint(1, MOST_NOTED))
-    return (span(model, f"notes {number}", "system", notes_text(facts)),)
+    return (turn_message(model, f"notes {number}", "system", notes_text(facts)),)
 
 
-def _span(model: LoadedModel, name: str, turn: TranscriptTurn, learn: bool = False) -> Span:
+def _span(model: LoadedModel, name: str, turn: TranscriptTurn, learn: bool = False) -> TraceMessage:
     role: Role = "system" if turn.role == "system" else "user" if turn.role == "user" else "assistant"
-    return span(model, name, role, turn.text, turn.author, learn=learn)
+    return turn_message(model, name, role, turn.text, turn.author, learn=learn)
 
 
 def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[int] | None = None) -> BranchExample:  # noqa: A002
@@ -257,7 +257,7 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
     """
     parts = Parts.of(problem)
     last = parts.answer
-    answer_span = span(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
+    answer_span = turn_message(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
     branches = tuple(
         (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
         for branch in parts.branches
@@ -271,5 +271,5 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
     )
 
 
-def _given(model: LoadedModel, message: ProblemMessage) -> Span:
-    return span(model, message.name, message.role, message.text, message.author)
+def _given(model: LoadedModel, message: ProblemMessage) -> TraceMessage:
+    return turn_message(model, message.name, message.role, message.text, message.author)

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel
@@ -20,18 +20,18 @@ from choreo_agents.training.synthesis_traces import (
     QUESTIONS,
     ROOT,
     BranchExample,
-    Span,
     Views,
     asked_together,
     boundaries_of,
     cache_trace,
-    span,
     text_trace,
+    turn_message,
 )
 from choreo_agents.training.synthesizer import Judged
-from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace import Trace, TraceMessage
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import EvalScore, Example
+from choreo_agents.workflows.playing import read_json_lines
 
 
 class _Turn(BaseModel):
@@ -118,17 +118,7 @@ def read_merges(
     """
     most = model.adapter.max_positions
     fans: list[BranchExample] = []
-    for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            merge = Merge.model_validate_json(line)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InvalidRequestError(
-                f"line {number} of {str(path)!r} is no merge: {where and where + ': '}{first['msg']}"
-            ) from error
+    for number, merge in read_json_lines(path, TypeAdapter(Merge), "merge"):
         fan = fan_of_merge(model, merge, id=f"line {number}")
         reach = max(cache_trace(fan, layout, boundaries=True).reach for layout in layouts)
         if reach > most:
@@ -181,17 +171,17 @@ def _together(fans: Sequence[BranchExample]) -> tuple[BranchExample, ...]:
 def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> BranchExample:  # noqa: A002
     """A merge as tokens, in the model's own chat turns."""
     opening = model.chat.root(merge.system)
-    root = [Span(ROOT, tuple(model.encode(opening)), role="system")] if opening else []
+    root = [TraceMessage(ROOT, tuple(model.encode(opening)), role="system")] if opening else []
     trunk = [_span(model, f"trunk {place}", turn) for place, turn in enumerate(merge.trunk, start=1)]
     branches = []
     for number, branch in enumerate(merge.branches, start=1):
         private = [
             _span(model, f"context {number}.{place}", turn) for place, turn in enumerate(branch.context, start=1)
         ]
-        words = span(model, f"branch {number}", "assistant", branch.content, branch.name)
+        words = turn_message(model, f"branch {number}", "assistant", branch.content, branch.name)
         branches.append((tuple(private), words))
-    ask = [span(model, "ask", "user", merge.ask)] if merge.ask else []
-    answer = span(model, "answer", "assistant", merge.answer, merge.name, learn=True)
+    ask = [turn_message(model, "ask", "user", merge.ask)] if merge.ask else []
+    answer = turn_message(model, "answer", "assistant", merge.answer, merge.name, learn=True)
     behind = boundaries_of(model, [words for _, words in branches])
     return BranchExample(id, (*root, *trunk), tuple(branches), (*ask, answer), behind)
 
@@ -251,5 +241,5 @@ class OwnExamples:
         return [self._views.example(fan, rng) for fan in self._fans]
 
 
-def _span(model: LoadedModel, name: str, turn: _Turn) -> Span:
-    return span(model, name, turn.role, turn.content, turn.name)
+def _span(model: LoadedModel, name: str, turn: _Turn) -> TraceMessage:
+    return turn_message(model, name, turn.role, turn.content, turn.name)

@@ -49,7 +49,7 @@ from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.journal import Journal
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace
-from choreo_agents.training.trace_store import TraceStore, read_traces
+from choreo_agents.training.trace_store import read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.workflows.case import Result
 from choreo_agents.workflows.phrasing import load_prompts
@@ -76,9 +76,9 @@ def lesson_of(case: str = "multi_qa", variant: str = "parallel", **changes: Any)
 
 def recorded(model: LoadedModel, lesson: DistillConfig, folder: Path, count: int = 3, **options: Any) -> list[Trace]:
     items = lesson.items("train", count)
-    with TraceStore(folder, {}) as store:
-        sample_traces(model, lesson, items, store, **options)
-    known = {trace.id: trace for trace in read_traces(folder)}
+    with Journal(folder / "traces.jsonl", {}) as journal:
+        sample_traces(model, lesson, items, journal, **options)
+    known = {trace.id: trace for trace in read_traces(folder / "traces.jsonl")}
     return [known[item.id] for item in items]
 
 
@@ -213,10 +213,10 @@ def test_the_words_of_who_gave_the_majoritys_answer_are_taught(
     )
     for answer, taught in (("Ann has 5 blue cups.", right), ("Ann has 3 red cups.", wrong), ("", None)):
         monkeypatch.setattr(type(CASES["debate"]), "judge", lambda *_, answer=answer: Result(answer, 1.0))
-        folder = tmp_path / f"taught {answer}"
-        with TraceStore(folder, {}) as store:
-            left_out = sample_traces(embedded, lesson, lesson.items("train", 1), store)
-        assert [learnt(trace) for trace in read_traces(folder)] == ([] if taught is None else [[taught]])
+        path = tmp_path / f"taught {answer}.jsonl"
+        with Journal(path, {}) as journal:
+            left_out = sample_traces(embedded, lesson, lesson.items("train", 1), journal)
+        assert [learnt(trace) for trace in read_traces(path)] == ([] if taught is None else [[taught]])
         assert left_out == ({} if taught else {"train 0": "nobody says an answer that could be taught"})
 
 
@@ -286,9 +286,9 @@ def adapter(embedded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_a_little_training_takes_the_surprise_away(adapter: tuple[DistillResult, Silent, Path]) -> None:
     found, watcher, folder = adapter
-    best = found.outcome.best
-    assert best is not None and found.untuned.loss is not None and best.loss is not None
-    assert best.loss < 0.7 * found.untuned.loss and best.score >= found.untuned.score
+    first, best = found.outcome.untrained, found.outcome.best
+    assert first.loss is not None and best.loss is not None
+    assert best.loss < 0.7 * first.loss and best.score >= first.score
     assert [epoch for epoch, _, _ in watcher.scores] == list(range(found.outcome.epochs + 1))
     card = json.loads((folder / "adapter" / "card.json").read_text())
     assert card == found.card and card["best"]["loss"] == best.loss and card["variant"] == "parallel"
@@ -302,7 +302,7 @@ def test_what_caches_cost_is_the_distance_to_the_same_words_as_text(
     """Against Hugging Face's own forward over the words of every view."""
     found, _, folder = adapter
     model, losses = AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32), list[Tensor]()
-    for trace in read_traces(folder / "dev-traces"):
+    for trace in read_traces(folder / "dev-traces.jsonl"):
         for message in trace.messages:
             if message.learn is not None:
                 before = [token for parent in message.parents for token in trace.by_name[parent].tokens]
@@ -312,14 +312,16 @@ def test_what_caches_cost_is_the_distance_to_the_same_words_as_text(
                     logits = model(words[None]).logits[0].float()
                 losses.append(cross_entropy(logits[start - 1 : end - 1], words[start:end], reduction="none"))
     assert found.as_text == pytest.approx(float(torch.cat(losses).mean()), abs=1e-5)
-    first, best = found.untuned.loss, found.outcome.best
-    assert first is not None and best is not None and best.loss is not None
+    first, best = found.outcome.untrained.loss, found.outcome.best
+    assert first is not None and best.loss is not None
     assert found.as_text is not None and found.as_text < best.loss < first
     assert found.regained == pytest.approx((first - best.loss) / (first - found.as_text))
     assert found.card["as_text"] == found.as_text
     assert replace(found, as_text=first - 1e-4).regained is None, "nothing was lost"
     assert replace(found, as_text=None).regained is None, "no prompt of this workflow leads to the words"
-    worse = replace(found, untuned=replace(found.untuned, loss=best.loss - 1e-3), as_text=best.loss - 0.1)
+    untrained, *trained = found.outcome.history
+    history = [untrained | {"held_out_loss": best.loss - 1e-3}, *trained]
+    worse = replace(found, outcome=replace(found.outcome, history=history), as_text=best.loss - 0.1)
     assert worse.regained is None, "the best score has not the best loss"
 
 
@@ -329,8 +331,7 @@ def test_what_is_judged_is_what_is_served(
     """The held-out loss and score of the card are those of the adapter that was written."""
     found, _, folder = adapter
     best = found.outcome.best
-    assert best is not None
-    dev = read_traces(folder / "dev-traces")
+    dev = read_traces(folder / "dev-traces.jsonl")
     served = embedded.adapter.read_adapter(folder / "adapter")
     served.dropout = 0.5
     loss = TraceForward(embedded, adapters={TUNED: served}).mean_loss([adapted(trace) for trace in dev], 512)
@@ -338,7 +339,7 @@ def test_what_is_judged_is_what_is_served(
     lesson = lesson_of()
     items = lesson.items("dev", 6)
     assert score_played(embedded, lesson, items, folder / "adapter") == best.score
-    assert score_played(embedded, lesson, items, None) == found.untuned.score
+    assert score_played(embedded, lesson, items, None) == found.outcome.untrained.score
 
 
 def test_an_item_that_cannot_be_played_is_wrong_and_stops_nothing(
@@ -541,11 +542,12 @@ def test_items_of_ones_own_teach_and_judge(embedded: LoadedModel, tmp_path: Path
     settings = TuneSettings(rank=2, epochs=1, learning_rate=5e-3)
     where: dict[str, Any] = {"run": tmp_path, "out": tmp_path / "out", "watcher": Quiet(), "command": ""}
     taught = teach(embedded, own, settings, Amounts(traces=9, held_out=9), **where)
-    traces = read_traces(tmp_path / "train-traces")
+    traces = read_traces(tmp_path / "train-traces.jsonl")
     assert [trace.id for trace in traces] == [item.id for item in items[:4]]
     assert taught.card["traces"]["traces"] == 4 and taught.card["traces"]["held_out"] == 1, "not what was asked for"
     assert not taught.graded, "nobody knows what is right for the one that judges"
-    assert taught.untuned.loss is not None and taught.untuned.score == -taught.untuned.loss
+    untrained = taught.outcome.untrained
+    assert untrained.loss is not None and untrained.score == -untrained.loss
     changed = replace(own, own=divided(items, 2))
     with pytest.raises(InvalidRequestError, match="another run's results, with items"):
         teach(embedded, changed, settings, Amounts(traces=9, held_out=9), **where)
@@ -569,7 +571,7 @@ def test_an_item_that_is_too_long_is_left_out_and_named(
         )  # fmt: skip
         [(split, item, reason)] = watcher.missing
         assert (split, item) == ("train", "line 2") and "context" in reason
-    assert [trace.id for trace in read_traces(tmp_path / "train-traces")] == ["line 1", "line 3", "line 4"]
+    assert [trace.id for trace in read_traces(tmp_path / "train-traces.jsonl")] == ["line 1", "line 3", "line 4"]
     assert card_of(tmp_path / "out")["traces"]["traces"] == 3
 
     items[-1] = items[-1].model_copy(update={"question": longest})
@@ -583,8 +585,8 @@ def test_an_item_that_is_too_long_is_left_out_and_named(
         raise KVBudgetError("too little memory")
 
     monkeypatch.setattr(distilling, "_trace", no_memory)
-    with pytest.raises(KVBudgetError), TraceStore(tmp_path / "small", {}) as store:
-        sample_traces(embedded, lesson, lesson.items("train", 1), store)
+    with pytest.raises(KVBudgetError), Journal(tmp_path / "small.jsonl", {}) as journal:
+        sample_traces(embedded, lesson, lesson.items("train", 1), journal)
 
 
 def test_what_another_workflow_teaches_is_not_mixed_with_what_a_third_does(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,8 @@ async def test_a_scaffold_is_an_ordinary_prompt_and_no_adapter_changes_nothing(e
         adapted = await FromAdaptedModules(library, BASE).answer(asked)
         assert engine.stats().leases == 0 and library.schemas == ()
         together = DocumentQuestion.of(whole, "together")
-        names = " ".join(f"document-{n}" for n in range(1, len(asked.parts.branches) + 1))
-        pml = together.schema.to_pml().replace('name="together"', f'name="together" scaffold="{names}"')
-        schema = type(together.schema).from_text(pml)
+        names = tuple(f"document-{n}" for n in range(1, len(asked.parts.branches) + 1))
+        schema = replace(together.schema, tree=replace(together.schema.tree, scaffolds=(names,)))
         prompt = schema.prompt(f"<document-1/><document-2/><user>{asked.parts.asks[0].text}</user>")
         scaffolded = await FromModules(library).answer(DocumentQuestion(asked.parts, schema, prompt, prompt))
     assert cached == adapted and whole.score({name: text["answer"]}) == 1

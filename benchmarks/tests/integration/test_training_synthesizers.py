@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -34,9 +34,9 @@ from choreo_agents.training.checkpoints import reserved
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import cache_trace
-from choreo_agents.training.synthesizer import Trained, train_synthesizer
+from choreo_agents.training.synthesizer import train_synthesizer
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import TrainingProgress
+from choreo_agents.training.tuning import Outcome, TrainingProgress
 
 GREEDY = Sampling(max_tokens=96)
 SMALL = TuneSettings(
@@ -52,9 +52,15 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curricula, "LEARNT_TASKS", {name: SYNTHESIS_TASKS[name] for name in ("hops", "assembly")})
 
 
+class Trained(NamedTuple):
+    out: Path
+    outcome: Outcome
+
+
 def trained(model: LoadedModel, folder: Path, curriculum: DrawnCurriculum = ONCE, **options: Any) -> Trained:
     settings = options.pop("settings", SMALL)
-    return train_synthesizer(model, settings, curriculum, run=folder, out=folder / "out", **options)
+    out = folder / "out"
+    return Trained(out, train_synthesizer(model, settings, curriculum, run=folder, out=out, **options))
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +76,15 @@ def small(embedded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def test_a_very_small_training_solves_more(small: tuple[Trained, list[Mapping[str, float]]]) -> None:
     found, scores = small
-    assert found.best.score > found.untrained.score and found.outcome.best_epoch == 1
-    assert [mean(shares.values()) for shares in scores] == [found.untrained.score, found.best.score]
+    assert found.outcome.best.score > found.outcome.untrained.score and found.outcome.best_epoch == 1
+    assert [mean(shares.values()) for shares in scores] == [found.outcome.untrained.score, found.outcome.best.score]
     assert set(scores[0]) == {"parallel hops", "parallel assembly"}
     card = json.loads((found.out / "card.json").read_text())
-    assert (card["untrained"], card["best"], card["command"]) == (found.untrained.score, found.best.score, "it")
+    assert (card["untrained"], card["best"], card["command"]) == (
+        found.outcome.untrained.score,
+        found.outcome.best.score,
+        "it",
+    )
     assert card["curriculum"]["layouts"] == ["parallel"] and card["curriculum"]["weights"] == {"tasks": 1.0}
     assert 0 < card["share_of_model"] < 0.2
 

@@ -11,7 +11,7 @@ from choreo_bench.language.tasks.debate import debate_problem
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 
 TOKENIZER = build_tokenizer()
 CHAT = chat_format(TOKENIZER)

@@ -10,7 +10,7 @@ from choreo_bench.language.tasks.record_debate import REPORTS, record_debate_pro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 
 TOKENIZER = build_tokenizer()
 CHAT = chat_format(TOKENIZER)

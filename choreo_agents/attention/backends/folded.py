@@ -11,8 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
-from choreo_agents.attention.backends.partial import Partial, attend_lone, attend_padded, attend_run, takes_lone
+from choreo_agents.attention.backends.partial import (
+    LogSumExpMerge,
+    Partial,
+    attend_lone,
+    attend_padded,
+    attend_run,
+    takes_lone,
+)
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read
 from choreo_agents.attention.window import windowed

@@ -21,10 +21,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.readers import Integers, Readers, readers_of
 from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Layout
+from choreo_agents.attention.layout import Integers, Layout, Readers, readers_of
 from choreo_agents.attention.window import farthest_seen, windowed
 from choreo_agents.native.library import available_kernels, floats, parallel
 from choreo_agents.native.structs import ATTEND, BF16, BLOCK, FP32, MERGE, PAIRINGS, TILE, LayerStruct, PlanStruct

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from choreo_agents.attention.backends.folded import FoldedBackend, with_sinks
-from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
-from choreo_agents.attention.backends.partial import Partial, matmul_attention
+from choreo_agents.attention.backends.partial import LogSumExpMerge, Partial, matmul_attention
 from choreo_agents.attention.backends.trial import (
     RELATIVE_ERROR,
     SUM_ERROR,

@@ -14,7 +14,6 @@ from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.kv.tier_counters import RESTORED
 from choreo_agents.runtime.request import Binding, Encoding, Request
 
 
@@ -39,7 +38,7 @@ class ChoreoMethod:
         return sum(self._cache.pool.rounded(length) for length in (*parents.values(), own))
 
     def evictable_tokens(self) -> int:
-        return self._cache.books.idle_tokens
+        return self._cache.pool.idle_tokens
 
     def evict(self, tokens: int) -> None:
         self._cache.evict(tokens)
@@ -121,7 +120,7 @@ class FromCache(Encoding):
         # What is computed for it has a request of its own, which claims its memory.
         recomputing = {e for e in self.different if e.key in self.awaited and self.cache.lost(e)}
         absent = {e for e in self.different if e.segment is None} - recomputing
-        claimed = [e for e in self.different if e not in counted and (e in absent or e.idle())]
+        claimed = [e for e in self.different if e not in counted and (e in absent or e.idle_tokens)]
         counted.update(claimed)
         return sum(self.cache.pool.rounded(entry.tokens) for entry in claimed)
 
@@ -155,7 +154,7 @@ class FromCache(Encoding):
         placement = self.lineage.placement
         for entry, offset in zip(self.entries, placement.offsets, strict=True):
             segment = _required(self._segment(entry), entry)
-            self.cache.books.touch(entry)
+            self.cache.touch(entry)
             pieces.append(Piece(segment, 0, entry.tokens, offset))
         return Binding(tuple(pieces), self.lineage.tokens, placement.position, tuple(arrivals))
 
@@ -177,8 +176,7 @@ class FromCache(Encoding):
 
     def _withdraw(self, entry: CacheEntry, arrival: Arrival) -> None:
         if not arrival.is_there:
-            entry.withdraw(self.cache.pool, arrival)
-            self.cache.tier_counters.add(entry.tenant, RESTORED[arrival.from_disk], -1)
+            self.cache.withdraw(entry, arrival)
 
     def close(self, request: Request) -> None:
         if self._closed:
@@ -259,7 +257,6 @@ class _Recomputation:
     message: Message
     first: bool
     """Whether a lazy prefill is encoded for the first time."""
-    encodes_end: bool = True
 
     def finish(self, request: Request) -> None:
         self.recomputer.ended(self.message, request)

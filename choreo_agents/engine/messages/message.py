@@ -6,11 +6,11 @@ import hashlib
 import hmac
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.messages.seals import Seals
@@ -21,7 +21,7 @@ from choreo_agents.kv.store import KVKey
 from choreo_agents.runtime.request import FinishReason, Request
 from choreo_agents.sampling import SampledToken
 
-_THOUGHTS = ".thoughts"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +190,13 @@ class Message:
     def tenant(self) -> str:
         return self.lineage.tenant
 
+    def kv_key(self) -> KVKey:
+        """Return the key of its KV. Call it under the engine's lock."""
+        at = self.native_offset if self.entry is None else self.entry.native_offset
+        pairs = zip(self.parents, self.relative_offsets, strict=True)
+        parents = tuple((parent.handle.id, offset) for parent, offset in pairs)
+        return KVKey(self.handle.id, self.handle.model, self.tokens, parents, at)
+
     def leases_within(self, scope: Scope | None) -> int:
         """Return the number of leases that last as long as a scope: its own, those of scopes around it, and unscoped
         ones.
@@ -240,19 +247,8 @@ class Message:
             assert self.entry.key == self.handle.id and self.entry.tokens == len(self.tokens)
 
     def unknown(self, is_known: Callable[[Message], bool]) -> Iterator[Message]:
-        """Yield it and its ancestors, parents first, as far as `is_known` is false; the caller must make each known.
-        Iteratively, since a conversation may be long."""
-        waiting = [(self, iter(self.parents))]
-        while waiting:
-            message, parents = waiting[-1]
-            # One parent at a time: a message that attends to a long history shares most of it with the next.
-            above = None if is_known(message) else next((parent for parent in parents if not is_known(parent)), None)
-            if above is not None:
-                waiting.append((above, iter(above.parents)))
-            else:
-                waiting.pop()
-                if not is_known(message):
-                    yield message
+        """Yield it and its ancestors as `parents_first` does."""
+        return parents_first(self, lambda message: message.parents, is_known)
 
     def ancestors(self) -> Iterator[Message]:
         """Yield each message that its KV has ever attended to once, nearest first."""
@@ -262,6 +258,22 @@ class Message:
             if message.handle.id not in visited:
                 visited.add(message.handle.id)
                 queue.extend(message.parents)
+                yield message
+
+
+def parents_first(start: T, parents_of: Callable[[T], Iterable[T]], is_known: Callable[[T], bool]) -> Iterator[T]:
+    """Yield a message and its ancestors, parents first, as far as `is_known` is false; the caller must make each known.
+    Iteratively, since a conversation may be long."""
+    waiting = [(start, iter(parents_of(start)))]
+    while waiting:
+        message, parents = waiting[-1]
+        # One parent at a time: a message that attends to a long history shares most of it with the next.
+        above = None if is_known(message) else next((parent for parent in parents if not is_known(parent)), None)
+        if above is not None:
+            waiting.append((above, iter(parents_of(above))))
+        else:
+            waiting.pop()
+            if not is_known(message):
                 yield message
 
 
@@ -277,44 +289,9 @@ class Thought:
     """Scope in which the lease was taken."""
 
 
-@dataclass(frozen=True)
-class Label:
-    """Metadata that one call gives its message."""
-
-    author: str | None
-    confidential: bool
-    source: Message | None
-    foreign: MessageHandle | None = None
-    """Message of another model whose text this is, in place of a source."""
-    is_thought: bool = False
-    """Whether the call thinks: its decode is not an answer."""
-
-    def origin(self, label: str) -> str:
-        """Return `Message.origin`; `label` is that of the request."""
-        return label if self.source is None else self.source.origin
-
-    def put_on(self, message: Message) -> None:
-        """Add it to what other calls gave the same message."""
-        if self.author is not None:
-            message.authors.add(self.author)
-        message.marked = message.marked or self.confidential
-        message.is_thought = message.is_thought or self.is_thought
-        if self.source is not None and self.source is not message and self.source not in message.sources:
-            # The source may be unleased, and every run finds the message again: forgotten sources must not pile up.
-            sources = [source for source in message.sources if not source.forgotten]
-            message.sources = [*sources, self.source]
-        if self.foreign is not None and self.foreign not in message.foreign:
-            message.foreign.append(self.foreign)
-
-
 def thinker(author: str) -> str:
     """Return the author of an author's thoughts."""
-    return f"{author}{_THOUGHTS}"
-
-
-def who_thinks(author: str) -> str:
-    """Return the author whose thoughts have this author."""
-    return author.removesuffix(_THOUGHTS)
+    return f"{author}.thoughts"
 
 
 class MessageIds:
@@ -436,6 +413,11 @@ class Usage:
     def of_existing(cls, tokens: int) -> Usage:
         """Return the cost of a call whose message existed already."""
         return cls(0, tokens, None, 0.0)
+
+    def with_answer(self, encoded: Usage) -> Usage:
+        """Return the cost of thinking and answering together with that of encoding the answer."""
+        both = ("tokens_encoded", "duration_s", "tokens_recomputed", "tokens_outside_view", "tokens_of_other_models")
+        return replace(self, **{name: getattr(self, name) + getattr(encoded, name) for name in both})
 
     @property
     def prompt_tokens(self) -> int:

@@ -65,7 +65,7 @@ class MessageTable:
         for message_id, pins in self._moving.items():
             message = self._leased.get(message_id)
             if message is not None:
-                self._add_entry(message, None).pins = pins
+                self.cache.pin(self._add_entry(message, None), pins)
         self._moving.clear()
         return self
 
@@ -241,7 +241,7 @@ class MessageTable:
         """Drop all leases and pins of a tenant's messages."""
         for message in self.messages(tenant):
             if message.entry is not None:
-                message.entry.pins = 0
+                self.cache.pin(message.entry, 0)
             while message.leases:
                 self.release(message, None)
         for counts in (self._messages, self._leases):
@@ -282,13 +282,11 @@ class MessageTable:
             dependents[:] = [*(item for item in dependents if item != dependent), dependent]  # the latest comes last
 
     def _add_entry(self, message: Message, segment: Segment | None) -> CacheEntry:
-        entry = CacheEntry(
-            message.handle.id, len(message.tokens), message.native_offset, segment, tenant=message.tenant
-        )
+        entry = CacheEntry(message.handle.id, len(message.tokens), message.native_offset, tenant=message.tenant)
         try:
-            message.entry = self.cache.hold(entry)
+            message.entry = self.cache.hold(entry, segment)
         except BaseException:
-            if segment is None and entry.changed is not None:  # a segment's entry is dropped by its owner
+            if segment is None and entry in self.cache:  # a segment's entry is dropped by its owner
                 self.cache.drop(entry)
             raise
         return entry

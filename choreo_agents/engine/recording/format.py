@@ -15,8 +15,6 @@ Digests are made under a key that is not in the file (see `recorder`). Times are
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -25,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from choreo_agents.errors import InvalidRequestError
 
-FORMAT = 4
-Origin = Literal["given", "said", "thought", "mapped"]
+FORMAT = 5
+Origin = Literal["prefilled", "decoded", "thought", "mapped"]
 """Origin of a message: prefilled, decoded, decoded with thoughts, or mapped from another message's KV."""
 Outcome = Literal["done", "interrupted", "failed", "left"]
 """How a run ended: by itself, at an interrupt, with an error, or because its caller stopped iterating."""
@@ -63,6 +61,13 @@ class RecordingHeader(_Line):
     """Digest of a constant, by which the key is recognized."""
 
 
+class _Version(BaseModel):
+    """What the header of every version has."""
+
+    kind: Literal["header"]
+    format: int
+
+
 class RunStarted(_Line):
     """Start of a run of a graph."""
 
@@ -79,7 +84,7 @@ class RunStarted(_Line):
     """Whether a checkpointer keeps its state."""
     seed: int | None
     """Seed, as in `RunOptions`."""
-    given: str | None
+    input: str | None
     """Input, packed (see `graph.recording.packing`); None: it is masked, or cannot be written."""
     goes_on: bool = False
     """Whether its thread had begun before."""
@@ -105,12 +110,12 @@ class RecordedMessage(_Line):
     """Role of its turn in a chat."""
     author: str | None = None
     """First author; None: unknown."""
-    origin: Origin = "given"
-    at: int = 0
+    origin: Origin = "prefilled"
+    position: int = 0
     """Position at which it was encoded."""
     offsets: tuple[int, ...] = ()
     """Offset of each parent relative to its first token."""
-    words_of: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     """Names of the messages whose text was encoded again as this one."""
     confidential: bool = False
 
@@ -126,41 +131,40 @@ class RecordedCall(_Line):
     call: int
     step: int
     """LangGraph's number of the superstep in which it was made."""
-    read: int
-    """Tokens of its view."""
-    reads: tuple[str, ...]
+    view: tuple[str, ...]
     """Names of the messages in its view when it began."""
     offsets: tuple[int, ...] = ()
     """Position of each of them."""
-    end: int = 0
+    view_tokens: int
+    position: int = 0
     """Position of its own turn."""
-    made: str
+    header_tokens: int
+    """Tokens of its own turn that were given."""
+    answer: str
     """Name of its answer."""
     thought: str | None
     """Name of the message with thoughts and answer; None: it was decoded without thoughts."""
-    header: int
-    """Tokens of its own turn that were given."""
-    asked_s: float
-    first_s: float | None
+    submitted_s: float
+    first_token_s: float | None
     """Time of its first token; None: it sampled none."""
-    said_s: float
-    asked: dict[str, str] = {}
+    finished_s: float
+    request: dict[str, str] = {}
     """Digests of everything it depends on: its view and how that was made, its header, its model, its sampling and,
     unless it is greedy, its seed. Empty: it cannot be repeated."""
     tokens: tuple[int, ...] | None
     """Sampled tokens, thoughts included; None: they are masked."""
     is_set: bool = False
     """Whether a fork has set its text, which may exceed `max_tokens` and has no thoughts."""
-    count: int
+    sampled: int
     """Number of sampled tokens."""
-    said: str
+    digest: str
     """Digest of the sampled tokens."""
-    words: str | None
+    text: str | None
     """Text of the answer; None: it is masked."""
-    finish: str | None
-    encoded: int = 0
-    reused: int = 0
-    recomputed: int = 0
+    finish_reason: str | None
+    tokens_encoded: int = 0
+    tokens_reused: int = 0
+    tokens_recomputed: int = 0
     """Tokens that it was charged for (see `Usage`)."""
 
     @property
@@ -222,8 +226,7 @@ class RecordingEnded(_Line):
 
 
 Line = (
-    RecordingHeader
-    | RunStarted
+    RunStarted
     | RecordedMessage
     | RecordedCall
     | RecordedNode
@@ -279,37 +282,28 @@ def read_recording(path: str | Path) -> Recording:
     if not isinstance(path, str | Path) or not Path(path).is_file():
         raise InvalidRequestError(f"there is no recording {str(path)!r}: engine.record(path) writes one")
     path = Path(path)
-    written = path.read_bytes().split(b"\n")
-    unfinished = written.pop()
-    lines = list(_parsed(path, written))
-    if not lines or not isinstance(lines[0], RecordingHeader):
-        raise InvalidRequestError(f"{str(path)!r} is no recording: engine.record(path) writes one")
-    is_whole = isinstance(lines[-1], RecordingEnded) and not unfinished
-    cut = None if is_whole else f"it ends after line {len(lines)}: its process ended before the recording was closed"
-    return Recording(path, lines[0], tuple(lines[1:]), cut)
-
-
-def _parsed(path: Path, written: list[bytes]) -> Iterator[Line]:
-    """Yield each line; none, if the first is not one of a recording."""
-    for number, line in enumerate(written, start=1):
-        if number == 1:
-            _require_format(path, line)
+    *written, unfinished = path.read_bytes().split(b"\n")
+    header = _header(path, written[0] if written else b"")
+    lines = list[Line]()
+    for number, line in enumerate(written[1:], start=2):
         try:
-            yield LINES.validate_json(line)
+            lines.append(LINES.validate_json(line))
         except ValidationError as error:
-            if number == 1:
-                return
             reason = error.errors()[0]["msg"]
             raise InvalidRequestError(f"line {number} of {str(path)!r} is damaged: {reason}") from None
+    is_whole = bool(lines) and isinstance(lines[-1], RecordingEnded) and not unfinished
+    cut = None if is_whole else f"it ends after line {len(written)}: its process ended before the recording was closed"
+    return Recording(path, header, tuple(lines), cut)
 
 
-def _require_format(path: Path, line: bytes) -> None:
-    """Raise `InvalidRequestError` for a header of another version."""
+def _header(path: Path, line: bytes) -> RecordingHeader:
+    """Return the header in the first line; raises `InvalidRequestError` if it is none, or of another version."""
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return
-    if isinstance(data, dict) and data.get("kind") == "header" and (version := data.get("format", FORMAT)) != FORMAT:
-        raise InvalidRequestError(
-            f"{str(path)!r} has format {version!r}, and this version reads {FORMAT}: use the one that wrote it"
-        )
+        version = _Version.model_validate_json(line).format
+        if version != FORMAT:
+            raise InvalidRequestError(
+                f"{str(path)!r} has format {version!r}, and this version reads {FORMAT}: use the one that wrote it"
+            )
+        return RecordingHeader.model_validate_json(line)
+    except ValidationError:
+        raise InvalidRequestError(f"{str(path)!r} is no recording: engine.record(path) writes one") from None

@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,25 +50,23 @@ class Digests:
 
     Args:
         key: Key of the recording.
-        find: Returns the message of a handle.
     """
 
-    def __init__(self, key: bytes, find: Callable[[MessageHandle], Message]) -> None:
-        self.key = key
-        self._find = find
+    def __init__(self, key: bytes) -> None:
+        self._key = key
         self._messages: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
 
     def of(self, kind: str, content: Any) -> str:
         """Return the digest of JSON-plain content; `kind` separates kinds of content."""
-        return code(self.key, kind, content)
+        return code(self._key, kind, content)
 
     def request(
-        self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, fields: Mapping[str, Any]
+        self, view: Sequence[Message], offsets: Sequence[int], end: int, fields: Mapping[str, Any]
     ) -> dict[str, str]:
         """Return a digest of each part of a call: its view, with lineage and positions, and the other fields it depends
         on."""
-        view = [self._message(self._find(handle)) for handle in handles]
-        parts = {"view": [view, [offset - end for offset in offsets]], **fields}
+        messages = [self._message(message) for message in view]
+        parts = {"view": [messages, [offset - end for offset in offsets]], **fields}
         return {name: self.of(name, part)[:_SHORT] for name, part in parts.items()}
 
     def name(self, message: Message) -> str:
@@ -80,7 +78,7 @@ class Digests:
         for source in message.unknown(self._messages.__contains__):
             lineage, parents = source.lineage, [self._messages[parent] for parent in source.parents]
             encoder = f"{lineage.adapter}~{lineage.mapper}"
-            self._messages[source] = message_id(self.key, encoder, source.tokens, parents, source.relative_offsets)
+            self._messages[source] = message_id(self._key, encoder, source.tokens, parents, source.relative_offsets)
         return self._messages[message]
 
 
@@ -92,11 +90,10 @@ class Recorder:
     Args:
         tenant: Tenant whose calls are recorded.
         path: The file.
-        digests: Makes digests under a key.
         confidential: Whether confidential text is recorded.
     """
 
-    def __init__(self, tenant: Tenant, path: Path, digests: Callable[[bytes], Digests], *, confidential: bool) -> None:
+    def __init__(self, tenant: Tenant, path: Path, *, confidential: bool) -> None:
         self.path, self.confidential = path, confidential
         self._runs = itertools.count()
         self._tenant = tenant
@@ -105,13 +102,13 @@ class Recorder:
         self._noted: set[str] = set()
         """Names of messages that have a line."""
         self._noting, self._lock = threading.Lock(), threading.Lock()
-        self._lines: SimpleQueue[Line | None] = SimpleQueue()
+        self._lines: SimpleQueue[RecordingHeader | Line | None] = SimpleQueue()
         self._is_closed = False
         self._failure: Exception | None = None
         nonce, salted = secrets.token_hex(16), tenant.message_ids.salted
         key = _salted_key(tenant.message_ids.seals, nonce) if salted else secrets.token_hex(32).encode()
-        self.digests = digests(key)
-        self.write(self._header(nonce, salted))
+        self.digests = Digests(key)
+        self._lines.put(self._header(nonce, salted))
         self._file = _created(path)
         if not salted:
             try:
@@ -158,41 +155,37 @@ class Recorder:
 
     def call(
         self,
-        records: Recordings,
-        read: Sequence[MessageHandle],
-        answer: MessageHandle,
-        thought: MessageHandle | None,
-        sampled: Sequence[int],
+        view: Sequence[Message],
+        answer: Message,
+        thought: Message | None,
         times: tuple[float, float | None],
+        sampled_tokens: Sequence[int],
         **fields: Any,
     ) -> None:
         """Record a call that has just been answered.
 
         Args:
-            records: Recordings of the engine that ran it.
-            read: Messages of its view.
+            view: Messages of its view.
             answer: Its answer.
             thought: Message with its thoughts.
-            sampled: Its sampled tokens.
             times: Times of its submission and first token, in seconds of `time.perf_counter`.
+            sampled_tokens: Its sampled tokens.
             fields: Other fields of its line.
         """
-        digests = records.digests(self.digests.key)
-        messages = records.messages([*read, answer, *(() if thought is None else (thought,))])
-        names, spent, count = self._names(digests, messages), messages[len(read)].usage, len(read)
+        usage, (submitted, first) = answer.usage, times
         self.write(
             RecordedCall(
-                read=sum(handle.length for handle in read),
-                reads=tuple(names[:count]),
-                made=names[count],
-                thought=None if thought is None else names[-1],
-                asked_s=self.at_s(times[0]),
-                first_s=None if times[1] is None else self.at_s(times[1]),
-                said_s=self.at_s(),
-                said=digests.of("said", list(sampled)),
-                encoded=spent.tokens_encoded,
-                reused=spent.tokens_reused,
-                recomputed=spent.tokens_recomputed,
+                view=tuple(map(self._name, view)),
+                view_tokens=sum(len(message.tokens) for message in view),
+                answer=self._name(answer),
+                thought=None if thought is None else self._name(thought),
+                submitted_s=self.at_s(submitted),
+                first_token_s=None if first is None else self.at_s(first),
+                finished_s=self.at_s(),
+                digest=self.digests.of("tokens", list(sampled_tokens)),
+                tokens_encoded=usage.tokens_encoded,
+                tokens_reused=usage.tokens_reused,
+                tokens_recomputed=usage.tokens_recomputed,
                 **fields,
             )
         )
@@ -228,29 +221,27 @@ class Recorder:
         if self._failure is not None:
             raise self._failure
 
-    def _names(self, digests: Digests, messages: Iterable[Message]) -> list[str]:
-        """Return the names of messages, after writing the lines of each and of its ancestors."""
-        name, names = digests.name, list[str]()
+    def _name(self, message: Message) -> str:
+        """Return the name of a message, after writing the lines of it and of its ancestors."""
+        name = self.digests.name
         with self._noting:
-            for message in messages:
-                for source in message.unknown(lambda m: name(m) in self._noted):
-                    self._noted.add(name(source))
-                    self.write(
-                        RecordedMessage(
-                            name=name(source),
-                            tokens=len(source.tokens),
-                            parents=tuple(map(name, source.parents)),
-                            role=source.role,
-                            author=source.author,
-                            origin=_origin(source),
-                            at=source.native_offset,
-                            offsets=source.relative_offsets,
-                            words_of=tuple(map(name, source.sources)),
-                            confidential=source.confidential,
-                        )
+            for source in message.unknown(lambda m: name(m) in self._noted):
+                self._noted.add(name(source))
+                self.write(
+                    RecordedMessage(
+                        name=name(source),
+                        tokens=len(source.tokens),
+                        parents=tuple(map(name, source.parents)),
+                        role=source.role,
+                        author=source.author,
+                        origin=_origin(source),
+                        position=source.native_offset,
+                        offsets=source.relative_offsets,
+                        sources=tuple(map(name, source.sources)),
+                        confidential=source.confidential,
                     )
-                names.append(name(message))
-        return names
+                )
+            return name(message)
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
@@ -292,7 +283,7 @@ class Recordings:
         with core.lock:
             if ongoing.recorder is not None:
                 raise InvalidRequestError(f"the engine is recording to {str(ongoing.recorder.path)!r}: end that first")
-            recorder = ongoing.recorder = Recorder(tenant, Path(path), self.digests, confidential=confidential)
+            recorder = ongoing.recorder = Recorder(tenant, Path(path), confidential=confidential)
             watches, watch = core.loop.watches, recorder.step
             watches.append(watch)
         try:
@@ -300,7 +291,6 @@ class Recordings:
         finally:
             with core.lock:
                 ongoing.recorder = None
-                ongoing.digests.pop(recorder.digests.key, None)
                 watches.remove(watch)
                 recorder.close()
 
@@ -308,16 +298,6 @@ class Recordings:
     def under_way(self) -> Recorder | None:
         """Recorder that is running; None if there is none."""
         return self._tenant.keeper(_Ongoing).recorder
-
-    def digests(self, key: bytes) -> Digests:
-        """Return the digests of this engine's messages under a recording's key."""
-        with self._tenant.core.lock:
-            return self._tenant.keeper(_Ongoing).digests.setdefault(key, Digests(key, self._tenant.find))
-
-    def drop_digests(self, key: bytes) -> None:
-        """Forget the digests under a key."""
-        with self._tenant.core.lock:
-            self._tenant.keeper(_Ongoing).digests.pop(key, None)
 
     def encoder(self, adapter: str | None) -> list[str]:
         """Return the fingerprints of the model, and of the adapter and mapper of this name or of the default."""
@@ -331,12 +311,10 @@ class Recordings:
 
 
 class _Ongoing:
-    """State of a tenant's recordings."""
+    """A tenant's recording."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        self.digests: dict[bytes, Digests] = {}
-        """Digests by key: they remember messages."""
 
 
 def key_path(path: Path) -> Path:
@@ -378,7 +356,7 @@ def _origin(message: Message) -> Origin:
         return "mapped"
     if message.is_thought:
         return "thought"
-    return "given" if message.chosen is None else "said"
+    return "prefilled" if message.chosen is None else "decoded"
 
 
 def _created(path: Path) -> int:

@@ -3,13 +3,26 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from choreo_agents.engine import Engine
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import ACROSS, SENT, PrivateContext
-from choreo_agents.graph.visibility import REENCODED, SHARED, Channel, Presence, VisibilityMode, VisibilityRule
+from choreo_agents.graph.visibility import (
+    REENCODED,
+    SHARED,
+    START_SOURCE,
+    Channel,
+    Presence,
+    VisibilityMode,
+    VisibilityRule,
+)
+
+Tokens = tuple[int, ...]
+OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
+"""Tokens of the texts that a persona is given, by persona, then by private context or module."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +121,8 @@ class Chart:
     words_of: frozenset[tuple[str, str]] = frozenset()
     """Pairs (function, reader): the reader gets a chat model's answers in that function as text only, since their KV
     could carry what the reader must not see."""
-
-    def node(self, name: str) -> ChartNode:
-        return self._by_name[name]
+    texts: Callable[[Engine], OwnTexts] = field(default=lambda _: {}, compare=False)
+    """Returns the texts that personas are given, as tokens of an engine's model."""
 
     def inside(self, source: str) -> Sequence[ChartNode]:
         """Return the nodes whose messages a reader knows under this name."""
@@ -121,8 +133,18 @@ class Chart:
         return self._by_persona.get(persona, ())
 
     @cached_property
-    def _by_name(self) -> Mapping[str, ChartNode]:
+    def by_name(self) -> Mapping[str, ChartNode]:
         return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all nodes and private contexts, and of the input."""
+        return frozenset([START_SOURCE, *self.by_name, *(context.name for context in self.contexts)])
+
+    @cached_property
+    def modules(self) -> frozenset[str]:
+        """The confidential modules among `names`: a module has the same name in all graphs."""
+        return frozenset(context.name for context in self.contexts if context.kind == "module")
 
     @cached_property
     def _by_source(self) -> Mapping[str, Sequence[ChartNode]]:
@@ -199,9 +221,7 @@ class Chart:
             for source, rule in reader.rules.items():
                 for node in self.inside(source):
                     if node.persona != reader.persona and reader.reads(source, node):
-                        mode, label = _between(node, reader, rule.mode, rule.words())
-                        declared, is_alone = (source, reader.name), (node.name, reader.name) in self.words_of
-                        yield Edge(node.name, reader.name, mode, declared, label, reader.may_be_sent, is_alone)
+                        yield self._edge(node, reader, rule.mode, rule.words(), (source, reader.name))
             if reader.is_function:
                 speakers = (node for node in self.nodes if node is not reader and not node.is_silent)
                 yield from (Edge(node.name, reader.name, None, None, "state") for node in speakers)
@@ -209,9 +229,15 @@ class Chart:
             for node in self.of_persona(reader.persona):
                 # A node's own messages come back to it other than as KV only through a Send.
                 if node is not reader or reader.may_be_sent:
-                    mode, label = _between(node, reader, SHARED, "own")
-                    is_alone = (node.name, reader.name) in self.words_of
-                    yield Edge(node.name, reader.name, mode, None, label, reader.may_be_sent, is_alone)
+                    yield self._edge(node, reader, SHARED, "own", None)
+
+    def _edge(
+        self, source: ChartNode, reader: ChartNode, mode: VisibilityMode, label: str, declared: tuple[str, str] | None
+    ) -> Edge:
+        if mode.shares_kv and not source.speaks_to(reader):
+            mode, label = REENCODED, f"{label} {ACROSS}"  # across models text is encoded again
+        is_alone = (source.name, reader.name) in self.words_of
+        return Edge(source.name, reader.name, mode, declared, label, reader.may_be_sent, is_alone)
 
     def _tool_edges(self, reader: ChartNode, callers: list[ChartNode], functions: list[ChartNode]) -> Iterator[Edge]:
         """Yield the edges of tool results to a reader: it sees them as it sees the agents that called the tools."""
@@ -261,13 +287,6 @@ class Chart:
             rules = {s: r.without("encoding") if r.mode.shares_kv else r for s, r in node.rules.items()}
             nodes.append(replace(node, rules=rules))
         return replace(self, nodes=tuple(nodes))
-
-
-def _between(source: ChartNode, reader: ChartNode, mode: VisibilityMode, label: str) -> tuple[VisibilityMode, str]:
-    """Return the visibility of a source and its label; across models KV cannot be shared, so text is encoded again."""
-    if not mode.shares_kv or source.speaks_to(reader):
-        return mode, label
-    return REENCODED, f"{label} {ACROSS}"
 
 
 def is_inside(name: str, source: str) -> bool:

@@ -8,19 +8,6 @@ Following = Sequence[Sequence[int]]
 """For each node number, the numbers of its successors."""
 
 
-def find_reachable(following: Following) -> list[int]:
-    """Return for each node, as a bit mask, the nodes reachable in one step or more; itself too, if it is on a cycle."""
-    reachable = [0] * len(following)
-    for component in components(following):
-        reached = 0
-        for node in component:
-            for after in following[node]:
-                reached |= reachable[after] | 1 << after
-        for node in component:
-            reachable[node] = reached
-    return reachable
-
-
 def propagate(following: Following, initial: Sequence[int]) -> list[int]:
     """Return for each node, as a bit mask, its initial bits and those of all nodes that lead to it."""
     masks = list(initial)
@@ -33,15 +20,6 @@ def propagate(following: Following, initial: Sequence[int]) -> list[int]:
             for after in following[node]:
                 masks[after] |= mask
     return masks
-
-
-def reverse_edges(following: Following) -> list[list[int]]:
-    """Return the graph with its edges reversed."""
-    reverse: list[list[int]] = [[] for _ in following]
-    for node, after in enumerate(following):
-        for end in after:
-            reverse[end].append(node)
-    return reverse
 
 
 def components(following: Following) -> Iterator[list[int]]:

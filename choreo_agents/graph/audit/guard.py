@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.chart import names_of
-from choreo_agents.graph.audit.influence import Declared, InfluenceTracker
+from choreo_agents.graph.audit.chart import Chart, names_of
+from choreo_agents.graph.audit.influence import InfluenceTracker
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, Channel, source_of_author
@@ -24,7 +24,7 @@ class Guard:
     forbidden: Mapping[Channel, frozenset[str]] = field(default_factory=dict)
     """Contexts that a policy keeps from the reader, by channel."""
     on_violation: OnViolation = "raise"
-    declared: Declared = field(default_factory=Declared)
+    chart: Chart = field(default_factory=lambda: Chart(()))
     """The graph's declarations, by which messages are attributed to nodes and contexts."""
     spared: frozenset[str] = frozenset()
     """If everyone is private to the reader, the exceptions: the sources it names, and its own persona."""
@@ -53,7 +53,7 @@ class RuntimeGuard:
     ) -> None:
         self._guard, self._reader, self._entries = guard, reader, entries
         self._model = engine.model.adapter.fingerprint
-        self._tracker = InfluenceTracker((*engines, engine), guard.declared, entries, guard.home_of(reader))
+        self._tracker = InfluenceTracker((*engines, engine), guard.chart, entries, guard.home_of(reader))
         self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._undeclared_sources())
 
     def allows(self, entry: HandleEntry, *, words_only: bool) -> bool:

@@ -6,23 +6,21 @@ it depends on the view: to a reader, it is from the sources that the reader sees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.inspect import Descent
 from choreo_agents.errors import HandleError
-from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.state import HandleEntry, handle_for, handles_of
+from choreo_agents.graph.audit.chart import Chart, Tokens
+from choreo_agents.graph.audit.closure import components
+from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
+from choreo_agents.graph.state import HandleEntry, handle_for, handles_of, model_of
 from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Channel
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import instructions, question
-
-Tokens = tuple[int, ...]
-OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
-"""Tokens of the texts that a persona is given, by persona, then by private context or module."""
 
 
 class Influence(NamedTuple):
@@ -30,34 +28,6 @@ class Influence(NamedTuple):
 
     name: str
     channel: Channel
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A graph's declarations: which texts its personas are given, and who reads whom."""
-
-    chart: Chart = field(default_factory=lambda: Chart(()))
-    texts: Callable[[Engine], OwnTexts] = lambda _: {}
-    """Returns the texts that personas are given, as tokens of an engine's model."""
-
-    @cached_property
-    def nodes(self) -> Mapping[str, ChartNode]:
-        return {node.name: node for node in self.chart.nodes}
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of all nodes and private contexts, and of the input."""
-        return frozenset([START_SOURCE, *self.nodes, *(context.name for context in self.chart.contexts)])
-
-    @cached_property
-    def guarded(self) -> frozenset[str]:
-        """The private contexts that policies name."""
-        return frozenset(name for _, policy in self.chart.policies for name in policy.confidential)
-
-    @cached_property
-    def modules(self) -> frozenset[str]:
-        """The confidential modules among `names`: a module has the same name in all graphs."""
-        return frozenset(context.name for context in self.chart.contexts if context.kind == "module")
 
 
 class Origins:
@@ -118,20 +88,18 @@ class InfluenceTracker:
 
     Args:
         engines: The engines that have the lineage of the messages.
-        declared: The graph's declarations.
+        chart: The graph's declarations.
         entries: All messages in the state.
         home: Path of the graph, as entries name its nodes: `team`; empty if no graph is around it.
     """
 
-    def __init__(
-        self, engines: Iterable[Engine], declared: Declared, entries: Sequence[HandleEntry], home: str = ""
-    ) -> None:
+    def __init__(self, engines: Iterable[Engine], chart: Chart, entries: Sequence[HandleEntry], home: str = "") -> None:
         self._origins = Origins(engines)
-        self._declared = declared
+        self._chart = chart
         self._entries = list(entries)
         self._numbers = {id(entry): number for number, entry in enumerate(self._entries)}
         self._prefix = f"{home}|" if home else ""
-        self._texts = {engine: declared.texts(engine) for engine in self._origins.by_model.values()}
+        self._texts = {engine: chart.texts(engine) for engine in self._origins.by_model.values()}
         self._expanded: dict[_Step, tuple[frozenset[Influence], Sequence[_Step]]] = {}
         self._traced: dict[_Step, frozenset[Influence]] = {}
         self._by_message: dict[str, list[int]] = {}
@@ -164,39 +132,24 @@ class InfluenceTracker:
 
     def _trace_all(self, start: _Step) -> frozenset[Influence]:
         """Return all that reached a message as an entry has it."""
-        # Depth first with a stack of our own: lineage is as deep as a conversation is long, too deep to recurse.
-        if start in self._traced:
-            return self._traced[start]
-        stack, entered, finished, has_cycle = [start], set[_Step](), list[_Step](), False
-        while stack:
-            step = stack[-1]
-            reached, parents = self._expand(step)
-            missing = [parent for parent in parents if parent not in self._traced and parent not in entered]
-            if missing and step not in self._traced:
-                entered.add(step)
-                stack += missing
-                continue
-            stack.pop()
-            has_cycle = has_cycle or any(parent not in self._traced for parent in parents if parent != step)
-            self._traced[step] = reached.union(*(self._traced.get(parent, ()) for parent in parents))
-            finished.append(step)
-        if has_cycle:
-            # On a cycle of re-encoded text the sets of the steps in between are incomplete: do not cache them.
-            for step in finished:
-                self._traced.pop(step, None)
-            self._traced[start] = self._trace_cycle(start)
+        steps = [] if start in self._traced else [start]
+        numbers = {start: 0}
+        following: list[list[int]] = []
+        for step in steps:
+            parents = [parent for parent in self._expand(step)[1] if parent not in self._traced]
+            for parent in parents:
+                if parent not in numbers:
+                    numbers[parent] = len(steps)
+                    steps.append(parent)
+            following.append([numbers[parent] for parent in parents])
+        # Text that was encoded again can go around in a cycle: all steps of one have the same influences.
+        for component in components(following):
+            cycle, reached = [steps[number] for number in component], set[Influence]()
+            for step in cycle:
+                own, before = self._expand(step)
+                reached.update(own, *(self._traced.get(parent, ()) for parent in before))
+            self._traced |= dict.fromkeys(cycle, frozenset(reached))
         return self._traced[start]
-
-    def _trace_cycle(self, start: _Step) -> frozenset[Influence]:
-        """Return the same for one message by plain search, which also holds where text went around in a cycle."""
-        reached, queue, visited = set[Influence](), [start], {start}
-        for step in queue:
-            own, parents = self._expand(step)
-            reached |= own
-            new = [parent for parent in parents if parent not in visited]
-            visited.update(new)
-            queue += new
-        return frozenset(reached)
 
     def _expand(self, step: _Step) -> tuple[frozenset[Influence], Sequence[_Step]]:
         """Return what reached a message within its entry's own view, and the steps on into the views of other
@@ -222,11 +175,11 @@ class InfluenceTracker:
     def _assume_all(self, channel: Channel) -> set[Influence]:
         """Return what may have reached a chat model's answer: all that its function can read, what was removed since
         included."""
-        authors = {START_SOURCE, *self._declared.nodes, *map(self._author, range(len(self._entries)))}
+        authors = {START_SOURCE, *self._chart.by_name, *map(self._author, range(len(self._entries)))}
         reached = {Influence(EVERYONE, channel)}
         for name in authors:
             self._note(name, channel, reached)
-        for name in self._declared.names - authors:
+        for name in self._chart.names - authors:
             self._note(name, "words", reached)
         return reached
 
@@ -296,7 +249,7 @@ class InfluenceTracker:
                 self._note(f"{name}.thoughts", channel, reached)
 
     def _note(self, name: str, channel: Channel, reached: set[Influence]) -> None:
-        if name in self._declared.names or not self._declared.nodes:
+        if name in self._chart.names or not self._chart.by_name:
             reached.add(Influence(name, channel))
 
     def _entries_read(self, message: str, reader: int) -> dict[int, Channel]:
@@ -306,7 +259,7 @@ class InfluenceTracker:
 
     def _channel_between(self, reader: int, number: int) -> Channel | None:
         """Return how the author of one entry sees another entry: its encoding, its text alone, or (None) nothing."""
-        node, source = self._declared.nodes.get(self._author(reader)), self._author(number)
+        node, source = self._chart.by_name.get(self._author(reader)), self._author(number)
         if reader == number or self._persona(reader) == self._persona(number):
             return "encoding"
         rules = {} if node is None else node.rules
@@ -317,7 +270,7 @@ class InfluenceTracker:
 
     def _scoped(self, reader: int) -> set[str]:
         """Return the private contexts in which text is encoded again for an entry's author."""
-        node = self._declared.nodes.get(self._author(reader))
+        node = self._chart.by_name.get(self._author(reader))
         return set() if node is None else {name for rule in node.rules.values() for name in rule.contexts}
 
     def _own_contexts(self, step: _Step) -> list[str]:
@@ -358,7 +311,7 @@ class InfluenceTracker:
 
     def _persona(self, number: int) -> str:
         author = self._author(number)
-        node = self._declared.nodes.get(author)
+        node = self._chart.by_name.get(author)
         return node.persona if node is not None else self._local(self._entries[number].get("persona") or author)
 
     def _local(self, name: str) -> str:
@@ -366,4 +319,41 @@ class InfluenceTracker:
         has."""
         if name.startswith(self._prefix):
             return name.removeprefix(self._prefix)
-        return name if name == START_SOURCE or name in self._declared.modules else f"|{name}"
+        return name if name == START_SOURCE or name in self._chart.modules else f"|{name}"
+
+
+# The audit of a finished run
+
+
+def audit_entries(engines: Iterable[Engine], chart: Chart, entries: Sequence[HandleEntry]) -> AuditReport:
+    """Report which private contexts reached the authors of these messages, and through which channel.
+
+    Messages of models that none of the engines runs cannot be traced: the report lists them as `outside`.
+    """
+    contexts = {context.name: context for context in chart.contexts}
+    tracker = InfluenceTracker(engines, chart, entries)
+    unserved: Counter[str] = Counter()
+    findings: dict[tuple[str, str, Channel], Finding] = {}
+    for entry in entries:
+        reader = entry["author"]
+        if reader not in chart.by_name or chart.by_name[reader].is_function:
+            continue
+        persona = chart.by_name[reader].persona
+        reached = tracker.trace(entry)
+        if reached is None:
+            unserved[model_of(entry["handle"])] += 1
+        for name, channel in sorted(reached or ()):
+            context, key = contexts.get(name), (name, persona, channel)
+            if context is None or reader in context.owners or key in findings:
+                continue
+            findings[key] = Finding(
+                context=name,
+                reader=persona,
+                channel=channel,
+                find_path=partial(tuple, [Hop(source=name, reader=reader, by=f"superstep {entry['superstep']}")]),
+                violation=chart.violation_of(context, persona, channel),
+            )
+    outside = [*chart.outside]
+    for model, count in unserved.items():
+        outside.append(f"what reached {count} messages that model {model!r} has said, which no engine here runs")
+    return AuditReport(tuple(contexts.values()), findings.values, outside=tuple(outside))

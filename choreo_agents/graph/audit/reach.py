@@ -147,18 +147,18 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, str,
             yield State(speaker.name, "text"), name, ""
         return
     if context.kind == "thoughts":
-        thinker = chart.node(name.removesuffix(".thoughts"))
+        thinker = chart.by_name[name.removesuffix(".thoughts")]
         # No other node attends to thoughts, but the answer was decoded from them.
         yield State(thinker.name, "words"), name, "own"
         if thinker.recalls:
             for owner in context.owners:
-                if thinker.speaks_to(chart.node(owner)):
+                if thinker.speaks_to(chart.by_name[owner]):
                     yield State(owner, "encoding"), name, "own"
         return
     # A prompt of one node stands before its answer in the views of all nodes of the persona, on their own models.
-    is_asked = any(chart.node(owner).has_prompt for owner in context.owners)
+    is_asked = any(chart.by_name[owner].has_prompt for owner in context.owners)
     for owner in context.owners:
-        node = chart.node(owner)
+        node = chart.by_name[owner]
         if name in node.modules if context.kind == "module" else node.has_system or is_asked:
             yield State(owner, "encoding"), name, "own"
     for source, reader in chart.scopes.get(name, ()):
@@ -198,7 +198,7 @@ def cut(chart: Chart, reached: Reach, reader: str, channel: Channel) -> tuple[tu
         for edge in edges:
             assert edge.declared is not None
             source, to = edge.declared
-            changed = changed.with_rule(source, to, chart.node(to).rules[source].without(channel))
+            changed = changed.with_rule(source, to, chart.by_name[to].rules[source].without(channel))
         return nearest(changed, reach(changed, reached.context), reader, channel) is None
 
     for edges in [*([edge] for edge in singles), into]:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    PlainSerializer,
-    PrivateAttr,
-    TypeAdapter,
-    WrapValidator,
-    computed_field,
-)
+from typing import Literal, NamedTuple
 
 from choreo_agents.graph.visibility import START_SOURCE, Channel
 from choreo_agents.tracing import table_html
@@ -26,16 +18,11 @@ ACROSS = "across models"
 """Suffix in a hop: the reader runs on another model than the source, whose text is encoded again for it."""
 ROWS = 200
 """Most findings and blocked pairs that are displayed: a large graph has as many as it has pairs of nodes."""
-_SHOWN = 3
-"""Items in the representation of a listing."""
 ContextKind = Literal["system", "message", "module", "thoughts"]
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Hop(_Plain):
+@dataclass(frozen=True)
+class Hop:
     """A step of a path: the source, the reader, and the rule by which it reads."""
 
     source: str
@@ -46,7 +33,8 @@ class Hop(_Plain):
     in the graph's state; `sent` where a `Send` may hand on text though the rule shares KV."""
 
 
-class PrivateContext(_Plain):
+@dataclass(frozen=True)
+class PrivateContext:
     """A text that should influence only some of the agents."""
 
     name: str
@@ -55,11 +43,9 @@ class PrivateContext(_Plain):
     """The nodes that have it in their own views, or wrote it."""
 
 
-_PARTS = TypeAdapter(tuple[tuple[Hop, ...], tuple[tuple[str, str], ...]])
-
-
-class Finding(_Plain):
-    """A private context that can reach, or has reached, a reader."""
+@dataclass(frozen=True)
+class Finding:
+    """A private context that can reach, or has reached, a reader. Its path and its cut are computed on first access."""
 
     context: str
     reader: str
@@ -67,36 +53,21 @@ class Finding(_Plain):
     channel: Channel
     violation: str = ""
     """The promise it breaks; empty if none."""
-    _parts: tuple[Any, Any] = PrivateAttr()
-    """Its path and its cut, or the functions that compute them on first access."""
+    persona: str = field(default="", repr=False)
+    """The reader's persona, if the reader is one node."""
+    find_path: Callable[[], tuple[Hop, ...]] = field(default=tuple, repr=False, compare=False)
+    find_cut: Callable[[], tuple[tuple[str, str], ...]] = field(default=tuple, repr=False, compare=False)
 
-    def __init__(self, *, path: Any = (), cut: Any = (), **fields: Any) -> None:
-        super().__init__(**fields)
-        self._parts = (path, cut) if callable(path) else _PARTS.validate_python((path, cut))
-
-    @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def path(self) -> tuple[Hop, ...]:
         """The shortest path, starting at the context."""
-        path: tuple[Hop, ...] = self._parts[0]() if callable(self._parts[0]) else self._parts[0]
-        return path
+        return self.find_path()
 
-    @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def cut(self) -> tuple[tuple[str, str], ...]:
         """Edges (source, reader) that cut all paths: `reencoded` for the encoding channel, undeclared for text. Empty
         if no edges would."""
-        edges: tuple[tuple[str, str], ...] = self._parts[1]() if callable(self._parts[1]) else self._parts[1]
-        return edges
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Finding.model_validate, (self.model_dump(),)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Finding) and self.model_dump() == other.model_dump()
-
-    def __hash__(self) -> int:
-        return hash((self.context, self.reader, self.channel, self.violation))
+        return self.find_cut()
 
     def walk(self) -> str:
         """Return the path as text: `alice.system -> alice =shared=> bob`."""
@@ -104,16 +75,14 @@ class Finding(_Plain):
         return "".join([self.path[0].source if self.path else self.context, *steps])
 
 
-class Blocked(_Plain):
+@dataclass(frozen=True)
+class Blocked:
     """Two messages of one view, the later of which was encoded without attending to the earlier, unlike in ordinary
     prompting."""
 
     reader: str
     earlier: str
     later: str
-
-
-Each = TypeVar("Each")
 
 
 class Row(NamedTuple):
@@ -133,109 +102,69 @@ def _input(source: str) -> str:
     return "input" if source == START_SOURCE else source
 
 
-class Listing(Sequence[Each]):
-    """A sequence whose items are computed on each iteration: there may be as many as pairs of nodes.
-
-    Args:
-        items: The items, or a function that yields the same ones each time.
-    """
-
-    def __init__(self, items: tuple[Each, ...] | Callable[[], Iterator[Each]]) -> None:
-        self._items = items
-
-    def __iter__(self) -> Iterator[Each]:
-        return iter(self._items if isinstance(self._items, tuple) else self._items())
-
-    def __len__(self) -> int:
-        return self._length
-
-    @cached_property
-    def _length(self) -> int:
-        return sum(1 for _ in self)
-
-    def __bool__(self) -> bool:
-        return any(True for _ in self)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
-            raise IndexError(f"there are {len(self)}, and none at {index}")
-        return next(islice(self, number, None))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __add__(self, other: Sequence[Each]) -> tuple[Each, ...]:
-        return (*self, *other)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Findings if isinstance(self, Findings) else Listing, (tuple(self),)
-
-    @classmethod
-    def of(cls, value: Any, check: Callable[[Any], Any]) -> Self:
-        """Return the value itself if it is a listing, else a listing of its validated items."""
-        return value if isinstance(value, cls) else cls(tuple(check(value)))
-
-    def __repr__(self) -> str:
-        items = [*map(repr, islice(self, _SHOWN))]
-        return f"({', '.join(items)}{', ...' if len(self) > _SHOWN else ''})"
-
-
-class Findings(Listing[Finding]):
-    """The findings of an audit."""
-
-    def violations(self) -> Iterator[Finding]:
-        """Yield the findings that break a promise."""
-        return (finding for finding in self if finding.violation)
-
-    def reached(self, reader: str, channel: Channel) -> set[str]:
-        """Return the contexts that reach a reader through a channel."""
-        return {finding.context for finding in self if (finding.reader, finding.channel) == (reader, channel)}
-
-
-class AuditReport(_Plain):
+@dataclass(frozen=True, eq=False)
+class AuditReport:
     """The private contexts that can influence each agent, or, for a finished run, did.
 
-    There may be as many findings as pairs of nodes: findings, their paths and their cuts are computed on access.
+    There may be as many findings as pairs of nodes: they, their paths and cuts are computed on first access.
     """
 
     contexts: tuple[PrivateContext, ...]
     """Texts that not every agent may read."""
-    findings: Annotated[Sequence[Finding], WrapValidator(Findings.of), PlainSerializer(tuple, tuple[Finding, ...])]
-    """Contexts that reach a reader, broken promises first."""
-    blocked: Annotated[Sequence[Blocked], WrapValidator(Listing.of), PlainSerializer(tuple, tuple[Blocked, ...])] = ()
-    """Pairs of messages of one view, of which the later was encoded without the earlier."""
+    find: Callable[[], Iterable[Finding]] = field(repr=False)
+    find_blocked: Callable[[], Iterable[Blocked]] = field(default=tuple, repr=False)
     outside: tuple[str, ...] = ()
     """What the audit cannot prove anything about."""
     changed: tuple[Hop, ...] = ()
     """Edges that the policy has switched to `reencoded`."""
 
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Contexts that reach a reader, and then sources that are private to it and reach it all the same."""
+        return tuple(self.find())
+
+    @cached_property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """Pairs of messages of one view, of which the later was encoded without the earlier."""
+        return tuple(self.find_blocked())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AuditReport) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.contexts)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the whole report as JSON, with all paths and cuts."""
+        findings = [
+            {
+                "context": finding.context,
+                "reader": finding.reader,
+                "channel": finding.channel,
+                "violation": finding.violation,
+                "path": [asdict(hop) for hop in finding.path],
+                "cut": finding.cut,
+            }
+            for finding in self.findings
+        ]
+        contexts, blocked, changed = ([*map(asdict, items)] for items in (self.contexts, self.blocked, self.changed))
+        plain = {"contexts": contexts, "findings": findings, "blocked": blocked, "outside": self.outside}
+        return json.dumps({**plain, "changed": changed}, indent=indent)
+
     @property
     def violations(self) -> tuple[Finding, ...]:
         """The findings that break a promise."""
-        return tuple(cast(Findings, self.findings).violations())
+        return tuple(finding for finding in self.findings if finding.violation)
 
     @property
     def listed(self) -> Sequence[Finding]:
         """The findings, violations first. Text that reaches a reader of the encoding is left out: it adds nothing,
         unless it breaks a promise."""
-        return Listing(self._iter_listed)
-
-    def _iter_listed(self) -> Iterator[Finding]:
-        yield from self.violations
-        yield from (finding for finding in self.findings if finding.channel == "encoding" and not finding.violation)
-        attended: dict[str, set[str]] = {}
-        for finding in self.findings:
-            if finding.channel == "words" and not finding.violation:
-                if finding.reader not in attended:
-                    attended[finding.reader] = self.reached(finding.reader, "encoding")
-                if finding.context not in attended[finding.reader]:
-                    yield finding
+        attended = {(f.reader, f.context) for f in self.findings if f.channel == "encoding"}
+        kept = [finding for finding in self.findings if not finding.violation]
+        encodings = [finding for finding in kept if finding.channel == "encoding"]
+        words = [f for f in kept if f.channel == "words" and (f.reader, f.context) not in attended]
+        return [*self.violations, *encodings, *words]
 
     def rows(self, most: int | None = None) -> Iterator[Row]:
         """Yield a table row for each context, channel and kind of finding, of the first `most` listed findings."""
@@ -266,7 +195,7 @@ class AuditReport(_Plain):
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
         """Return the contexts that reach a reader through a channel."""
-        return cast(Findings, self.findings).reached(reader, channel)
+        return {f.context for f in self.findings if f.channel == channel and reader in (f.reader, f.persona)}
 
     def _repr_html_(self) -> str:
         rows = ((*row[:4], row.cuts or None, "✗" if row.is_broken else None) for row in self.rows(ROWS))

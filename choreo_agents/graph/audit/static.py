@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import lru_cache, partial
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
 from choreo_agents.graph.audit.chart import Chart, ChartNode, is_inside, names_of
-from choreo_agents.graph.audit.closure import bits
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.audit.reach import JointReach, Reach, cut, nearest, reach
-from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Findings, Hop, Listing, PrivateContext
+from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
 from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel
 
 CHANNELS: tuple[Channel, ...] = ("encoding", "words")
@@ -20,124 +19,99 @@ CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 
 def audit_chart(chart: Chart, changed: Sequence[Hop] = ()) -> AuditReport:
     """Report every private context, every reader it can reach by the shortest path, and the edges that would cut it."""
-    findings, blocked = StaticFindings(chart), Listing(lambda: _blocked(chart))
-    return AuditReport(
-        contexts=chart.contexts, findings=findings, blocked=blocked, outside=chart.outside, changed=tuple(changed)
-    )
+    find, find_blocked = partial(_findings, chart, chart.contexts), partial(_blocked, chart)
+    return AuditReport(chart.contexts, find, find_blocked, chart.outside, tuple(changed))
 
 
-class StaticFindings(Findings):
-    """The findings for a graph that has not run: bit masks of contexts per persona and channel, paths on access."""
+def violations_of(chart: Chart) -> list[Finding]:
+    """Return the findings that break a promise, without computing all others."""
+    return [finding for finding in _findings(chart, chart.guarded) if finding.violation]
 
-    def __init__(self, chart: Chart) -> None:
-        super().__init__(self._iter_findings)
-        self._chart = chart
-        pairs = [*chart.private_pairs()]
-        owners = {source: tuple(node.name for node in chart.inside(source)) for source, _ in pairs}
-        self._sources = {name: PrivateContext(name=name, kind="message", owners=kin) for name, kin in owners.items()}
-        joint = JointReach(chart, [*chart.contexts, *self._sources.values()])
-        self._masks = _reach_masks(chart, joint)
-        places = {source: len(chart.contexts) + place for place, source in enumerate(self._sources)}
-        self._pairs = [(s, reader) for s, reader in pairs if joint.at(reader, "encoding") >> places[s] & 1]
-        """Pairs (source, reader) declared private whose source reaches the reader through encodings of other nodes all
-        the same."""
-        self._last_reach: tuple[PrivateContext, Reach] | None = None
 
-    def _iter_findings(self, only: Container[str] | None = None) -> Iterator[Finding]:
-        """Yield all findings, or those for the contexts of these names and for private pairs."""
-        for number, context in enumerate(self._chart.contexts):
-            for (persona, channel), mask in self._masks.items() if only is None or context.name in only else ():
-                if mask >> number & 1:
-                    yield self._make(context, persona, channel, self._chart.violation_of(context, persona, channel))
-        for source, node in self._pairs:
-            persona, violation = self._chart.node(node).persona, f"{source!r} is declared private to {node!r}"
-            yield self._make(self._sources[source], persona, "encoding", violation, node)
+def _findings(chart: Chart, contexts: Sequence[PrivateContext]) -> Iterator[Finding]:
+    """Yield those of the contexts that reach each persona, and the private sources whose encodings reach a reader
+    through other nodes all the same."""
+    pairs = [*chart.private_pairs()]
+    owners = {source: tuple(node.name for node in chart.inside(source)) for source, _ in pairs}
+    sources = {name: PrivateContext(name, "message", kin) for name, kin in owners.items()}
+    joint = JointReach(chart, [*contexts, *sources.values()])
+    reach_of = lru_cache(maxsize=1)(lambda context: reach(chart, context))
+    masks = _reach_masks(chart, contexts, joint)
+    for number, context in enumerate(contexts):
+        for (persona, channel), mask in masks.items():
+            if mask >> number & 1:
+                violation = chart.violation_of(context, persona, channel)
+                yield _finding(chart, reach_of, context, persona, channel, violation)
+    places = {source: len(contexts) + place for place, source in enumerate(sources)}
+    for source, node in pairs:
+        if joint.at(node, "encoding") >> places[source] & 1:
+            violation = f"{source!r} is declared private to {node!r}"
+            persona = chart.by_name[node].persona
+            yield _finding(chart, reach_of, sources[source], persona, "encoding", violation, node)
 
-    @cached_property
-    def _length(self) -> int:
-        return sum(mask.bit_count() for mask in self._masks.values()) + len(self._pairs)
 
-    def violations(self) -> Iterator[Finding]:
-        return (f for f in self._iter_findings({context.name for context in self._chart.guarded}) if f.violation)
+def _finding(
+    chart: Chart,
+    reach_of: Callable[[PrivateContext], Reach],
+    context: PrivateContext,
+    persona: str,
+    channel: Channel,
+    violation: str,
+    node: str | None = None,
+) -> Finding:
+    """Return the finding that a context reaches a persona, or one node of it."""
 
-    def reached(self, reader: str, channel: Channel) -> set[str]:
-        names = {self._chart.contexts[number].name for number in bits(self._masks.get((reader, channel), 0))}
-        if channel == "encoding":
-            names |= {source for source, node in self._pairs if self._chart.node(node).persona == reader}
-        return names
+    def path() -> tuple[Hop, ...]:
+        target = node or nearest(chart, reach_of(context), persona, channel)
+        assert target is not None, "it gets there"
+        return reach_of(context).path(target, channel)
 
-    def _make(
-        self, context: PrivateContext, persona: str, channel: Channel, violation: str, node: str | None = None
-    ) -> Finding:
-        """Return the finding that a context reaches a persona, or one node of it; path and cut are computed on
-        access."""
+    def edges() -> tuple[tuple[str, str], ...]:
+        return cut(chart, reach_of(context), persona, channel)
 
-        def path() -> tuple[Hop, ...]:
-            reached = self._reach(context)
-            target = node or nearest(self._chart, reached, persona, channel)
-            assert target is not None, "it gets there"
-            return reached.path(target, channel)
-
-        def edges() -> tuple[tuple[str, str], ...]:
-            return cut(self._chart, self._reach(context), persona, channel)
-
-        fields = {"context": context.name, "reader": node or persona, "channel": channel, "violation": violation}
-        return Finding(**fields, path=path, cut=edges)
-
-    def _reach(self, context: PrivateContext) -> Reach:
-        """Return the reach of a context; the last one is cached."""
-        if self._last_reach is None or self._last_reach[0] is not context:
-            self._last_reach = context, reach(self._chart, context)
-        return self._last_reach[1]
+    return Finding(context.name, node or persona, channel, violation, persona, path, edges)
 
 
 def _blocked(chart: Chart) -> Iterator[Blocked]:
     """Yield for every reader the pairs of messages in its view of which the later was encoded without the earlier."""
-    names = (name for node in chart.nodes for name in (*node.rules, *names_of(node.name)))
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    read = {node.name: _visible_sources(chart, node, numbers) for node in chart.nodes}
-    own: dict[str, int] = {}
+    own: dict[str, set[str]] = {}
     for node in chart.nodes:
-        own[node.persona] = own.get(node.persona, 0) | sum(1 << numbers[name] for name in names_of(node.name))
+        own.setdefault(node.persona, set()).update(names_of(node.name))
+    read = {node.name: {source for source in node.rules if _sees(chart, node, source)} for node in chart.nodes}
     for reader in chart.nodes:
-        if reader.is_function:
-            continue
-        sources = [source for source in reader.rules if read[reader.name] >> numbers[source] & 1]
+        sources = [source for source in reader.rules if source in read[reader.name] and not reader.is_function]
         for later in sources:
-            mode = reader.rules[later].mode
-            if not mode.shares_kv:
+            if not reader.rules[later].mode.shares_kv:
                 continue
             if reader.has_system:
                 yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
             if reader.schema is not None:
                 yield Blocked(reader=reader.name, earlier=reader.schema, later=later)
-            blind = 0
-            for node in chart.inside(later) if later != START_SOURCE else ():
-                # Messages of another model are encoded again, each alone.
-                blind |= ~(read[node.name] | own[node.persona]) if node.speaks_to(reader) else -1
-            if blind & read[reader.name] & ~(1 << numbers[later]):
-                for earlier in sources:
-                    if earlier != later and blind >> numbers[earlier] & 1:
-                        yield Blocked(reader=reader.name, earlier=earlier, later=later)
+            speakers = () if later == START_SOURCE else chart.inside(later)
+            # Messages of another model are encoded again, each alone.
+            views = [read[node.name] | own[node.persona] if node.speaks_to(reader) else set() for node in speakers]
+            common = set(sources).intersection(*views)
+            for earlier in sources:
+                if earlier != later and earlier not in common:
+                    yield Blocked(reader=reader.name, earlier=earlier, later=later)
 
 
-def _visible_sources(chart: Chart, node: ChartNode, numbers: Mapping[str, int]) -> int:
-    """Return the sources of which a node sees anything, as a bit mask."""
-    mask = 0
-    for source, rule in node.rules.items():
-        is_read = any(node.reads(source, speaker) for speaker in chart.inside(source))
-        if is_read or (source == START_SOURCE and rule.mode.shows):
-            mask |= 1 << numbers[source]
-    return mask
+def _sees(chart: Chart, node: ChartNode, source: str) -> bool:
+    """Return whether a node sees anything of a source."""
+    if source == START_SOURCE:
+        return node.rules[source].mode.shows
+    return any(node.reads(source, speaker) for speaker in chart.inside(source))
 
 
-def _reach_masks(chart: Chart, joint: JointReach) -> Mapping[tuple[str, Channel], int]:
+def _reach_masks(
+    chart: Chart, contexts: Sequence[PrivateContext], joint: JointReach
+) -> Mapping[tuple[str, Channel], int]:
     """Return the contexts of others that reach each persona through each channel, as bit masks."""
     own: dict[str, int] = {}
-    for number, context in enumerate(chart.contexts):
-        for persona in {chart.node(owner).persona for owner in context.owners}:
+    for number, context in enumerate(contexts):
+        for persona in {chart.by_name[owner].persona for owner in context.owners}:
             own[persona] = own.get(persona, 0) | 1 << number
-    every = (1 << len(chart.contexts)) - 1
+    every = (1 << len(contexts)) - 1
     masks: dict[tuple[str, Channel], int] = {}
     for persona in dict.fromkeys(node.persona for node in chart.nodes if not node.is_function):
         for channel in CHANNELS:
@@ -157,7 +131,7 @@ def without_answers(chart: Chart) -> Chart:
     functions = {node.name for node in chart.nodes if node.is_function}
     confidential = {context.name for context in chart.contexts if context.kind == "message"}
     while functions:
-        findings = (finding for finding in audit_chart(chart).findings if finding.channel == "encoding")
+        findings = (finding for finding in _findings(chart, chart.contexts) if finding.channel == "encoding")
         paths = [finding.path for finding in findings if finding.violation or finding.context in confidential]
         hops = {(hop.source, hop.reader) for path in paths for hop in path if hop.source in functions}
         shared = {(edge.source, edge.reader) for edge in chart.edges() if edge.shares_kv and not edge.is_alone}
@@ -184,12 +158,12 @@ def auto_reencode(chart: Chart) -> tuple[Chart, list[Hop]]:
     """
     changed: list[Hop] = []
     while True:
-        broken = [finding for finding in audit_chart(chart).violations if finding.channel == "encoding"]
+        broken = [finding for finding in violations_of(chart) if finding.channel == "encoding"]
         cuts = (edges for finding in broken if (edges := finding.cut) and not any(is_bound(*edge) for edge in edges))
         if (nearest_cut := next(cuts, None)) is None:
             return chart, changed
         for source, reader in nearest_cut:
-            chart = chart.with_rule(source, reader, chart.node(reader).rules[source].without("encoding"))
+            chart = chart.with_rule(source, reader, chart.by_name[reader].rules[source].without("encoding"))
             changed.append(Hop(source=source, reader=reader, by=REENCODED.name))
 
 
@@ -209,11 +183,11 @@ def chart_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditR
             changed.
     """
     chart, report = audit_as_run(chart, on_violation)
-    messages = [_describe(finding, chart) for finding in report.violations]
+    messages = [_describe(finding, chart) for finding in violations_of(chart)]
     if messages and on_violation != "warn":
         raise VisibilityError("; ".join(messages))
     for message in messages:
-        warnings.warn(message, VisibilityWarning, stacklevel=4)
+        warnings.warn(message, VisibilityWarning, stacklevel=5)
     return chart, report
 
 

@@ -1,6 +1,6 @@
 """Log of a thread in a LangGraph store: the lineage of its messages, and which calls they answer.
 
-    ("choreo", tenant, thread)    NUMBER ID    the records of one commit, under the tenant's seal
+    ("choreo", tenant, thread)    NUMBER ID    an entry: the messages of one commit, under the tenant's seal
 
 Tenants and threads are named by digests under the tenant's key. A log is self-contained: it repeats what its messages
 share with other threads, is deleted as a whole, and expires by the store's TTL. A node reads it if messages are missing
@@ -14,43 +14,45 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, Op, PutOp, SearchItem, SearchOp
+from pydantic import TypeAdapter
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.lineage import DamagedRowError, DescribedMessage, LineageRow, Note, ReadLog
+from choreo_agents.engine.lineage import LoggedMessage, ReadLog
 from choreo_agents.engine.messages.message import Scope
 from choreo_agents.errors import HandleError, StoreError
 from choreo_agents.graph.durable.finding import lineage_store_of
 from choreo_agents.graph.sync_bridge import is_blocked, run_to_end
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.store import KVKey
 
 ROOT = "choreo"
-FORMAT = 3
-"""Format of commits; those of another format are not read."""
+FORMAT = 4
+"""Format of entries; those of another format are not read."""
 _SEAL = "seal"
 _ID = "\x1f"
 """Placeholder for the thread's id, which may name a person, in idempotency keys."""
 _COMPARED = 4
-"""Number of recent rows that a row may refer to instead of listing its parents, beside the last ..."""
-_REMEMBERED_ROWS = 1024
-"""... row that began as it does; so many of those are remembered."""
+"""Number of recent messages that a message may refer to instead of listing its parents, beside the last ..."""
+_REMEMBERED_KEYS = 1024
+"""... one whose view began as its does; so many of those are remembered."""
 _PAGE = 4096
 """Items that the first search asks for."""
 _AT_ONCE = 512
 """Deletions in one operation of the store: SQLite bounds the number of parameters."""
 _REMEMBERED = "lineage"
-_commits: WeakKeyDictionary[BaseStore, Commits] = WeakKeyDictionary()
 _known: WeakKeyDictionary[BaseStore, WeakValueDictionary[tuple[str, ...], ThreadLog]] = WeakKeyDictionary()
+_commits: WeakKeyDictionary[BaseStore, GroupCommit] = WeakKeyDictionary()
 _lock = threading.Lock()
-Write = Callable[[Sequence[PutOp]], Awaitable[object]]
+_RECORD = TypeAdapter(LoggedMessage)
 
 
 class RunLineage:
@@ -103,8 +105,8 @@ class RunLineage:
         if log.is_stale:
             await log.read()
         with log.lock:
-            handles = [*used, *(handle for handle in owned if handle.id not in log.notes)]
-            described = self._engine.lineage.described(handles, self._scope, log.notes, log.answers, self._last_call)
+            handles = [*used, *(handle for handle in owned if handle.id not in log.known.messages)]
+            described = self._engine.lineage.described(handles, self._scope, log.known, self._last_call)
         if not described:
             return
         await log.write(described)
@@ -116,25 +118,11 @@ class RunLineage:
     async def _take_in(self, missing: Sequence[str], log: ReadLog | None = None) -> None:
         """Restore messages, and all answers of the thread: the next call may need one of them."""
         log = log or await self._log.read()
-        taken = [*missing, *(answer for answer in {*log.answers.values()} if answer in log.rows)]
-        visited, waiting = {*taken}, [*taken]
-        while waiting:
-            sources = _sources_of(waiting.pop(), log)
-            waiting += sources - visited
-            visited |= sources
-        await asyncio.to_thread(self._engine.lineage.look_for_kv, visited & log.rows.keys())
+        taken = [*missing, *(answer for answer in {*log.answers.values()} if answer in log.keys)]
+        await asyncio.to_thread(self._engine.lineage.look_for_kv, log.keys)
         refused = self._engine.lineage.import_messages(taken, log, self._scope)
-        with self._log.lock:
-            for message_id in visited - log.rows.keys():
-                self._log.notes.pop(message_id, None)  # the next commit of the message writes its row again
         why = "" if log.damaged is None else f"; something that the thread has written is not believed: {log.damaged}"
         self.refused |= {message_id: f"{refused[message_id]}{why}" for message_id in missing if message_id in refused}
-
-
-def _sources_of(message_id: str, content: ReadLog) -> set[str]:
-    note, row = content.notes.get(message_id), content.rows.get(message_id)
-    sources = set() if note is None else {*note.sources, *(thought for thought, _ in note.thoughts)}
-    return sources | (set() if row is None else {parent for parent, _ in row.parents})
 
 
 async def lineage_of(
@@ -176,21 +164,20 @@ class ThreadLog:
     def __init__(self, store: BaseStore, engine: Engine, thread: str) -> None:
         self.store, self._thread, self._seals = store, thread, engine.lineage.seals
         self.place = (ROOT, engine.lineage.name, self._seals.drawn("lineage", thread))
-        self.commits = commits_of(store)
-        self._rows: dict[Any, LineageRow] = {}
-        """Last written row by the beginning of its view, the latest last."""
-        self._keys: set[str] = set()
-        """Keys of all known commits."""
+        with _lock:
+            self._commits = _commits.setdefault(store, GroupCommit())
+        self._keys: dict[Any, KVKey] = {}
+        """Last message by the beginning of its view, the latest last."""
+        self._entries: set[str] = set()
+        """Keys of all known entries."""
         self._last = 0
-        """Number of the last commit, from the clock: later commits have larger ones, in every process."""
+        """Number of the last entry, from the clock: later entries have larger ones, in every process."""
         self._read_s = 0.0
         """`time.monotonic` of the last read."""
         self.lock = threading.Lock()
-        """Guards `notes` and `answers`, which several engines use from their threads."""
-        self.notes: dict[str, Note] = {}
-        """Merged notes by message id."""
-        self.answers: dict[str, str] = {}
-        """Ids of answers by the idempotency keys of their calls."""
+        """Guards `known`, which several engines use from their threads."""
+        self.known = ReadLog()
+        """Everything that is known to be written, without keys."""
 
     @property
     def _ttl_minutes(self) -> float | None:
@@ -201,230 +188,230 @@ class ThreadLog:
         """True if half of the TTL has passed since the last read, which refreshes it for all items."""
         return self._ttl_minutes is not None and time.monotonic() - self._read_s > self._ttl_minutes * 30
 
-    async def write(self, described: Sequence[DescribedMessage]) -> None:
-        """Write messages, and return when they are committed. Concurrent calls commit in the order of the calls."""
-        records, rows = list[dict[str, Any]](), {**self._rows}
-        for row, note, keys in described:
-            record: dict[str, Any] = {}
-            if row is not None:
-                recent = [*reversed(rows.values())][:_COMPARED]
-                record["row"] = row.plain([rows[_row_start(row)], *recent] if _row_start(row) in rows else recent)
-                _remember(rows, row)
-            calls = [memo.replace(self._thread, _ID) for memo in keys]
-            records.append({**record, "note": note.plain(), **({"answers": calls} if calls else {})})
+    async def write(self, records: Sequence[LoggedMessage]) -> None:
+        """Write records as one entry, and return when it is committed, even if the caller is cancelled meanwhile: an
+        entry that came later would survive the thread's deletion."""
+        keys, packed = {**self._keys}, list[dict[str, Any]]()
+        for record in records:
+            packed.append(self._packed(record, keys))
+            _remember(keys, record.key)
         self._last = max(self._last + 1, time.time_ns())
-        key, plain = f"{self._last:020} {uuid.uuid4().hex[:12]}", {"v": FORMAT, "said": records}
-        value = {**plain, _SEAL: self._seals.seal(self._seal_purpose(key), plain)}
+        name, plain = f"{self._last:020} {uuid.uuid4().hex[:12]}", {"v": FORMAT, "messages": packed}
+        value = {**plain, _SEAL: self._seals.seal(self._seal_purpose(name), plain)}
         # Not in the store's search index: items are sealed, and read by namespace only.
-        await self.commits.enqueue([PutOp(self.place, key, value, index=False, ttl=self._ttl_minutes)])
-        self._keys.add(key)
+        entry = PutOp(self.place, name, value, index=False, ttl=self._ttl_minutes)
+        _, cancelled = await run_to_end(self._commits.write(self.store, entry))
+        self._entries.add(name)
         with self.lock:
-            for row, note, keys in described:
-                if row is not None:
-                    _remember(self._rows, row)
-                before = self.notes.get(note.id)
-                self.notes[note.id] = note if before is None else before.merged(note)
-                self.answers.update(dict.fromkeys(keys, note.id))
+            for record in records:
+                _remember(self._keys, record.key)
+                self.known.add(replace(record, key=None))
+        if cancelled is not None:
+            raise cancelled
 
     async def is_known(self) -> bool:
-        """Return whether the store has exactly the known commits: no other process wrote, deleted, and none expired.
+        """Return whether the store has exactly the known entries: no other process wrote, deleted, and none expired.
 
         Two items suffice: the last known one is there at its offset, and nothing after it.
         """
-        count = len(self._keys)
+        count = len(self._entries)
         search = SearchOp(self.place, limit=2, offset=max(count - 1, 0), refresh_ttl=False)
         [items] = await run_store_ops(self.store, [search])
-        return [item.key in self._keys for item in items] == [True] * min(count, 1)
+        return [item.key in self._entries for item in items] == [True] * min(count, 1)
 
     async def read(self) -> ReadLog:
         """Read the whole log. Items that were tampered with, or belong to another thread, are skipped."""
         content, began_s = ReadLog(), time.monotonic()
         items = await read_items(self.store, self.place)
-        self._keys, self._read_s = {item.key for item in items}, began_s
-        self._rows.clear()
+        self._entries, self._read_s = {item.key for item in items}, began_s
+        self._keys.clear()
         for item in items:
             try:
                 self._last = max(self._last, int(item.key.split()[0]))
-                for record in self._unseal(item):
-                    self._add(content, record)
+                for plain in self._unseal(item):
+                    record = self._unpacked(plain, content.keys)
+                    content.add(record)
+                    _remember(self._keys, record.key)
             except ValueError as error:
                 content.damaged = str(error)
+        # A message whose key is lost is unknown: its next commit writes the key again.
+        messages = {name: record for name, record in content.messages.items() if name in content.keys}
         with self.lock:
-            self.notes, self.answers = content.notes, content.answers
+            self.known = ReadLog(messages=messages, answers={**content.answers})
         return content
 
     def answering(self, call: str) -> dict[str, str]:
         """Return the ids of a call's answers, by their idempotency keys: each is the call's key and one more part."""
         with self.lock:
-            return {key: message_id for key, message_id in self.answers.items() if key.rpartition(" ")[0] == call}
+            answers = self.known.answers.items()
+            return {key: message_id for key, message_id in answers if key.rpartition(" ")[0] == call}
 
     async def delete(self, discard: Callable[[Sequence[str]], None]) -> None:
-        """Delete the log, the last commit first, so that an interrupted deletion leaves a valid log.
+        """Delete the log, the last entry first, so that an interrupted deletion leaves a valid log.
 
         Args:
             discard: Called before with the ids of its messages, to remove their files.
         """
-        await self.commits.enqueue([])  # flushes writes whose callers were cancelled: they would survive the deletion
         items, ids = await read_items(self.store, self.place), dict[str, None]()
         for item in items:
             with suppress(ValueError):
-                ids |= {Note.read(record["note"]).id: None for record in self._unseal(item)}
+                ids |= {plain["id"]: None for plain in self._unseal(item)}
         discard([*ids])
         for start in range(0, len(items), _AT_ONCE):
             batch = [*reversed(items)][start : start + _AT_ONCE]
-            await self.commits.enqueue([PutOp(self.place, item.key, None) for item in batch])
+            await run_store_ops(self.store, [PutOp(self.place, item.key, None) for item in batch])
 
-    def _add(self, content: ReadLog, record: Mapping[str, Any]) -> None:
-        note = Note.read(record["note"])
-        if "row" in record:
-            row = content.rows[note.id] = LineageRow.read(record["row"], content.rows)
-            _remember(self._rows, row)
-        before = content.notes.get(note.id)
-        content.notes[note.id] = note if before is None else before.merged(note)
-        for key in record.get("answers", ()):
-            content.answers[key.replace(_ID, self._thread)] = note.id
+    def _packed(self, record: LoggedMessage, known: dict[Any, KVKey]) -> dict[str, Any]:
+        """Return a record as JSON-plain values, without defaults and the thread's id.
+
+        A prefix of parents that another message also has is replaced by a reference to that: each message of a
+        conversation reads what the one before has read.
+
+        Args:
+            record: The record.
+            known: Last messages by the beginning of their views, the latest last; the reader will know them.
+        """
+        answers = tuple(call.replace(self._thread, _ID) for call in record.answers)
+        plain: dict[str, Any] = _RECORD.dump_python(
+            replace(record, key=None, answers=answers), mode="json", exclude_defaults=True
+        )
+        if (key := record.key) is not None:
+            own, shared, like = _placed_parents(key), 0, ""
+            similar = [known[start]] if (start := _view_start(key)) in known else []
+            for other in [*similar, *[*reversed(known.values())][:_COMPARED]]:
+                if (count := _count_common(own, _placed_parents(other))) > shared:
+                    shared, like = count, other.id
+            plain |= {"model": key.model, "tokens": [*key.tokens], "at": key.native_offset}
+            plain["parents"] = [[*parent] for parent in own[shared:]]
+            plain |= {"like": [like, shared]} if shared else {}
+        return plain
+
+    def _unpacked(self, plain: Mapping[str, Any], known: Mapping[str, KVKey]) -> LoggedMessage:
+        """Return the record that `_packed` wrote; raises `ValueError` if it refers to an unknown message.
+
+        Args:
+            plain: Its values.
+            known: All earlier messages by id.
+        """
+        key: KVKey | None = None
+        if "model" in plain:
+            (like, shared), at = plain.get("like", ("", 0)), plain["at"]
+            if shared and like not in known:
+                raise ValueError(f"it refers to {like}, which is not in the store")
+            placed = [*(_placed_parents(known[like])[:shared] if shared else ()), *plain["parents"]]
+            parents = tuple((parent, position - at) for parent, position in placed)
+            key = KVKey(plain["id"], plain["model"], tuple(plain["tokens"]), parents, at)
+        record = _RECORD.validate_python(plain)
+        return replace(record, key=key, answers=tuple(call.replace(_ID, self._thread) for call in record.answers))
 
     def _unseal(self, item: SearchItem) -> Sequence[Mapping[str, Any]]:
         value: Any = item.value
         if not isinstance(value, Mapping):
-            raise DamagedRowError(f"it is no object of JSON, but {type(value).__name__}")
+            raise ValueError(f"it is no object of JSON, but {type(value).__name__}")
         plain = {name: member for name, member in value.items() if name != _SEAL}
         if not self._seals.holds(value.get(_SEAL), self._seal_purpose(item.key), plain):
-            raise DamagedRowError("it does not bear the tenant's seal: somebody else wrote it, or has changed it")
+            raise ValueError("it does not bear the tenant's seal: somebody else wrote it, or has changed it")
         if plain.get("v") != FORMAT:
-            raise DamagedRowError(f"it is written in format {plain.get('v')!r}, not {FORMAT}: another release wrote it")
-        records: Sequence[Mapping[str, Any]] = plain["said"]
-        return records
+            raise ValueError(f"it is written in format {plain.get('v')!r}, not {FORMAT}: another release wrote it")
+        messages: Sequence[Mapping[str, Any]] = plain["messages"]
+        return messages
 
     def _seal_purpose(self, key: str) -> str:
-        """Return the context of a commit's seal: moved to another thread or key, the seal is invalid."""
+        """Return the context of an entry's seal: moved to another thread or key, the seal is invalid."""
         return f"log {self.place[-1]} {key}"
 
 
-def _row_start(row: LineageRow) -> Any:
-    """Return model and first two parents of a row, with their positions: rows that share them have similar parents."""
-    return row.model, *((parent, row.at + offset) for parent, offset in row.parents[:2])
+def _placed_parents(key: KVKey) -> list[tuple[str, int]]:
+    """Return a message's parents with the positions at which it has read them."""
+    return [(parent, key.native_offset + offset) for parent, offset in key.parents]
 
 
-def _remember(rows: dict[Any, LineageRow], row: LineageRow) -> None:
-    rows.pop(_row_start(row), None)
-    rows[_row_start(row)] = row
-    if len(rows) > _REMEMBERED_ROWS:
-        del rows[next(iter(rows))]
+def _view_start(key: KVKey) -> Any:
+    """Return model and first two parents of a message, with their positions: those that share them have similar
+    parents."""
+    return key.model, *_placed_parents(key)[:2]
+
+
+def _remember(keys: dict[Any, KVKey], key: KVKey | None) -> None:
+    if key is None:
+        return
+    keys.pop(_view_start(key), None)
+    keys[_view_start(key)] = key
+    if len(keys) > _REMEMBERED_KEYS:
+        del keys[next(iter(keys))]
+
+
+def _count_common(first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]) -> int:
+    """Return the length of the common prefix."""
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 @dataclass(eq=False)
-class _PendingWrite:
-    ops: Sequence[PutOp]
-    turn: Future[bool] = field(default_factory=Future)
-    """Result True: the write is done. False: its caller becomes the leader."""
-    error: Exception | None = None
-    """Error of the store."""
-    is_abandoned: bool = False
-    """Whether its caller was cancelled."""
+class _Batch:
+    ops: list[PutOp] = field(default_factory=list)
+    errors: Future[list[StoreError | None]] = field(default_factory=Future)
+    """Errors by operation, when all have been tried."""
 
     def __post_init__(self) -> None:
-        self.turn.set_running_or_notify_cancel()  # a cancelled caller must not cancel the future
-
-    def end(self, error: Exception | None) -> None:
-        self.error = error
-        if not self.turn.done():
-            self.turn.set_result(True)
+        self.errors.set_running_or_notify_cancel()  # a cancelled caller must not cancel it
 
 
-class Commits:
-    """Group commit of one store: concurrent writes become one transaction. Usable from any thread and event loop.
+class GroupCommit:
+    """Commits concurrent writes to one store in one transaction. Usable from any thread and event loop.
 
-    node a   |ops|........|
-    node b     |ops|......|           one batch: the first caller is the leader and writes all that waits
-    node c         |ops|..........|   the next batch: the first waiting caller leads
-
-    Args:
-        write: Writes operations to the store, in one transaction if the store can.
+    node a   |write|........|
+    node b     |write|......|        one batch: its first caller writes it when the batch before is written
+    node c        |write|.......|    the next batch
     """
 
-    def __init__(self, write: Write) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: list[_PendingWrite] = []
-        self._has_leader = False
-        self.count = 0
-        """Number of commits so far."""
+        self._open: _Batch | None = None
+        """Batch that is not written yet, which may grow."""
+        self._last: _Batch | None = None
+        """Latest batch until it is written: then it is dropped, since it holds words, and its errors hold the store."""
 
-    def enqueue(self, ops: Sequence[PutOp]) -> Awaitable[None]:
-        """Enqueue operations, and return an awaitable of their commit, to be awaited at once. Raises `StoreError`."""
-        own = _PendingWrite(ops)
+    async def write(self, store: BaseStore, op: PutOp) -> None:
+        """Write, and return when it is committed. Raises `StoreError`."""
         with self._lock:
-            self._pending.append(own)
-            is_leader, self._has_leader = not self._has_leader, True
-        return self._wait_committed(own, is_leader=is_leader)
+            batch, before = self._open, self._last
+            is_first = batch is None
+            if batch is None:
+                batch = self._open = self._last = _Batch()
+            number = len(batch.ops)
+            batch.ops.append(op)
+        if is_first:
+            await self._write_batch(store, batch, before)
+        error = (await asyncio.wrap_future(batch.errors))[number]
+        if error is not None:
+            raise error
 
-    async def _wait_committed(self, own: _PendingWrite, *, is_leader: bool) -> None:
-        if is_leader or not await self._wait_turn(own):
-            _, cancelled = await run_to_end(self._lead())
-            if cancelled is not None:
-                raise cancelled
-        if own.error is not None:
-            raise own.error
-
-    async def _wait_turn(self, own: _PendingWrite) -> bool:
+    async def _write_batch(self, store: BaseStore, batch: _Batch, before: _Batch | None) -> None:
+        errors: list[StoreError | None] = []
         try:
-            return await asyncio.wrap_future(own.turn)
-        except asyncio.CancelledError:
+            # At least one iteration of the event loop: nodes that end in the same one join the batch.
+            await (asyncio.sleep(0) if before is None else asyncio.wrap_future(before.errors))
             with self._lock:
-                own.is_abandoned = True
-            if own.turn.done() and not own.turn.result():
-                self._hand_over()
-            raise
-
-    async def _lead(self) -> None:
-        batch: list[_PendingWrite] = []
-        try:
-            await asyncio.sleep(0)  # lets nodes that end in the same iteration of the event loop join the batch
+                self._open = None
+            errors = await _try_ops(store, batch.ops)
+        finally:  # also if its event loop ends
             with self._lock:
-                batch, self._pending = self._pending, []
-            await self._commit(batch)
-        except BaseException:  # its event loop ends
-            for pending in batch:
-                if not pending.turn.done() or pending.error is None:
-                    pending.end(StoreError("a commit of the run's lineage was broken off: run it again"))
-            raise
-        finally:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Make the first caller that still waits the leader; without one, abandoned writes wait for the next call."""
-        with self._lock:
-            following = next((pending for pending in self._pending if not pending.is_abandoned), None)
-            self._has_leader = following is not None
-        if following is not None:
-            following.turn.set_result(False)
-
-    async def _commit(self, batch: Sequence[_PendingWrite]) -> None:
-        error: Exception | None = None
-        try:
-            await self._write([op for pending in batch for op in pending.ops])
-            self.count += 1
-        except Exception as raised:
-            error = raised
-        if error is not None and len(batch) > 1:
-            for pending in batch:  # one by one: an error fails only its own write
-                await self._commit([pending])
-            return
-        for pending in batch:
-            pending.end(error)
+                self._open = None if self._open is batch else self._open
+                self._last = None if self._last is batch else self._last
+            broken = StoreError("a commit of the run's lineage was broken off: run it again")
+            batch.errors.set_result(errors or [broken] * len(batch.ops))
 
 
-def commits_of(store: BaseStore) -> Commits:
-    """Return the group commit of a store: one object for all writers."""
-    weak = ref(store)  # `_commits` holds the stores weakly: a strong reference in its value would keep them
-
-    async def write(ops: Sequence[PutOp]) -> object:
-        target = weak()
-        assert target is not None, "whoever writes has it"
-        return await run_store_ops(target, ops)
-
-    return _commits.get(store) or _commits.setdefault(store, Commits(write))
+async def _try_ops(store: BaseStore, ops: Sequence[PutOp]) -> list[StoreError | None]:
+    """Write all operations at once or, if that fails, one by one: an error fails only its own."""
+    try:
+        await run_store_ops(store, ops)
+    except StoreError as error:
+        if len(ops) > 1:
+            return [error for op in ops for error in await _try_ops(store, [op])]
+        return [error]
+    return [None] * len(ops)
 
 
 async def read_items(store: BaseStore, namespace: tuple[str, ...]) -> list[SearchItem]:
@@ -469,6 +456,8 @@ async def run_store_ops(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
 def _roll_back(store: BaseStore) -> None:
     """Roll back SQLite's transaction, which a failed commit leaves open."""
     connection = getattr(store, "conn", None)
-    if isinstance(connection, sqlite3.Connection) and connection.in_transaction:
-        with suppress(sqlite3.Error):
-            connection.rollback()
+    if isinstance(connection, sqlite3.Connection):
+        # Under the store's lock: another caller's transaction may be open.
+        with getattr(store, "lock", nullcontext()), suppress(sqlite3.Error):
+            if connection.in_transaction:
+                connection.rollback()

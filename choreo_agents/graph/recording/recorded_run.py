@@ -85,7 +85,7 @@ class RecordedRun:
                 inside=self._is_inside,
                 kept=self.saved is not None,
                 seed=options_of(called).seed,
-                given=None if hidden else Packing(builder).pack(graph_input),
+                input=None if hidden else Packing(builder).pack(graph_input),
                 goes_on=snapshot is not None and bool(snapshot.values),
                 travels=bool((called.get("configurable") or {}).get("checkpoint_id")),
                 recursion_limit=called.get("recursion_limit"),
@@ -112,16 +112,16 @@ class RecordedRun:
             self._recorder.write(RunEnded(run=self._number, at_s=at_s, outcome=outcome, error=failure))
 
     def _record_call(self, request: CallRequest, result: CallResult) -> None:
-        recorder, records = self._recorder, request.engine.record
+        recorder = self._recorder
+        answer, *thoughts = request.engine.record.messages(filter(None, (result.handle, result.thought)))
         is_set = result.answer is not None and result.answer.is_set
         is_open = recorder.confidential or not (request.confidential or (request.thinks and not is_set))
         recorder.call(
-            records,
-            request.handles,
-            result.handle,
-            result.thought,
-            result.tokens,
+            request.view,
+            answer,
+            thoughts[0] if thoughts else None,
             (request.asked_s, result.first_s),
+            result.tokens,
             run=self._number,
             author=request.author,
             superstep=request.superstep,
@@ -129,14 +129,14 @@ class RecordedRun:
             call=request.call,
             step=request.step,
             offsets=tuple(request.offsets),
-            end=request.end,
-            header=len(request.turn[0]),
-            asked=request.request(records.digests(recorder.digests.key)),
+            position=request.end,
+            header_tokens=len(request.turn[0]),
+            request=request.request(recorder.digests),
             tokens=result.tokens if is_open else None,
             is_set=is_set,
-            count=len(result.tokens),
-            words=result.words if recorder.confidential or not request.confidential else None,
-            finish=result.finish,
+            sampled=len(result.tokens),
+            text=result.words if recorder.confidential or not request.confidential else None,
+            finish_reason=result.finish,
         )
 
     def _record_node(self, config: RunnableConfig, began_s: float, error: BaseException | None) -> None:

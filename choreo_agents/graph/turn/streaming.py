@@ -40,7 +40,7 @@ class DecodeRun:
 
     def __init__(self, run: AsyncCallbackManagerForLLMRun) -> None:
         self._run = run
-        self._is_over = False
+        self.is_over = False
 
     async def show(self, chunks: Iterable[AIMessageChunk]) -> None:
         """Report chunks of the message; the last one has the finish reason."""
@@ -54,17 +54,11 @@ class DecodeRun:
         """Report the complete message."""
         metadata = message.response_metadata
         generation = ChatGeneration(message=message, generation_info={"finish_reason": metadata["finish_reason"]})
-        self._is_over = True
+        self.is_over = True
         result = LLMResult(generations=[[generation]], llm_output={"model_name": metadata["model_name"]})
         _, cancelled = await run_to_end(self._run.on_llm_end(result))
         if cancelled is not None:
             raise cancelled
-
-    async def fail(self, error: BaseException) -> None:
-        """Report that the run failed or was cancelled, unless it has ended."""
-        if not self._is_over:
-            self._is_over = True
-            await run_to_end(self._run.on_llm_error(error))
 
 
 @asynccontextmanager
@@ -102,9 +96,10 @@ async def decode_run(
             raise cancelled
         yield decode
     except BaseException as error:
-        await decode.fail(error)
+        if not decode.is_over:
+            await run_to_end(run.on_llm_error(error))
         raise
-    assert decode._is_over, "its message is there"
+    assert decode.is_over, "its message is there"
 
 
 def report_decode(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -16,14 +16,14 @@ from langchain_core.runnables.config import merge_configs
 from langgraph.graph.message import add_messages
 from langgraph.types import Command
 
-from choreo_agents.chat import OutputStream, required_tools
-from choreo_agents.engine import Engine, PlayedCall
+from choreo_agents.chat import OutputStream, answer_header, required_tools, thinking_before, thinks, with_budget
+from choreo_agents.engine import Engine, PlayedCall, Thinking
 from choreo_agents.errors import ConstraintError, ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.answers import answers_in, warn_unencoded
 from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.keeping import all_handles, lease_to_thread
 from choreo_agents.graph.langgraph_internals import superstep_of
-from choreo_agents.graph.outputs import channel_update, sampling_of
+from choreo_agents.graph.outputs import PARSED
 from choreo_agents.graph.provenance import ProvenState, forward_sends, sign
 from choreo_agents.graph.run_context import CallRequest, CallResult, RunContext
 from choreo_agents.graph.sending import sent_at
@@ -37,13 +37,9 @@ from choreo_agents.graph.view.view import Summary
 from choreo_agents.graph.view.view_builder import ViewBuilder
 from choreo_agents.graph.words.entries import entry_of, without_removed
 from choreo_agents.graph.words.prompts import called, prompt_text, text_of
-from choreo_agents.graph.words.thoughts import header_of, opening_noted, thinking_of
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import PromptText
+from choreo_agents.models import ChatFormat, PromptText
 from choreo_agents.sampling import BLANK_LINES, Sampling
-
-Choices = Sequence[str] | Callable[[Any], Sequence[str]]
-"""Answers that an agent may choose from: fixed, or a function of the graph's state."""
 
 
 class _DecodedMessage(NamedTuple):
@@ -177,7 +173,10 @@ class _Call:
         self._turn, self._place, self._view = turn, place, view
         agent, engine, self._superstep = turn.agent, turn.engine, turn.reading.superstep
         header = header_of(agent, turn.state, engine.chat)
-        self._thinking = thinking_of(agent, turn.state, engine.chat, self._free_positions(header, sampling))
+        thinking = thinking_of(agent, turn.state, engine.chat)
+        if thinking is not None:
+            thinking = with_budget(thinking, agent.thinking, self._free_positions(header, thinking, sampling))
+        self._thinking = thinking
         self._opening = engine.model.encode(header)
         self._first_s: float | None = None
         """`time.perf_counter` at the first token."""
@@ -213,15 +212,12 @@ class _Call:
         if self._answer is not None and self._answer.is_set:
             self._sampling = sampling.model_copy(update={"forced_token_ids": self._answer.tokens})
 
-    def _free_positions(self, header: PromptText, sampling: Sampling) -> int:
+    def _free_positions(self, header: PromptText, thinking: Thinking, sampling: Sampling) -> int:
         """Return the positions that are left for thoughts, after view, headers and the longest answer."""
-        turn, engine, needed = self._turn, self._turn.engine, self._view.end
-        texts = [header, PromptText.special(engine.chat.turn_end)]
-        if (thinking := thinking_of(turn.agent, turn.state, engine.chat, 1)) is not None:
-            texts += [PromptText.special(thinking.before + thinking.end), thinking.after]
-            needed += BLANK_LINES
-        needed += sum(len(engine.model.encode(text)) for text in texts)
-        free = engine.model.adapter.max_positions - needed
+        model, closing = self._turn.engine.model, thinking.before + thinking.end
+        texts = header, PromptText.special(closing), thinking.after, PromptText.special(model.chat.turn_end)
+        needed = self._view.end + BLANK_LINES + sum(len(model.encode(text)) for text in texts)
+        free = model.adapter.max_positions - needed
         return free - sampling.within(free // 2).longest
 
     async def decode(self) -> _DecodedMessage:
@@ -297,6 +293,74 @@ class _Call:
         first_s = self._first_s or time.perf_counter()
         report_decode(engine, turn.place.node, handle, parsed.words, started_s=turn.started_s, first_token_s=first_s)
         return _DecodedMessage(place, message, handle, thought)
+
+
+# What an agent's options say of one call
+
+
+def sampling_of(agent: Speaker, state: Any) -> Sampling:
+    """Return an agent's sampling, with its response format or its choices for this state."""
+    if agent.response_format is not None:
+        return agent.sampling.model_copy(update={"constraint": agent.response_format.grammar})
+    choices = agent.choices(state) if callable(agent.choices) else agent.choices
+    if not choices:
+        return agent.sampling
+    if isinstance(choices, str) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
+        raise InvalidRequestError(
+            f"the choices of {agent.name!r} must be texts that say something, in a list, not {choices!r}"
+        )
+    # Text in graph state is stripped, and routes compare it with the choices.
+    stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
+    return agent.sampling.model_copy(update={"choices": stripped, "answer_prefix": agent.answer_prefix})
+
+
+def channel_update(agent: Speaker, messages: Sequence[AIMessage]) -> dict[str, Any]:
+    """Return the update of an agent's output channel: the parsed output or text of its message, or a list of them.
+
+    Empty if it calls tools instead of answering in its response format.
+    """
+    if agent.output_key is None:
+        return {}
+    if agent.response_format is not None:
+        messages = [message for message in messages if not (message.tool_calls or message.invalid_tool_calls)]
+    values = [message.additional_kwargs.get(PARSED, str(message.text)) for message in messages]
+    if not values:
+        return {}
+    return {agent.output_key: values if agent.writes_list else values[0]}
+
+
+def thinking_of(agent: Speaker, state: Any, chat: ChatFormat) -> Thinking | None:
+    """Return how an agent thinks in a call; None: it does not.
+
+    Args:
+        agent: The agent.
+        state: State of the graph.
+        chat: Chat format of its model.
+    """
+    if not thinks(chat, agent.thinking, agent.name):
+        return None
+    if agent.assistant_prefix is None:
+        return thinking_before(chat, agent.speaker(state), calls=bool(agent.tools))
+    default, lead = Thinking.of(chat, None), PromptText.special(agent.assistant_prefix)
+    return replace(default, answer=chat.assistant.opening(None) + lead, after=default.after + lead)
+
+
+def header_of(agent: Speaker, state: Any, chat: ChatFormat) -> PromptText:
+    """Return the header that a decode of an agent starts with."""
+    has_thoughts = thinks(chat, agent.thinking, agent.name)
+    if agent.assistant_prefix is None or has_thoughts:
+        return answer_header(chat, agent.speaker(state), thinks=has_thoughts, calls=bool(agent.tools))
+    opening, bare = chat.assistant.opening(None), chat.header(None)
+    # A template that puts a space before the first word has it before an own header, too.
+    return (opening if bare == opening.rstrip(" ") else bare) + PromptText.special(agent.assistant_prefix)
+
+
+def opening_noted(agent: Speaker, state: Any) -> dict[str, str]:
+    """Return the opening of an agent's turn, for encoding its text again."""
+    if agent.assistant_prefix is not None:
+        return {"header": agent.assistant_prefix}
+    # An agent with tools starts without its name, which other readers get where its text is part of a user turn.
+    return {"speaker": agent.speaker(state)} | ({"header": ""} if agent.tools else {})
 
 
 async def with_update(agent: Speaker, output: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:

@@ -41,7 +41,6 @@ LogitsCallbacks = Callable[[str, int, int, int], Callable[[Any], None] | None]
 `Decode`)."""
 
 _KEY = "choreo"
-_PLAIN = ("seed", "replay", "logits_callback", "trace_confidential", "regenerate")
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 """Number of calls that each task has made, by an object that LangGraph makes anew whenever it runs a task."""
 _counts_lock = threading.Lock()
@@ -81,7 +80,7 @@ def options_of(config: RunnableConfig) -> RunOptions:
     """
     configurable = config.get("configurable") or {}
     options = configurable.get(_KEY, RunOptions())
-    plain = [name for name in _PLAIN if name in configurable]
+    plain = [field.name for field in fields(RunOptions) if field.name in configurable]
     if plain or not isinstance(options, RunOptions):
         value = {name: configurable[name] for name in plain} or {_KEY: options}
         raise InvalidRequestError(

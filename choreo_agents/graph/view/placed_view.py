@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from choreo_agents.chat import UserTurn, separator
 from choreo_agents.engine import Prefill
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import Kind, PromptText, TurnText
 
 _PUBLIC_ROOT = "public root"
-Turn = Literal["closed", "begun", "open"]
-"""State of the user's turn at the end of a view: none or closed; opened, but still empty; or open with text in it."""
+# Roles of separators
+_CLOSES = "closes a user's turn"
+_GOES_ON = {"closed": "opens a user's turn", "begun": "", "open": "goes on with a user's turn"}
 
 
 @dataclass
@@ -26,7 +27,7 @@ class PlacedView:
     """The first free position: what follows starts there."""
     ends: dict[str, int] = field(default_factory=dict)
     """The position after each message, by its id and by that of the message that it stands for."""
-    turn: Turn = "closed"
+    turn: UserTurn = "closed"
     """State of the last user's turn, which others can continue (see `TurnMerger`)."""
     separators: set[str] = field(default_factory=set)
     """Ids of the separators around the parts of users' turns."""
@@ -73,9 +74,7 @@ class PlacedView:
 
 
 class TurnMerger:
-    """Puts all messages between two of the model's own turns into one user's turn.
-
-    root | open | question | between | bob: ... | close | the reader's own turn | open | question | close | header
+    """Puts all messages between two of the model's own turns into one user's turn (see `separator`).
 
     Messages are parts, which may stand anywhere in any view. The separators that open a user's turn, stand between two
     parts and close it are a few tokens each; they are encoded once, behind the root, and carry nothing private.
@@ -118,16 +117,15 @@ class TurnMerger:
 
     async def prepare_for(self, view: PlacedView, kind: Kind) -> None:
         """Append the separator that a message of this kind needs before it."""
-        if self.chat.merges is None:
-            return
-        if kind == "turn":
-            await self.close(view)
-            return
-        if view.turn == "closed":
-            await self._append_separator(view, self.chat.user.plain, "opens a user's turn")
-        elif view.turn == "open":
-            await self._append_separator(view, self.chat.merges, "goes on with a user's turn")
-        view.turn = "open" if kind == "part" else "begun"
+        since, (text, turn) = view.end, separator(view.turn, kind, self.chat)
+        role = _CLOSES if kind == "turn" else _GOES_ON[view.turn]
+        if text and text not in self._separators:
+            [self._separators[text]] = await self._shared(PromptText.special(text), self.root.handles, role)
+        if text:
+            view.add_separator(self._separators[text])
+        if turn == "closed":
+            view.close(since)
+        view.turn = turn
 
     async def append_turns(self, view: PlacedView, turns: Sequence[TurnText], author: str, adapter: str | None) -> None:
         """Append turns that one agent alone is given, such as its system prompt."""
@@ -139,23 +137,13 @@ class TurnMerger:
 
     async def close(self, view: PlacedView) -> None:
         """Append the separator that closes a user's turn, if one is open."""
-        if view.turn != "closed":
-            since = view.end
-            await self._append_separator(view, self.chat.user.after, "closes a user's turn")
-            view.close(since)
+        await self.prepare_for(view, "turn")
 
     def length(self, kind: Kind) -> int:
         """Return the number of tokens around a message that has a user's turn of its own; a whole turn needs none."""
         if kind == "turn" or self.chat.merges is None:
             return 0
         return sum(len(self._bound.engine.model.encode(text)) for text in (self.chat.user.plain, self.chat.user.after))
-
-    async def _append_separator(self, view: PlacedView, text: str, role: str) -> None:
-        if not text:
-            return
-        if text not in self._separators:
-            [self._separators[text]] = await self._shared(PromptText.special(text), self.root.handles, role)
-        view.add_separator(self._separators[text])
 
     async def _shared(
         self, text: PromptText, parents: Sequence[MessageHandle] = (), role: str = "system"

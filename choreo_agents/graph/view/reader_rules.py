@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
+from choreo_agents.chat import Described, Thinks, ToolChoice
 from choreo_agents.engine import Engine
-from choreo_agents.graph.audit.chart import is_inside, names_of
+from choreo_agents.graph.audit.chart import Chart, is_inside, names_of
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.audit.influence import Declared
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.langgraph_internals import is_nested
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.outputs import Writer
+from choreo_agents.graph.outputs import Output
 from choreo_agents.graph.run_context import ChartedRun, RunContext
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.call_id import CallId
@@ -23,8 +23,10 @@ from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.view import HistoryLimit, is_own
 from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, VisibilityRule, private_in
 from choreo_agents.graph.words.prompts import Prompt
-from choreo_agents.graph.words.thoughts import Thinker
+from choreo_agents.sampling import Sampling
 
+Choices = Sequence[str] | Callable[[Any], Sequence[str]]
+"""Answers that an agent may choose from: fixed, or a function of the graph's state."""
 Update = Callable[..., Any]
 """Makes an update of the state, a `Command` or None from an agent's message (a list, if it writes several at a time),
 and, if it takes them, the state with that message, `runtime` and `config`."""
@@ -59,19 +61,19 @@ class ReaderRules:
     """The reader's name as a node of a `ChoreoGraph`, whose state has its messages; None: it is no such node."""
 
 
-def charted_in(called: RunnableConfig, declared: Declared, on_violation: OnViolation) -> ChartedRun:
+def charted_in(called: RunnableConfig, chart: Chart, on_violation: OnViolation) -> ChartedRun:
     """Return the chart for a run of a graph called with this config: its own, or that of the graphs around it.
 
     Args:
         called: The config of the run.
-        declared: The graph's declarations, those of subgraphs included.
+        chart: The graph's declarations, those of subgraphs included.
         on_violation: Its policy's `on_violation`.
     """
     around, charted = author_of(called) if is_nested(called) else "", RunContext.of(called).charted
     local = charted.local(around) if around and charted else None
-    if charted and local is not None and any(node.name != local for node in charted.declared.chart.inside(local)):
+    if charted and local is not None and any(node.name != local for node in charted.chart.inside(local)):
         return replace(charted, on_violation={**charted.on_violation, local: on_violation})  # the outer graph charts it
-    return ChartedRun(around, declared, {"": on_violation})
+    return ChartedRun(around, chart, {"": on_violation})
 
 
 def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> ReaderRules:
@@ -84,7 +86,7 @@ def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> Rea
     """
     charted = RunContext.of(config).charted
     local = None if charted is None else charted.local(author)
-    node = None if charted is None or local is None else charted.declared.nodes.get(local)
+    node = None if charted is None or local is None else charted.chart.by_name.get(local)
     home = "" if node is None else node.name.rpartition("|")[0]
     if charted is None or node is None or node.is_function or not home:
         return rules
@@ -96,7 +98,7 @@ def placed_rules(rules: ReaderRules, config: RunnableConfig, author: str) -> Rea
     for source in private_in(outside):
         hidden.setdefault(source.rpartition("|")[0], set()).add(source)
     guards = (
-        Guard(frozenset(hidden.get(at, ())), {}, on_violation, charted.declared, home=charted.home)
+        Guard(frozenset(hidden.get(at, ())), {}, on_violation, charted.chart, home=charted.home)
         for at, on_violation in charted.on_violation.items()
     )
     unnamed = frozenset(prefix + source for source in node.undeclared if source in outside)
@@ -120,9 +122,10 @@ class MergeSpec:
     """Prompt by which each source's speaker makes its message shorter; None: messages are read as they are."""
 
 
-class Speaker(Writer, Thinker, Protocol):
-    """The interface of an agent that one call needs."""
+class Speaker:
+    """What one call needs of an agent."""
 
+    name: str
     persona: str | None
     system: Prompt | None
     imported: ImportedPrompt | None
@@ -140,8 +143,24 @@ class Speaker(Writer, Thinker, Protocol):
     tags: Sequence[str]
     metadata: Mapping[str, Any]
     n: int
+    assistant_prefix: str | None
+    choices: Choices | None
+    answer_prefix: str
+    response_format: Output | None
+    output_key: str | None
+    writes_list: bool
+    sampling: Sampling
+    thinking: Thinks
+    tools: Described
+    tool_choice: ToolChoice
 
-    def reader_rules(self) -> ReaderRules: ...
+    def speaker(self, _: Any) -> str:
+        """Return the name in the header of its turn, given the state."""
+        return self.name
+
+    def reader_rules(self) -> ReaderRules:
+        """Return the rules for its views."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -169,14 +188,14 @@ class CallReader:
         # The function may have invoked a graph: then a node of that graph is the author.
         names, reader = [*names_of(entry["author"])], self.place.author
         for guard in (self.rules.guard, *self.rules.around):
-            declared, home = guard.declared, f"{guard.home_of(reader)}|"
+            chart, home = guard.chart, f"{guard.home_of(reader)}|"
             local = [name.removeprefix(home) for name in names]
             pairs = ((name, reader.removeprefix(home)) for name in local)
-            if guard.hidden or not declared.chart.words_of.isdisjoint(pairs):
+            if guard.hidden or not chart.words_of.isdisjoint(pairs):
                 return True
         # An answer that a route or prompt function asked for has an agent as its author: no pair is known for it.
-        is_function = any(name in declared.nodes and declared.nodes[name].is_function for name in local)
-        return bool(declared.nodes) and "persona" not in entry and not is_function
+        is_function = any(name in chart.by_name and chart.by_name[name].is_function for name in local)
+        return bool(chart.nodes) and "persona" not in entry and not is_function
 
     def has_said(self, entry: HandleEntry) -> bool:
         """Return whether a message is the reader's own."""

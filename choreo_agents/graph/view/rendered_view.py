@@ -30,7 +30,7 @@ class RenderedView:
     def __init__(self, reader: CallReader) -> None:
         self._reader = reader
         self._shows_all = reader.place.trace_confidential
-        guarded = reader.rules.guard.declared.guarded
+        guarded = {context.name for context in reader.rules.guard.chart.guarded}
         self._is_private = reader.agent.confidential or reader.system.rpartition("|")[2] in guarded
         self.messages: list[BaseMessage] = []
         self.tools: Described = ()

@@ -23,10 +23,9 @@ from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.merged_branches import MergedBranches
 from choreo_agents.graph.view.placed_view import PlacedView, TurnMerger
 from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
-from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, context_path
 from choreo_agents.graph.view.rendered_view import RenderedView
 from choreo_agents.graph.view.view import SeenEntry, Summary, call_of, visible
-from choreo_agents.graph.view.view_encoder import ViewEncoder
+from choreo_agents.graph.view.view_encoder import ViewEncoder, confidential_of, context_path
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, source_of_author
 from choreo_agents.graph.words.entries import callers_of, calls_of, entries_of, if_alive, is_encoded, is_input, lost_ids
 from choreo_agents.graph.words.thoughts import keeps_thoughts, without_thoughts
@@ -58,7 +57,6 @@ class ViewBuilder:
         self._engine, self._engines = engine, (engine, *reader.others)
         self._reader, self._rules, self._place = reader, reader.rules, reader.place
         self._messages, self._calls = messages, calls_of(messages)
-        self._words = ReaderWords(self.bound, messages)
         self.entries = [self._as_read(entry) for entry in entries]
         """All entries; once there is a view, with those that this call has made."""
         self.inputs: list[HandleEntry] = []
@@ -82,7 +80,7 @@ class ViewBuilder:
         self.summary: str | None = None
         """Text in place of the messages outside the reader's history."""
         self._turns = TurnMerger(self.bound)
-        self.showing = ViewEncoder(self.bound, reader, self._words, self._turns, self._branches.stands_for)
+        self.showing = ViewEncoder(self.bound, reader, messages, self._turns, self._branches.stands_for)
 
     async def view(
         self,
@@ -118,7 +116,7 @@ class ViewBuilder:
         self.showing.begin(self.entries)
         self._note_words_of(shown)
         instructed = bool(own) or bool(self._rules.shared_system) or imported is not None
-        if not instructed and not (shown and self._words.instructs(shown[0].entry)):
+        if not instructed and not (shown and self.showing.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
                 view.add(handle)
         limit = self._reader.agent.history
@@ -134,7 +132,7 @@ class ViewBuilder:
             items = list(chain(*group))
             self._branches.record(view, items, ends=any(is_input(e) or self._reader.has_said(e) for e, _ in items))
             for entry, _ in items:
-                if (words := self._words.as_read(entry)) is not None:
+                if (words := self.showing.as_read(entry)) is not None:
                     self.rendered.add_message(entry, self._as_seen(entry, words))
         self.showing.copies += await self._branches.append_boundaries(view)
         return view
@@ -143,7 +141,7 @@ class ViewBuilder:
         """Return messages outside the reader's history, with no more text than its view would have had."""
         for entry, _ in dropped:
             self.showing.allows(entry, words_only=True)
-        messages = [(entry, self._words.in_mode(entry, rule.mode)) for entry, rule in dropped]
+        messages = [(entry, self.showing.in_mode(entry, rule.mode)) for entry, rule in dropped]
         return [self._as_seen(entry, words) for entry, words in messages if words is not None]
 
     def _as_seen(self, entry: HandleEntry, words: BaseMessage) -> BaseMessage:
@@ -185,7 +183,7 @@ class ViewBuilder:
         different = list({entry["message_id"]: entry for entry in missing}.values())
         calls: list[Prefill] = []
         for entry in different:
-            if (message := self._words.in_state(entry)) is None:
+            if (message := self.showing.in_state(entry)) is None:
                 raise self._refused(entry, "its words are not in the graph's state: send the message itself, too")
             text, kind = message_turn(message, self._engine.chat, opening=opening_of(message))
             source = MessageHandle.model_validate(entry["handle"]) if is_of_agent(entry) else None
@@ -231,7 +229,7 @@ class ViewBuilder:
         limit = self._reader.agent.history
         if limit is None:
             return shown, []
-        return limit.split(shown, self.showing.length, lambda item: self._words.instructs(item.entry), self._calls)
+        return limit.split(shown, self.showing.length, lambda item: self.showing.instructs(item.entry), self._calls)
 
     def _visible_items(self) -> list[SeenEntry]:
         rules, reader, calls = self._rules, self._reader, self._calls
@@ -261,7 +259,7 @@ class ViewBuilder:
                     "declare less private, or have an Agent say it"
                 )
         for entry in () if self.words_of else self._branches.read_as_text(shown):
-            message = self._words.in_state(entry)
+            message = self.showing.in_state(entry)
             if message is not None and not (is_input(entry) and (self._rules.node or message.type != "ai")):
                 claimed = entry.get("unverified_author")
                 why = UNPROVEN if claimed else encoding_of(message, self._engines)
@@ -398,7 +396,7 @@ def _author(message: BaseMessage, entry: HandleEntry | None) -> str | None:
 
 def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
     """Return the author of a message without an entry. An unknown agent's open message is input."""
-    author, chart = writer_of(message), rules.guard.declared.chart
+    author, chart = writer_of(message), rules.guard.chart
     source = source_of_author(author, reader)
     if source is None and rules.around:
         return author

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
+
+from choreo_agents.chat import message_turn, tools_called
 from choreo_agents.engine import Prefill
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.messages.message import thinker
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.audit.guard import RuntimeGuard
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.signer import opening_of
+from choreo_agents.graph.state import HandleEntry, length_for
 from choreo_agents.graph.view.bound_engine import BoundEngine
+from choreo_agents.graph.view.call_id import CallId
 from choreo_agents.graph.view.placed_view import PlacedView, TurnMerger
 from choreo_agents.graph.view.reader_rules import CallReader
-from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, context_path
 from choreo_agents.graph.view.view import SeenEntry
-from choreo_agents.graph.visibility import REENCODED, VisibilityRule
+from choreo_agents.graph.visibility import REENCODED, VisibilityMode, VisibilityRule
 from choreo_agents.graph.words.entries import is_forgotten, is_input
 from choreo_agents.graph.words.thoughts import own_message
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import PromptText, instructions, question
+from choreo_agents.models import Kind, PromptText, instructions, question
 
 
 class ViewEncoder:
@@ -29,7 +33,7 @@ class ViewEncoder:
     Args:
         bound: The reader's engine.
         reader: The reader of the call.
-        words: The text of the messages.
+        messages: The messages in the graph's state.
         turns: Adds the separators around messages.
         stands_for: Handles shown for merged messages, by the ids of the messages' own handles.
     """
@@ -38,13 +42,15 @@ class ViewEncoder:
         self,
         bound: BoundEngine,
         reader: CallReader,
-        words: ReaderWords,
+        messages: Sequence[BaseMessage],
         turns: TurnMerger,
         stands_for: Mapping[str, MessageHandle],
     ) -> None:
         self._bound, self._engine = bound, bound.engine
         self._reader, self._rules = reader, reader.rules
-        self._words, self._turns, self._stands_for = words, turns, stands_for
+        self._messages = {str(message.id): message for message in messages}
+        self._transformed: dict[str, BaseMessage] = {}
+        self._turns, self._stands_for = turns, stands_for
         self._entries: Sequence[HandleEntry] = ()
         self._guards: list[RuntimeGuard] = []
         self.copies: list[MessageHandle] = []
@@ -92,9 +98,11 @@ class ViewEncoder:
         """Return the number of tokens that a message takes in the view, with the prompt before it."""
         entry, rule = item
         if rule.mode.encodes_again or not self._reader.has_said(entry):
-            kind = self._words.kind(entry) if rule.mode.shares_kv else "part"
-            return self._words.length(entry, rule.mode) + self._turns.length(kind)
-        prompt, shown = entry.get("prompt"), own_message(self._engine, entry, self._words.as_read(entry))
+            around = self._turns.length(self._kind(entry) if rule.mode.shares_kv else "part")
+            if rule.mode.transform is None:
+                return length_for(entry, self._bound.model) + around
+            return len(self._transformed_tokens(entry, rule.mode, later=True, by_other=True)[0]) + around
+        prompt, shown = entry.get("prompt"), own_message(self._engine, entry, self.as_read(entry))
         length = shown.length if isinstance(shown, MessageHandle) else len(self._engine.model.encode(shown))
         return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
 
@@ -118,7 +126,7 @@ class ViewEncoder:
             prompt = entry.get("prompt")
             if own and prompt is not None:
                 await self._append_prompt(view, prompt, entry.get("prompt_text"))
-            content = own_message(self._engine, entry, self._words.as_read(entry)) if own else handle
+            content = own_message(self._engine, entry, self.as_read(entry)) if own else handle
             if isinstance(content, MessageHandle):
                 shown = await self._as_encoded(view, entry, content)
             else:
@@ -129,13 +137,13 @@ class ViewEncoder:
 
     async def _as_encoded(self, view: PlacedView, entry: HandleEntry, handle: MessageHandle) -> MessageHandle:
         """Return the message's own encoding, or the one that stands for it."""
-        if self._is_first(view) and (text := self._words.as_first(entry, handle)) is not None:
+        if self._is_first(view) and (text := self._as_first(entry, handle)) is not None:
             kind = instructions("", self._engine.chat, later=False).kind
             await self._turns.prepare_for(view, kind)
             call = Prefill(text, [*view.handles], author=entry["author"], source=handle)
             [encoded] = await self._bound.prefill_shared([call])
             return encoded
-        await self._turns.prepare_for(view, self._words.kind(entry))
+        await self._turns.prepare_for(view, self._kind(entry))
         return self._bound.grant(self._stands_for.get(handle.id, handle))
 
     def _is_lasting(self, view: PlacedView) -> bool:
@@ -145,7 +153,7 @@ class ViewEncoder:
 
     async def _reencode_thoughts(self, view: PlacedView, entry: HandleEntry, text: PromptText) -> MessageHandle:
         """Return one of the reader's own messages encoded again with its thoughts, from its text."""
-        await self._turns.prepare_for(view, self._words.kind(entry))
+        await self._turns.prepare_for(view, self._kind(entry))
         source, author = MessageHandle.model_validate(entry["handle"]), thinker(entry["author"])
         call = self._own(text, view, author=author, role="assistant", confidential=True, source=source)
         [encoded] = await self._bound.aprefill([call])
@@ -182,7 +190,7 @@ class ViewEncoder:
         for name in rule.contexts:
             await self._append_context(name, scope)
         later = not (self._is_first(view) and self._is_first(scope))
-        words, kind = self._words.tokens_of(entry, handle, rule.mode, later=later, own=own)
+        words, kind = self._tokens_of(entry, handle, rule.mode, later=later, own=own)
         await self._turns.prepare_for(scope, kind)
         if not is_readers:
             await self._turns.prepare_for(view, kind)
@@ -212,8 +220,114 @@ class ViewEncoder:
             raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
         for entry in confidential_of(path, self._entries):
             handle = self._bound.handle(entry)
-            tokens, kind = self._words.tokens_of(entry, handle, REENCODED, own=self._reader.has_said(entry))
+            tokens, kind = self._tokens_of(entry, handle, REENCODED, own=self._reader.has_said(entry))
             await turns.prepare_for(view, kind)
             call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
             [encoded] = await self._bound.prefill_shared([call])
             view.add(encoded)
+
+    # The text of a message as the reader gets it
+
+    def as_read(self, entry: HandleEntry) -> BaseMessage | None:
+        """Return a message with the text that the reader has in its view; None if the state has only its handle."""
+        name = entry["message_id"]
+        return self._transformed.get(name, self._messages.get(name))
+
+    def in_mode(self, entry: HandleEntry, mode: VisibilityMode) -> BaseMessage | None:
+        """Return a message with the text that a mode makes of it; None if the state has only its handle."""
+        message = self.in_state(entry)
+        return message if message is None or mode.transform is None else self._transform(entry, message, mode)
+
+    def in_state(self, entry: HandleEntry) -> BaseMessage | None:
+        """Return a message with its own text; None if the state has only its handle."""
+        return self._messages.get(entry["message_id"])
+
+    def _kind(self, entry: HandleEntry) -> Kind:
+        """Return the kind of turn that the message's encoding is in a view."""
+        message, chat = self._messages.get(entry["message_id"]), self._engine.chat
+        if chat.merges is not None and isinstance(message, ToolMessage):
+            return message_turn(message, chat).kind
+        if chat.merges is None or isinstance(message, AIMessage) or (message is None and "persona" in entry):
+            return "turn"
+        return instructions("", chat, later=True).kind if isinstance(message, SystemMessage) else "part"
+
+    def instructs(self, entry: HandleEntry) -> bool:
+        """Return whether a message is a system message."""
+        return isinstance(self._messages.get(entry["message_id"]), SystemMessage)
+
+    def _as_first(self, entry: HandleEntry, handle: MessageHandle) -> PromptText | None:
+        """Return instructions as a template writes them at the start of a prompt; None if they were encoded that
+        way."""
+        engine = self._engine
+        if not self.instructs(entry):
+            return None
+        text = message_turn(self._messages[entry["message_id"]], engine.chat, later=False).text
+        tokens = self._bound.tokens(self._bound.grant(handle, words_only=True))
+        return None if engine.model.encode(text) == tokens else text
+
+    def _tokens_of(
+        self, entry: HandleEntry, handle: MessageHandle, mode: VisibilityMode, *, later: bool = True, own: bool = False
+    ) -> tuple[list[int], Kind]:
+        """Return the tokens to encode again, and their kind: the message's own, or those of the text that the mode
+        makes of it.
+
+        Where users and model take turns, another agent's message becomes a part of a user's turn.
+
+        Args:
+            entry: The message.
+            handle: The handle of its encoding.
+            mode: The mode in which the reader sees it.
+            later: True if anything stands before it.
+            own: True if it is the reader's own.
+
+        Raises:
+            VisibilityError: The mode transforms text, and the reader was sent the handle without its message.
+        """
+        by_other, engine = not own and not is_input(entry), self._engine
+        if mode.transform is not None:
+            return self._transformed_tokens(entry, mode, later=later, by_other=by_other)
+        tokens = self._bound.tokens(self._bound.grant(handle, words_only=True))
+        message, kind = self._messages.get(entry["message_id"]), self._kind(entry)
+        if not later and (text := self._as_first(entry, handle)) is not None:
+            return list(engine.model.encode(text)), instructions("", engine.chat, later=False).kind
+        if engine.chat.merges is None or kind != "turn" or not by_other:
+            return tokens, kind
+        if isinstance(message, AIMessage):
+            text, kind = message_turn(message, engine.chat, quoted=True, opening=opening_of(message))
+            return list(engine.model.encode(text)), kind
+        # The state has an answer's handle without its message: its text is read off its tokens.
+        return (engine.model.encode(engine.model.as_user_part(tokens)), "part") if message is None else (tokens, kind)
+
+    def _transformed_tokens(
+        self, entry: HandleEntry, mode: VisibilityMode, *, later: bool, by_other: bool
+    ) -> tuple[list[int], Kind]:
+        name, engine = entry["message_id"], self._engine
+        if name not in self._messages:
+            raise VisibilityError(
+                f"what {entry['author']!r} said is to be re-worded ({mode.name}), and its handle was sent without its "
+                f"words: send message {name!r} itself, too, as choreo_agents.send does"
+            )
+        called, reworded = tools_called(self._messages.values()), self._transform(entry, self._messages[name], mode)
+        opening = opening_of(reworded)
+        text, kind = message_turn(reworded, engine.chat, later=later, quoted=by_other, called=called, opening=opening)
+        return list(engine.model.encode(text)), kind
+
+    def _transform(self, entry: HandleEntry, words: BaseMessage, mode: VisibilityMode) -> BaseMessage:
+        name = entry["message_id"]
+        if name not in self._transformed:
+            # The transform gets text alone: tool calls are dropped, as their arguments could carry what it removes.
+            calls: dict[str, Any] = {"tool_calls": [], "invalid_tool_calls": []} if isinstance(words, AIMessage) else {}
+            self._transformed[name] = words.model_copy(update={"content": mode.apply(str(words.text)), **calls})
+        return self._transformed[name]
+
+
+def context_path(name: str, place: CallId) -> str:
+    """Return a private context's name behind the subgraphs of its reader."""
+    home = place.author.rpartition("|")[0]
+    return f"{home}|{name}" if home else name
+
+
+def confidential_of(path: str, entries: Sequence[HandleEntry]) -> list[HandleEntry]:
+    """Return a node's confidential messages by superstep."""
+    confidential = [entry for entry in entries if entry["author"] == path and entry["confidential"]]
+    return sorted(confidential, key=lambda entry: entry["superstep"])

@@ -2,6 +2,5 @@
 
 from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.store.store import KVStore
-from choreo_agents.kv.store.writer import KVWriter
 
-__all__ = ["KVKey", "KVStore", "KVWriter"]
+__all__ = ["KVKey", "KVStore"]

@@ -1,6 +1,6 @@
 """Private files of KV: readable by this user only, written atomically, and read without blocking.
 
-They lie in a directory that outlives engines (`LastingPlace`), or in one that is removed with its engine.
+They lie in a directory that outlives engines (`PersistentDirectory`), or in one that is removed with its engine.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _ours(about: os.stat_result) -> bool:
     return not hasattr(os, "getuid") or about.st_uid == os.getuid()
 
 
-class LastingPlace:
+class PersistentDirectory:
     """A directory that outlives engines. Processes share it, and none trusts its contents.
 
     Args:
@@ -217,10 +217,10 @@ class LastingPlace:
         """Do nothing: the files stay."""
 
 
-class EnginePlace:
+class EngineDirectory:
     """A directory of one engine, removed with it. Directories that killed engines left are removed, too.
 
-    Has the methods of `LastingPlace`.
+    Has the methods of `PersistentDirectory`.
 
     Args:
         folder: The directory that the user named; made if need be.
@@ -279,5 +279,5 @@ def _lock_folder(folder: Path) -> int | None:
     return descriptor
 
 
-Place = LastingPlace | EnginePlace
-"""Place of a store's files."""
+Directory = PersistentDirectory | EngineDirectory
+"""Directory of a store's files."""

@@ -9,7 +9,7 @@ from threading import Lock
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.eviction import leaving
-from choreo_agents.kv.store.files import SUFFIX, Place, is_regular, read_private, used_now, write_private
+from choreo_agents.kv.store.files import SUFFIX, Directory, is_regular, read_private, used_now, write_private
 from choreo_agents.kv.store.format import UnusableFileError, kv_bytes, most_bytes, opened, sealed
 from choreo_agents.kv.store.key import FileKey
 from choreo_agents.kv.tiers import HostKV
@@ -23,21 +23,21 @@ class KVStore:
 
     A file is accepted only if its metadata matches the key, its tensors have the shapes and type of the model's KV, and
     its seal, a keyed checksum over both, is right. Any other file is set aside and counts as missing. Files of other
-    processes in the same place are accepted if they were sealed with the same key. All methods but `knows` use the
+    processes in the same directory are accepted if they were sealed with the same key. All methods but `knows` use the
     disk.
 
     Args:
-        place: Place of the files.
+        directory: Directory of the files.
         geometry: Shape of the model's KV.
         seal: Secret key, without which nobody can write a file that is accepted.
-        budget_bytes: Of all files in the place; the least recently used ones are removed.
+        budget_bytes: Of all files in the directory; the least recently used ones are removed.
         skipped: Called with the path of every file that could not be used, and why.
         removed: Called with the id of every message whose file is removed for space.
     """
 
     def __init__(
         self,
-        place: Place,
+        directory: Directory,
         geometry: KVGeometry,
         seal: bytes,
         budget_bytes: int,
@@ -45,19 +45,15 @@ class KVStore:
         removed: Callable[[str], None] = lambda message_id: None,
     ) -> None:
         self.budget_bytes = budget_bytes
-        self.folder = place.folder
-        self._place = place
+        self.folder = directory.folder
+        self._directory = directory
         self._geometry = geometry
         self._seal = seal
         self._skipped, self._removed = skipped, removed
         self._known: set[str] = set()
         """Ids of messages that have a file, as of the last look."""
-        self._listing = Lock()
-        """Held while the directory is listed: one listing at a time."""
-        self._noting = Lock()
-        """Held while `_known` changes, together with the look at the file from which the change follows."""
-        self._noted: dict[str, bool] | None = None
-        """While the directory is listed: what other threads note about single files."""
+        self._lock = Lock()
+        """Held while `_known` changes, together with the look at the files from which the change follows."""
         self._spare_bytes = -1
         """Bytes that may be written before the directory is listed again."""
         self.look()
@@ -68,8 +64,13 @@ class KVStore:
 
     def has(self, message_id: str) -> bool:
         """Look whether there is a file, usable or not, and remember it for `knows`."""
-        with self._noting:
-            return self._note(message_id, exists=is_regular(self._path(message_id)))
+        with self._lock:
+            exists = is_regular(self._path(message_id))
+            if exists:
+                self._known.add(message_id)
+            else:
+                self._known.discard(message_id)
+            return exists
 
     def look(self) -> int:
         """List all files, including those of other processes, and return their bytes in all."""
@@ -87,7 +88,7 @@ class KVStore:
             return True
         if kv.nbytes > self.budget_bytes:
             return False
-        self._place.make()
+        self._directory.make()
         path = self._path(key.id)
         write_private(path, sealed(key, kv, self._seal))
         self.has(key.id)
@@ -116,26 +117,26 @@ class KVStore:
         Raises:
             OSError: It cannot be removed.
         """
-        with self._noting:
+        with self._lock:
             self._path(message_id).unlink(missing_ok=True)
-            self._note(message_id, exists=False)
+            self._known.discard(message_id)
 
     def set_aside(self, message_id: str, why: str) -> None:
         """Move an unusable file away so that it is not found again."""
         path = self._path(message_id)
-        with self._noting:
-            self._place.put_away(path)
-            self._note(message_id, exists=False)
+        with self._lock:
+            self._directory.put_away(path)
+            self._known.discard(message_id)
         self._skipped(path, why)
 
     def close(self) -> None:
-        """Close the place: an engine's own directory is removed."""
-        self._place.close()
+        """Close the directory: an engine's own one is removed."""
+        self._directory.close()
 
     def _enforce_budget(self, written: Path) -> None:
         """Remove the least recently used files over the budget; the one just written only if it is too large alone.
 
-        Processes that find the place too full at the same time choose the same files.
+        Processes that find the directory too full at the same time choose the same files.
         """
         try:
             size = written.lstat().st_size
@@ -152,9 +153,9 @@ class KVStore:
         size_of = {path: size for _, size, path in files}
         for path in leaving(size_of.items(), used - self.budget_bytes):
             ours = path.parent == self.folder and path.suffix == SUFFIX
-            with self._noting, suppress(OSError):
+            with self._lock, suppress(OSError):
                 if ours:
-                    self._note(path.stem, exists=False)
+                    self._known.discard(path.stem)
                 path.unlink()
             used -= size_of[path]
             if ours:
@@ -162,30 +163,11 @@ class KVStore:
         self._spare_bytes = (self.budget_bytes - used) // _WRITERS
 
     def _list(self) -> list[tuple[float, int, Path]]:
-        """List the place's files, and remember those of this directory.
-
-        Other threads go on meanwhile. What they note about a file during the listing is newer, and wins: otherwise a
-        file that a reader has just set aside would be remembered as present, and never be written again.
-        """
-        with self._listing:
-            noted: dict[str, bool] = {}
-            with self._noting:
-                self._noted = noted
-            try:
-                files = list(self._place.files())
-                listed = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
-                with self._noting:
-                    self._known = {message_id for message_id in listed | noted.keys() if noted.get(message_id, True)}
-            finally:
-                self._noted = None
+        """List the directory's files, and remember those that are this store's."""
+        with self._lock:  # else what other threads note meanwhile would be forgotten
+            files = list(self._directory.files())
+            self._known = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
         return files
-
-    def _note(self, message_id: str, *, exists: bool) -> bool:
-        """Remember whether a message has a file; the caller holds `_noting`."""
-        (self._known.add if exists else self._known.discard)(message_id)
-        if self._noted is not None:
-            self._noted[message_id] = exists
-        return exists
 
     def _path(self, message_id: str) -> Path:
         return self.folder / f"{message_id}{SUFFIX}"

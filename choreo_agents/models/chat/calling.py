@@ -35,15 +35,6 @@ _QUOTED = '\u241f"result"\u241f'
 _IN_SYSTEM = {"tools_in_user_message": False}
 """A variable of templates that otherwise describe tools in the user's message."""
 _MAY_OPEN = "<|python_tag|>"
-_MARKS = (
-    ("<tool_call>", "</tool_call>", OWN_GRAMMAR),
-    (
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        CallGrammar("python", "<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
-    ),
-)
-"""Opening mark, closing mark and grammar of templates that contain such marks but render no calls."""
 _TOOL = {
     "type": "function",
     "function": {
@@ -118,10 +109,10 @@ class _CallAnalysis:
         """Return the format of tools."""
         chat = self._chat
         end = chat.assistant.after
-        usual = ToolsFormat(self._fallback(), chat.assistant.plain, words_end=end, call_end=end, result=self._result())
+        usual = ToolsFormat(OWN_GRAMMAR, chat.assistant.plain, words_end=end, call_end=end, result=self._result())
         if self._single is None:
             return usual
-        shape = next(self._find_grammars(self._single), None)
+        shape = self._find_grammar(self._single)
         if shape is None:
             return usual
         grammar, head, tail = shape
@@ -159,47 +150,25 @@ class _CallAnalysis:
         behind = "" if text is None else text.partition(_QUESTION["content"])[2].removeprefix(self._chat.user.after)
         return behind if all(behind.count(call["function"]["name"]) for call in calls) and behind else None
 
-    def _find_grammars(self, text: str) -> Iterator[tuple[CallGrammar, str, str]]:
-        """Yield the grammars that may have written a rendered call, each with the text before and after it."""
+    def _find_grammar(self, text: str) -> tuple[CallGrammar, str, str] | None:
+        """Return a grammar that may have written a rendered call, with the text before and after it; None: none has."""
         at = text.index(_NAMES[0])
         behind = at + len(_NAMES[0])
         for start, value, end in _find_objects(text):
-            if start < at < end:
-                yield from self._find_object(text, start, value, end)
+            if start < at < end and (grammar := _find_object(text[start:end], value)) is not None:
+                return grammar, text[:start], text[end:]
         for start, value, end in _find_objects(text[behind:]):
             if value == _ARGUMENTS:
                 named = CallGrammar("named", "", "", "", before_arguments=text[behind : behind + start])
-                yield named, text[:at], text[behind + end :]
-                return
-        python = re.match(rf"\(\s*{_KEY}\s*=\s*(['\"]){_VALUE}\1\s*,\s*{_OTHER_KEY}\s*=\s*{_COUNT}\s*\)", text[behind:])
-        if python is not None:
-            yield CallGrammar("python", "", "", ""), text[:at], text[behind + python.end() :]
-            return
-        pairs = re.match(rf"(.*?){_KEY}(.*?){_VALUE}(.*?){_OTHER_KEY}(.*?){_COUNT}", text[behind:], re.DOTALL)
-        if pairs is not None:
-            empty = self._render_calls([self._call(0, {})])
-            last = text[behind + pairs.end() :]
-            tail = last if empty is None else empty.partition(_NAMES[0])[2]
-            marks = PairMarks(pairs[1], pairs[2], pairs[3], last, tail)
-            value_end = marks.value_end
-            yield CallGrammar("pairs", "", "", "", pairs=marks), text[:at], last.removeprefix(value_end)
-
-    def _find_object(self, text: str, start: int, call: Any, end: int) -> Iterator[tuple[CallGrammar, str, str]]:
-        inside = call.get("function") if isinstance(call.get("function"), dict) else call
-        name_key = next((key for key, value in inside.items() if value == _NAMES[0]), None)
-        args_key = next((key for key, value in inside.items() if value in (_ARGUMENTS, json.dumps(_ARGUMENTS))), None)
-        if name_key is None or args_key is None:
-            return
-        written = text[start:end]
-        at = written.index(_NAMES[0])
-        tail = written[at + len(_NAMES[0]) :]
-        place = next(((start, end) for start, value, end in _find_objects(tail) if value == _ARGUMENTS), None)
-        if place is None:
-            return
-        opened, closed = place
-        opening, middle, ending = (part.replace(_IDS[0], ID) for part in (written[:at], tail[:opened], tail[closed:]))
-        grammar = CallGrammar("object", "", "", "", opening, middle, ending, name_key, args_key)
-        yield grammar, text[:start], text[end:]
+                return named, text[:at], text[behind + end :]
+        # All values have the same mark before them: others, as Python's texts in quotes, are not read.
+        pairs = re.match(rf"(.*?){_KEY}(.*?){_VALUE}(.*?){_OTHER_KEY}\2(?:{_COUNT})", text[behind:], re.DOTALL)
+        if pairs is None:
+            return None
+        empty = self._render_calls([self._call(0, {})])
+        last = text[behind + pairs.end() :]
+        marks = PairMarks(pairs[1], pairs[2], pairs[3], last, last if empty is None else empty.partition(_NAMES[0])[2])
+        return CallGrammar("pairs", "", "", "", pairs=marks), text[:at], last.removeprefix(marks.value_end)
 
     def _read_results(self, head: str, tail: str) -> tuple[str, str, ResultFormat | None]:
         """Return the text before and after a call that belongs to the call, and the format of results."""
@@ -207,7 +176,7 @@ class _CallAnalysis:
         if text is None or text.count(_RESULT) != 1:
             return head, tail, None
         before, _, after = text.partition(_RESULT)
-        shape = next(self._find_grammars(before), None)
+        shape = self._find_grammar(before)
         if shape is None:
             return head, tail, None
         # At the end of a conversation, a call may be opened and closed otherwise.
@@ -252,29 +221,16 @@ class _CallAnalysis:
         marks = grammar.pairs
         if marks is not None:
             last = marks.last.removesuffix(call_end)
-            value = replace(marks, last=last).value_end
-            grammar = replace(
-                grammar,
-                pairs=replace(marks, last=last, empty=marks.empty.removesuffix(call_end)),
-                after=last.removeprefix(value),
-            )
-        core = grammar.write([_probe_call(0)]).text.removeprefix(grammar.before)
-        core = core if marks is not None else core.removesuffix(grammar.after)
-        between = None
-        if two is not None:
-            behind = two.partition(core.replace(ID, _IDS[0]))[2]
-            second = grammar.write([_probe_call(1)]).text.removeprefix(grammar.before)
-            second = second if marks is not None else second.removesuffix(grammar.after)
-            start = second.partition(_NAMES[1])[0]
-            parts = behind.partition(start + _NAMES[1])
-            between = parts[0] if parts[1] else None
+            marks = replace(marks, last=last, empty=marks.empty.removesuffix(call_end))
+            grammar = replace(grammar, pairs=marks, after=last.removeprefix(marks.value_end))
+        first, second = (grammar.write_core(_probe_call(number)).text for number in (0, 1))
+        behind = "" if two is None else two.partition(first)[2]
+        between, second_start, _ = behind.partition(second[: second.index(_NAMES[1]) + len(_NAMES[1])])
         controls = self._template.tokenizer.added_tokens_encoder
-        if grammar.is_bare and grammar.kind == "object" and _MAY_OPEN in controls:
+        if grammar.is_bare and _MAY_OPEN in controls:
             grammar = replace(grammar, may_open=(_MAY_OPEN,))
-        if between is None:
-            after = "" if marks is not None else grammar.after
-            is_listed = grammar.is_bare and grammar.kind == "object"
-            between = "; " if is_listed else f"{after}{call_end}{opening}{grammar.before}"
+        if not second_start:
+            between = "; " if grammar.is_bare else f"{grammar.closing}{call_end}{opening}{grammar.before}"
         return replace(grammar, between=between)
 
     def _find_separator(self, opening: str, grammar: CallGrammar) -> str:
@@ -291,12 +247,6 @@ class _CallAnalysis:
         thoughts = self._chat.thoughts
         return "" if thoughts is None else thoughts.header.removeprefix(opening).removesuffix(content)
 
-    def _fallback(self) -> CallGrammar:
-        source = str(self._template.source)
-        grammars = [grammar for tag, end, grammar in _MARKS if tag in source and end in source]
-        grammars += [g for tag, end, g in _MARKS if {tag, end} <= self._template.tokenizer.added_tokens_encoder.keys()]
-        return grammars[0] if grammars else OWN_GRAMMAR
-
 
 def _probe_call(number: int) -> ToolCall:
     return ToolCall(_NAMES[number], _ARGUMENTS, _IDS[number])
@@ -304,6 +254,19 @@ def _probe_call(number: int) -> ToolCall:
 
 def _to_marks(text: str) -> str:
     return text.replace(_NAMES[0], TOOL).replace(_IDS[0], ID)
+
+
+def _find_object(written: str, call: Any) -> CallGrammar | None:
+    """Return the grammar of a call that is one JSON object; None if it is no call."""
+    inside = call.get("function") if isinstance(call.get("function"), dict) else call
+    name_key = next((key for key, value in inside.items() if value == _NAMES[0]), None)
+    args_key = next((key for key, value in inside.items() if value in (_ARGUMENTS, json.dumps(_ARGUMENTS))), None)
+    opening, _, tail = written.partition(_NAMES[0])
+    place = next(((start, end) for start, value, end in _find_objects(tail) if value == _ARGUMENTS), None)
+    if name_key is None or args_key is None or place is None:
+        return None
+    before, middle, end = (part.replace(_IDS[0], ID) for part in (opening, tail[: place[0]], tail[place[1] :]))
+    return CallGrammar("object", "", "", "", before, middle, end, name_key, args_key)
 
 
 def _find_objects(text: str) -> Iterator[tuple[int, Any, int]]:

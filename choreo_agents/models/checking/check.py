@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.models.adapter import as_token_ids, max_positions
-from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.checking.comparing import ViewComparison, compare_view
 from choreo_agents.models.checking.needs import DtypeChoice, MemoryNeeds, StoredWeights, dtype_of, needs_of
 from choreo_agents.models.checking.talk import views
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from choreo_agents.models.chat import ChatFormat
+    from choreo_agents.models.chat.format import ChatFormat
     from choreo_agents.models.checkpoint import Checkpoint
 
 

@@ -11,7 +11,7 @@ from choreo_agents.models.checking.rendering import ViewRenderer
 from choreo_agents.models.checking.talk import QUESTION, SEPARATOR, TalkTurn, View
 
 if TYPE_CHECKING:
-    from choreo_agents.models.chat import ChatFormat
+    from choreo_agents.models.chat.format import ChatFormat
     from choreo_agents.models.chat.template import Template, Turn
     from choreo_agents.models.safe_tokenization import SafeTokenizer
 

@@ -1,4 +1,4 @@
-"""Estimates the memory that a model needs, from its configuration and the headers of its weight files."""
+"""Estimates the memory that a model needs, from its configuration and its weight files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.free_memory import free_bytes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from choreo_agents.models.checkpoint import Checkpoint
 
-_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CONVERTED = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 """Dtypes that are converted to the served dtype; all others stay as they are."""
 _LOADING_PEAK = 1.1
 """Peak memory of loading, as a multiple of the weights."""
@@ -97,40 +97,40 @@ def dtype_of(config: PreTrainedConfig, stored: StoredWeights | None, device: tor
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Sizes of weights, from the headers of safetensors files."""
+    """Sizes of the weights in safetensors files."""
 
-    numbers: Mapping[str, int]
-    """Count of numbers by dtype, as safetensors names it."""
-    bytes: int
+    numbers: Mapping[torch.dtype, int]
+    """Count of numbers by dtype."""
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Dtype of most floating-point numbers; None if there are none."""
-        counts = {count: _STORED[name] for name, count in self.numbers.items() if name in _STORED}
-        return counts[max(counts)] if counts else None
+        return max(self.numbers.keys() & _CONVERTED, key=self.numbers.__getitem__, default=None)
 
     def served_bytes(self, served: torch.dtype) -> int:
         """Return the bytes of the weights when floating-point numbers are converted to another dtype."""
-        stored = sum(count * _STORED[name].itemsize for name, count in self.numbers.items() if name in _STORED)
-        return self.bytes - stored + served.itemsize * sum(self.numbers.get(name, 0) for name in _STORED)
+        return sum(count * (served if dtype in _CONVERTED else dtype).itemsize for dtype, count in self.numbers.items())
 
     @classmethod
     def read(cls, folder: Path) -> StoredWeights | None:
-        """Read the headers in a folder; None if weight files are missing.
+        """Read the sizes in a folder; None if weight files are missing.
 
         Raises:
-            OSError: A header is damaged.
+            OSError: A file is damaged.
         """
         files = _weight_files(folder)
         if not files or not all(file.exists() for file in files):
             return None
-        numbers: Counter[str] = Counter()
-        size = 0
-        for file in files:
-            for dtype, count, taken in _read_header(file):
-                numbers[dtype] += count
-                size += taken
-        return cls(numbers, size)
+        numbers: Counter[torch.dtype] = Counter()
+        try:
+            for file in files:
+                with safe_open(file, "pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                        tensor = opened.get_tensor(name)  # pages of the file, of which none is read
+                        numbers[tensor.dtype] += tensor.numel()
+        except SafetensorError as error:
+            raise OSError(f"the weights of {str(folder)!r} are damaged: {error}") from error
+        return cls(numbers)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -142,20 +142,6 @@ def _weight_files(folder: Path) -> list[Path]:
         return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise OSError(f"{str(index)!r} is damaged: it does not say which weights are where") from error
-
-
-def _read_header(file: Path) -> list[tuple[str, int, int]]:
-    """Read dtype, count of numbers and bytes of each tensor of a file."""
-    try:
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        return [
-            (str(tensor["dtype"]), prod(tensor["shape"]), tensor["data_offsets"][1] - tensor["data_offsets"][0])
-            for tensor in tensors
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError) as error:
-        raise OSError(f"{str(file)!r} is damaged: its header cannot be read") from error
 
 
 def needs_of(

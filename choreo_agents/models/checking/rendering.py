@@ -7,12 +7,12 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
-from choreo_agents.models.chat import TurnText, instructions, question
+from choreo_agents.models.chat.tool_prompt import TurnText, instructions, question
 from choreo_agents.models.checking.talk import QUESTION, TalkTurn, View
 from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
-    from choreo_agents.models.chat import ChatFormat
+    from choreo_agents.models.chat.format import ChatFormat
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,17 @@ from typing import Any
 
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.chat.tools.grammar import ID
-from choreo_agents.models.chat.tools.literals import is_keyword
-from choreo_agents.models.constraints.sources import JSON_BLANKS, require_finite, without_annotations
+from choreo_agents.models.constraints.sources import JSON_BLANKS, LENIENT, log_unenforced, without_annotations
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _CONSTRAIN = "<|constrain|>"
 """A control token that models may write before the format of arguments, in headers of calls."""
-_PYTHON = {"boolean": '("True" | "False")', "null": '"None"'}
 
 
 def call_grammar(
     how: ToolsFormat,
     tools: Sequence[Mapping[str, Any]],
     controls: Mapping[str, int],
-    options: Mapping[str, Any],
     *,
     several: bool = False,
     answers: bool = False,
@@ -33,11 +30,10 @@ def call_grammar(
         how: The model's format of calls.
         tools: Descriptions of the tools.
         controls: Ids of control tokens, by text.
-        options: Options of llguidance for the JSON of arguments.
         several: Whether several calls may follow each other.
         answers: Whether an answer may take the place of calls, by the grammar named `answer`.
     """
-    writing = _GrammarWriter(how, controls, {**JSON_BLANKS, **options})
+    writing = _GrammarWriter(how, controls)
     calls = [writing.call(number, function_of(tool)) for number, tool in enumerate(tools)]
     return "\n".join([writing.start(f"({' | '.join(calls)})", several=several, answers=answers), *writing.rules])
 
@@ -45,8 +41,8 @@ def call_grammar(
 class _GrammarWriter:
     """A writer of the rules of one grammar."""
 
-    def __init__(self, how: ToolsFormat, controls: Mapping[str, int], options: Mapping[str, Any]) -> None:
-        self._how, self._grammar, self._controls, self._options = how, how.grammar, controls, options
+    def __init__(self, how: ToolsFormat, controls: Mapping[str, int]) -> None:
+        self._how, self._grammar, self._controls = how, how.grammar, controls
         longest = sorted(controls, key=len, reverse=True)
         self._piece = re.compile("(" + "|".join(map(re.escape, [*longest, ID])) + ")")
         self.rules: list[str] = []
@@ -54,8 +50,7 @@ class _GrammarWriter:
     def start(self, call: str, *, several: bool, answers: bool) -> str:
         """Return the start rule: calls with the marks around them, or an answer."""
         grammar, lead = self._grammar, self._frame(self._how.lead)
-        texts = (grammar.before, grammar.between, "" if grammar.pairs is not None else grammar.after)
-        before, between, after = map(self._frame, texts)
+        before, between, after = map(self._frame, (grammar.before, grammar.between, grammar.closing))
         more = f"({between} {call})*" if several else ""
         # A call in a header is a turn of its own; in other formats, an answer has no lead as its header is complete.
         calls, lead = (call, lead) if self._how.is_headed else (f"{before} {call} {more} {after}", "")
@@ -68,13 +63,10 @@ class _GrammarWriter:
         grammar, name = self._grammar, str(tool["name"])
         parameters = without_annotations(tool.get("parameters") or {"type": "object"})
         schema = {"additionalProperties": False, **parameters}
-        require_finite(schema, f"arguments of {name!r}")
         rule = f"call_{number}"
-        if grammar.kind == "python":
-            core = f'{_literal(name + "(")} {self._keywords(rule, schema)} ")"'
-        elif grammar.pairs is not None:
+        if grammar.pairs is not None:
             core = f"{_literal(name)} {self._pairs(rule, schema)}"
-        elif grammar.kind == "object" and grammar.is_bare and grammar.before_name.count("{") == 1:
+        elif grammar.is_bare and grammar.before_name.count("{") == 1:
             core = self._object(rule, name, schema)
         else:
             quoted = json.dumps(name, ensure_ascii=False)[1:-1] if grammar.kind == "object" else name
@@ -111,23 +103,10 @@ class _GrammarWriter:
         return f"<[{self._controls[part]}]>" if part in self._controls else _literal(part)
 
     def _json(self, rule: str, schema: Mapping[str, Any]) -> str:
-        self.rules.append(f"{rule}_json: %json {json.dumps({**schema, 'x-guidance': self._options})}")
+        # What tokens cannot enforce is checked when the call is made, as for unconstrained calls.
+        log_unenforced(json.dumps({**schema, "x-guidance": JSON_BLANKS}), "the arguments of a tool")
+        self.rules.append(f"{rule}_json: %json {json.dumps({**schema, 'x-guidance': {**JSON_BLANKS, **LENIENT}})}")
         return f"{rule}_json"
-
-    def _list_arguments(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
-        """Return names and schemas of arguments, and whether they are required."""
-        required = schema.get("required") or ()
-        properties = (schema.get("properties") or {}).items()
-        return [(name, _standalone(part, schema), name in required) for name, part in properties]
-
-    def _keywords(self, rule: str, schema: Mapping[str, Any]) -> str:
-        """Write Python keyword arguments in the order of the schema; leave out optional ones that are no keywords."""
-        arguments = [argument for argument in self._list_arguments(schema) if argument[2] or is_keyword(argument[0])]
-        written = [
-            (f"{_literal(name + '=')} {self._python(f'{rule}_{number}', part)}", must)
-            for number, (name, part, must) in enumerate(arguments)
-        ]
-        return self._write_list(rule, written, '", "')
 
     def _write_list(self, rule: str, written: Sequence[tuple[str, bool]], between: str) -> str:
         """Write a separated list of optional and required items, in order."""
@@ -140,30 +119,19 @@ class _GrammarWriter:
             listed = f"{item} {then}" + ("" if must else f" | {listed}")
         return f"({listed})"
 
-    def _python(self, rule: str, schema: Any) -> str:
-        """Write a value in Python's notation; within lists and objects in JSON, which is parsed, too."""
-        kinds = schema.get("type") if isinstance(schema, Mapping) else None
-        if isinstance(kinds, str) and kinds in _PYTHON:
-            return _PYTHON[kinds]
-        options = schema.get("anyOf") if isinstance(schema, Mapping) else None
-        if options:
-            shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-            schemas = [{**option, **shared} if isinstance(option, Mapping) else option for option in options]
-            return "(" + " | ".join(self._python(f"{rule}_{n}", option) for n, option in enumerate(schemas)) + ")"
-        return self._json(rule, schema if isinstance(schema, Mapping) else {})
-
     def _pairs(self, rule: str, schema: Mapping[str, Any]) -> str:
         """Write keys and values between marks."""
         marks = self._grammar.pairs
         assert marks is not None
-        arguments = self._list_arguments(schema)
-        if not arguments:
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        if not properties:
             return self._frame(marks.empty)
         written = []
-        for number, (name, part, must) in enumerate(arguments):
+        for number, name in enumerate(properties):
+            part = _standalone(properties[name], schema)
             is_text = isinstance(part, Mapping) and part.get("type") == "string"
             value = _bare_text(part) if is_text else self._json(f"{rule}_{number}", part)
-            written.append((f"{_literal(name)} {self._frame(marks.inner)} {value}", must))
+            written.append((f"{_literal(name)} {self._frame(marks.inner)} {value}", name in required))
         listed = self._write_list(rule, written, self._frame(marks.next))
         some = f"{self._frame(marks.first)} {listed} {self._frame(marks.last)}"
         return some if any(must for _, must in written) else f"({some} | {self._frame(marks.empty)})"

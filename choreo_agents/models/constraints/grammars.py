@@ -11,7 +11,7 @@ from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
 from choreo_agents.models.constraints.calls import call_grammar
 from choreo_agents.models.constraints.masks import ByteConstraint, GrammarConstraint, GrammarMasks
-from choreo_agents.models.constraints.sources import LENIENT, limits, llguidance, log_unenforced, source_of, with_answer
+from choreo_agents.models.constraints.sources import limits, llguidance, source_of, with_answer
 from choreo_agents.models.safe_tokenization import is_control_text
 from choreo_agents.sampling import Grammar, TokenConstraint
 
@@ -39,7 +39,7 @@ class Grammars:
         self._bytes_of: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
         self._tokens: Any = _byte_tokens() if self._bytes_of else _make_tokens(tokenizer, vocabulary, self._ends)
         self._filler = None if self._bytes_of else GrammarMasks(self._tokens, vocabulary, self._ends)
-        self._calls = lru_cache(_CALLS)(self._call_matcher)
+        self._calls = lru_cache(_CALLS)(self._matcher)
 
     def compile(self, grammar: Grammar) -> MakeConstraint:
         """Compile a grammar of answers. Takes milliseconds; the result is not cached.
@@ -72,22 +72,14 @@ class Grammars:
         """
         numbers = {text: number for number, text in controls.items()}
         description = "a call of " + ", ".join(function_of(tool)["name"] for tool in tools)
-        options: tuple[Mapping[str, Any], ...] = ({}, LENIENT)
         answers = answer is not None
-        strict, lenient = (
-            call_grammar(how, tools, numbers, option, several=several or answers, answers=answers) for option in options
-        )
+        grammar = call_grammar(how, tools, numbers, several=several or answers, answers=answers)
         # Control tokens of calls alone: an answer's own grammar never allows any.
-        marks = frozenset(number for number in controls if f"<[{number}]>" in strict)
+        marks = frozenset(number for number in controls if f"<[{number}]>" in grammar)
         if answer is None:
-            return partial(self._constraint, self._calls(strict, lenient, description), marks=marks)
-        description = f"{description} or {answer.plain()!r}"
-        matcher = self._call_matcher(with_answer(strict, answer), with_answer(lenient, answer), description)
+            return partial(self._constraint, self._calls(grammar, description), marks=marks)
+        matcher = self._matcher(with_answer(grammar, answer), f"{description} or {answer.plain()!r}")
         return partial(self._constraint, matcher, marks=marks)
-
-    def _call_matcher(self, strict: str, lenient: str, description: str) -> Any:
-        # What the grammar cannot enforce is checked when the call is made, as for unconstrained calls.
-        return self._matcher(lenient if log_unenforced(strict, description) else strict, description)
 
     def _matcher(self, source: str, description: Any) -> Any:
         matcher = llguidance().LLMatcher(self._tokens, source, log_level=0, limits=limits())

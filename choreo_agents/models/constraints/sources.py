@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
-from urllib.parse import unquote
 
 from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.sampling import Grammar
@@ -69,10 +67,7 @@ def source_of(grammar: Grammar) -> str:
         # Validated by itself: within a Lark grammar, errors would give places of that one.
         _validate(matcher, matcher.grammar_from_json_schema(json.dumps(schema)), grammar)
         if schema["x-guidance"].get("lenient"):
-            strict = {**schema, "x-guidance": JSON_BLANKS}
-            log_unenforced(
-                matcher.grammar_from_json_schema(json.dumps(strict)), f"an answer of {schema.get('title')!r}"
-            )
+            log_unenforced(json.dumps({**schema, "x-guidance": JSON_BLANKS}), f"an answer of {schema.get('title')!r}")
         source: str = matcher.grammar_from_lark(f'start: " "? json\njson: %json {json.dumps(schema)}')
         return source
     if grammar.kind == "regex":
@@ -97,7 +92,6 @@ def _schema(grammar: Grammar) -> Any:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError(f"a JSON schema must be an object, not {schema!r}")
-    require_finite(schema, "an answer")
     own = schema.get("x-guidance")
     return {**schema, "x-guidance": {**JSON_BLANKS, **(own if isinstance(own, dict) else {})}}
 
@@ -125,11 +119,13 @@ def _is_known(name: str) -> bool:
     return not matcher.validate_grammar(matcher.grammar_from_json_schema(text), limits=limits())
 
 
-def log_unenforced(strict: str, subject: str) -> bool:
-    """Log what a constraint cannot enforce of a grammar; return whether there is anything."""
-    if message := str(llguidance().LLMatcher.validate_grammar(strict, limits=limits())).strip():
-        LOG.info("a constraint to %s leaves out what is checked afterwards: %s", subject, message.splitlines()[0])
-    return bool(message)
+@lru_cache(1024)
+def log_unenforced(schema: str, subject: str) -> None:
+    """Log, once for each schema, what a lenient constraint to it leaves out."""
+    matcher = llguidance().LLMatcher
+    if message := matcher.validate_grammar(matcher.grammar_from_json_schema(schema), limits=limits()).strip():
+        reason = message.splitlines()[0]
+        LOG.info("a constraint to %s leaves out what is checked afterwards: %s", subject, reason)
 
 
 def _validate(matcher: Any, source: str, grammar: Grammar) -> str:
@@ -146,79 +142,3 @@ def _validate(matcher: Any, source: str, grammar: Grammar) -> str:
     }
     message = message.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Write anyOf")
     raise GrammarError(f"no answer can be led by this {_KINDS[grammar.kind]}: {message}{hints.get(grammar.kind, '')}")
-
-
-def require_finite(schema: Any, label: str) -> None:
-    """Raise `GrammarError` if a schema has no finite value, since each must contain another one.
-
-    Args:
-        schema: A JSON schema; references to other documents are not followed here.
-        label: What it describes, for the message.
-    """
-    users, ended, looked = defaultdict[str, set[str]](set), set[str](), set[str]()
-    pending = ["#"]
-    while pending:
-        place = pending.pop()
-        looked.add(place)
-        waits = set[str]()
-        if place not in ended and _is_finite(_resolve(schema, place), ended, waits):
-            ended.add(place)
-            pending += users.pop(place, ())
-        for reference in waits - ended:
-            users[reference].add(place)
-            pending += () if reference in looked else (reference,)
-    if "#" not in ended:
-        raise GrammarError(
-            f"the JSON schema of {label} describes nothing that ends: it demands itself within itself. Let what refers "
-            'back be left out of "required", be null ("anyOf" with {"type": "null"}), or be an empty list'
-        )
-
-
-def _resolve(schema: Any, place: str) -> Any:
-    """Return the sub-schema at a JSON pointer; None, which counts as finite, if there is none."""
-    for part in map(unquote, place.split("/")[1:]):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
-            schema = schema[int(name)]
-        else:
-            schema = schema.get(name) if isinstance(schema, Mapping) else None
-    return schema
-
-
-def _is_finite(schema: Any, ended: set[str], waits: set[str]) -> bool:
-    """Return whether a schema has a finite value, given places that do; add unknown places to `waits`."""
-    if not isinstance(schema, Mapping) or "const" in schema or "enum" in schema:
-        return True
-    to = schema.get("$ref")
-    if isinstance(to, str) and (to == "#" or to.startswith("#/")) and to not in ended:
-        waits.add(to)
-        return False
-    for keyword in ("anyOf", "oneOf"):
-        options = schema.get(keyword)
-        if isinstance(options, list) and options and not any(_is_finite(option, ended, waits) for option in options):
-            return False
-    parts = schema.get("allOf")
-    if isinstance(parts, list) and not all(_is_finite(part, ended, waits) for part in parts):
-        return False
-    kinds = schema.get("type")
-    demands = {"object": _required_members, "array": _required_items}
-    named = kinds if isinstance(kinds, list) else [kinds]
-    return any(
-        all(_is_finite(part, ended, waits) for part in (demands[kind](schema) if kind in demands else ()))
-        for kind in named or [None]
-    )
-
-
-def _required_members(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas of an object's required members."""
-    properties, required = schema.get("properties"), schema.get("required")
-    additional = schema.get("additionalProperties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    return [properties.get(str(name), additional) for name in (required if isinstance(required, list) else ())]
-
-
-def _required_items(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas of an array's required items."""
-    first, least = schema.get("prefixItems"), schema.get("minItems")
-    first, least = (first if isinstance(first, list) else []), (least if isinstance(least, int) else 0)
-    return [*first[: max(0, least)], *([schema.get("items")] if least > len(first) else [])]

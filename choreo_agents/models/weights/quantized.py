@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.models.lines import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 EXTRA = "choreo-agents[quantized]"
-_PACKAGES: Mapping[str, Mapping[str, str]] = {
-    "aqlm": {"aqlm": "aqlm"},
-    "auto-round": {"auto_round": "auto-round"},
-    "awq": {"gptqmodel": "gptqmodel"},
-    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
-    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
-    "eetq": {"kernels": "kernels"},
-    "fouroversix": {"fouroversix": "fouroversix"},
-    "fp_quant": {"fp_quant": "fp_quant", "qutlass": "qutlass"},
-    "gptq": {"gptqmodel": "gptqmodel", "optimum": "optimum"},
-    "higgs": {"flute": "flute-kernel", "fast_hadamard_transform": "fast_hadamard_transform"},
-    "hqq": {"hqq": "hqq"},
-    "quanto": {"optimum.quanto": "optimum-quanto"},
-    "quark": {"quark": "amd-quark"},
-    "sinq": {"sinq": "sinq"},
-    "spqr": {"spqr_quant": "spqr_quant"},
-    "torchao": {"torchao": "torchao"},
-    "vptq": {"vptq": "vptq"},
-}
-"""For each method, the modules that it needs and the packages that provide them."""
-_ALONE = ("bitnet", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
-"""Methods that need only transformers, and some a GPU."""
 _FP8 = ("fbgemm_fp8", "fp8", "mxfp8")
 _DENSE = ("compressed-tensors",)
 _DENSE_ON_CPU = ("fp8", "mxfp4")
@@ -70,14 +49,17 @@ def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> Non
     quantization = quantization_of(config)
     if quantization is None:
         return
+    from transformers.quantizers.auto import AutoHfQuantizer  # noqa: PLC0415 - takes seconds
+
     method = method_of(quantization)
-    if method not in _PACKAGES and method not in _ALONE:
-        supported = ", ".join(sorted([*_PACKAGES, *_ALONE]))
-        raise UnsupportedModelError(f"the weights are quantised by {method!r}, which nobody here reads: of {supported}")
-    missing = [package for module, package in _PACKAGES.get(method, {}).items() if not _importable(module)]
-    if missing:
-        reason = f"that needs {' and '.join(missing)}"
-        raise UnsupportedModelError(f"the weights are quantised by {method}: {missing_package(reason, *missing)}")
+    try:
+        # `from_pretrained` makes the same check, but only after all files are there.
+        quantizer = AutoHfQuantizer.from_config(deepcopy(dict(quantization)), pre_quantized=True)
+        quantizer.validate_environment(dtype=dtype, device_map=None, weights_only=True)
+    except Exception as error:  # each method raises what it likes
+        reason = first_line(error)
+        reason = missing_package(reason) if isinstance(error, ImportError) else reason
+        raise UnsupportedModelError(f"the weights are quantised by {method!r}: {reason}") from error
     if method in _FP8 and dtype not in (None, torch.bfloat16):
         raise UnsupportedModelError(
             f"the weights are FP8 ({method}), which become bfloat16 and cannot be multiplied with "
@@ -93,14 +75,6 @@ def is_dense(quantization: Mapping[str, Any] | None, device: torch.device) -> bo
     return method in _DENSE or (device.type == "cpu" and method in _DENSE_ON_CPU)
 
 
-def missing_package(reason: str, *packages: str) -> str:
+def missing_package(reason: str) -> str:
     """Write the advice for a missing package."""
-    install = f"pip install {' '.join(packages)}, or " if packages else ""
-    return f"{reason}: {install}pip install '{EXTRA}' for what is tested here (compressed-tensors and torchao)"
-
-
-def _importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+    return f"{reason}: pip install '{EXTRA}' has what is tested here (compressed-tensors and torchao)"

@@ -1,1 +1,1 @@
-"""PML markup: syntax trees, parser, checks, and writer."""
+"""PML markup: syntax trees, parser, and checks."""

@@ -1,6 +1,6 @@
 """Parser of PML, which reports all problems in one pass.
 
-`check_schema` checks names, unions, turns and scaffolds of a schema, whether it was parsed or built in Python.
+`check_schema` checks names, unions, turns and scaffolds of a parsed schema.
 """
 
 from __future__ import annotations

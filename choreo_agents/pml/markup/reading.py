@@ -1,8 +1,7 @@
 """Reader of files and of XML, into elements with the source positions of themselves and their attributes.
 
-`defusedxml` parses, so that document types, and with them entity bombs and external entities, are refused. For a
-document that is not well-formed, the elements before the error are returned, with a problem. A schema can include only
-files below its own folder.
+Document types, and with them entity bombs and external entities, are refused. For a document that is not well-formed,
+the elements before the error are returned, with a problem. A schema can include only files below its own folder.
 """
 
 from __future__ import annotations
@@ -11,12 +10,7 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from xml.sax import SAXParseException
-from xml.sax.handler import ContentHandler, LexicalHandler, feature_external_ges, property_lexical_handler
-
-from defusedxml import DefusedXmlException
-from defusedxml.expatreader import DefusedExpatParser
+from xml.parsers import expat
 
 from choreo_agents.pml.markup.problems import Problems
 from choreo_agents.pml.markup.syntax import SourcePlace
@@ -50,11 +44,6 @@ class RawElement:
     children: list[RawElement | RawText] = field(default_factory=list)
 
 
-def forbidden_character(text: str) -> re.Match[str] | None:
-    """Return the first character that XML does not allow."""
-    return _NOT_XML.search(text)
-
-
 def read_xml(
     text: str, source: str, problems: Problems, *, around: tuple[str, str] = ("", "")
 ) -> tuple[RawElement | None, bool]:
@@ -68,31 +57,22 @@ def read_xml(
     """
     text = text.removeprefix("\ufeff")
     places = Places(text, source, around[0])
-    bad = forbidden_character(text)
+    bad = _NOT_XML.search(text)
     if bad is not None:
         place = places.at(bad.start() + len(around[0]))
         problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
         return None, False
-    parser = DefusedExpatParser(forbid_dtd=True)
-    handler = _Handler(places, parser)
-    parser.setFeature(feature_external_ges, False)
-    parser.setContentHandler(handler)
-    parser.setProperty(property_lexical_handler, handler)
+    elements = _Elements(places)
     try:
-        parser.feed(around[0] + text + around[1])
-        parser.close()
-    except SAXParseException as error:
-        place = places.at(places.index(error.getLineNumber() or 1, error.getColumnNumber() or 0))
-        reason = str(error.getMessage())
-        problems.add(place, f"not well-formed XML: {reason}", _HINTS.get(reason, "") or handler.expected())
-    except DefusedXmlException:
-        problems.add(handler.here(), "document types and entities are refused", "a document without <!DOCTYPE")
-    except _TooDeepError:
-        message = f"more than {MOST_NESTED} elements are nested"
-        problems.add(handler.here(), message, f"at most {MOST_NESTED}")
+        elements.parser.Parse(around[0] + text + around[1], True)
+    except expat.ExpatError as error:
+        place, reason = places.at(places.index(error.lineno, error.offset)), expat.ErrorString(error.code)
+        problems.add(place, f"not well-formed XML: {reason}", _HINTS.get(reason, "") or elements.expected())
+    except _RefusedError as error:
+        problems.add(elements.here(), *error.args)
     else:
-        return handler.root, True
-    return handler.root, False
+        return elements.root, True
+    return elements.root, False
 
 
 _HINTS = {
@@ -103,8 +83,8 @@ _HINTS = {
 }
 
 
-class _TooDeepError(Exception):
-    pass
+class _RefusedError(Exception):
+    """A document is refused: a message, and what was expected."""
 
 
 class Places:
@@ -124,18 +104,27 @@ class Places:
         return SourcePlace(self.source, line, index - start + 1)
 
 
-class _Handler(ContentHandler, LexicalHandler):
-    """SAX handler that builds the elements."""
+class _Elements:
+    """Elements of a document, built while expat parses it."""
 
-    def __init__(self, places: Places, locator: DefusedExpatParser) -> None:
-        super().__init__()
-        self.places, self.locator = places, locator
+    def __init__(self, places: Places) -> None:
+        self.places = places
         self.root: RawElement | None = None
         self.open: list[RawElement] = []
         self.buffer: list[str] = []
         self.in_cdata = False
         self.text_from = 0
         """Index after the last tag, from which the next text is searched."""
+        self.parser = expat.ParserCreate()
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self.buffer.append
+        self.parser.StartCdataSectionHandler = self._toggle_cdata
+        self.parser.EndCdataSectionHandler = self._toggle_cdata
+        self.parser.CommentHandler = lambda _: self._flush()
+        self.parser.ProcessingInstructionHandler = lambda *_: self._flush()
+        # Without a document type, there are no entities but those of XML itself.
+        self.parser.StartDoctypeDeclHandler = self._refuse_doctype
 
     def here(self) -> SourcePlace:
         return self.places.at(self._index())
@@ -144,49 +133,39 @@ class _Handler(ContentHandler, LexicalHandler):
         """Return what a document that ends here still needs."""
         return f"</{self.open[-1].tag}> for line {self.open[-1].place.line}" if self.open else "well-formed XML"
 
-    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - SAX names it
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._flush()
         if len(self.open) >= MOST_NESTED:
-            raise _TooDeepError
+            raise _RefusedError(f"more than {MOST_NESTED} elements are nested", f"at most {MOST_NESTED}")
         index = self._index()
-        end, where = self._attributes(index, name)
-        self.text_from = end
-        element = RawElement(name, self.places.at(index), dict(attrs.items()), where)
+        self.text_from, where = self._attributes(index, name)
+        element = RawElement(name, self.places.at(index), attributes, where)
         if self.open:
             self.open[-1].children.append(element)
         else:
             self.root = element
         self.open.append(element)
 
-    def endElement(self, name: str) -> None:  # noqa: N802 - SAX names it
+    def _end(self, _: str) -> None:
         self._flush()
         self.open.pop()
         index = self._index()
         if self.places.text.startswith("</", index):
             self.text_from = self.places.text.find(">", index) + 1
 
-    def characters(self, content: str) -> None:
-        self.buffer.append(content)
-
-    def startCDATA(self) -> None:  # noqa: N802 - SAX names it
+    def _toggle_cdata(self) -> None:
         self._flush()
-        self.in_cdata = True
+        self.in_cdata = not self.in_cdata
 
-    def endCDATA(self) -> None:  # noqa: N802 - SAX names it
-        self._flush()
-        self.in_cdata = False
-
-    def comment(self, content: str) -> None:
-        self._flush()
-
-    def processingInstruction(self, target: str, data: str) -> None:  # noqa: N802 - SAX names it
-        self._flush()
+    def _refuse_doctype(self, *_: object) -> None:
+        raise _RefusedError("document types and entities are refused", "a document without <!DOCTYPE")
 
     def _index(self) -> int:
-        return self.places.index(self.locator.getLineNumber() or 1, self.locator.getColumnNumber() or 0)
+        return self.places.index(self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber)
 
     def _flush(self) -> None:
-        text, self.buffer = "".join(self.buffer), []
+        text = "".join(self.buffer)
+        self.buffer.clear()
         if not self.open or not text:
             return
         match = _BLANK.match(self.places.text, self.text_from)
@@ -229,7 +208,7 @@ def read_included(folder: Path, name: str, place: SourcePlace, problems: Problem
             problems.add(place, f"{name!r} is too large to include", f"at most {MOST_BYTES} bytes")
         else:
             text = _decode(path.read_bytes(), str(path), problems)
-            bad = forbidden_character(text)
+            bad = _NOT_XML.search(text)
             if bad is None:
                 return text.removesuffix("\n")
             problems.add(

@@ -2,8 +2,8 @@
 
 1. Between words, any run of blanks, tabs and line breaks is one blank; with an empty line in it, it is a paragraph
    break (two line breaks). So documents can be indented and wrapped freely, as in HTML.
-2. CDATA sections, the content of elements with `xml:space="preserve"`, files included with `src` (except for a line
-   break at their end), and texts of schemas built in Python are verbatim.
+2. CDATA sections, the content of elements with `xml:space="preserve"`, and files included with `src` (except for a line
+   break at their end) are verbatim.
 3. The whitespace of rule 1 belongs to the text that follows it, across tags: to the text of a module that starts there,
    or of each member of a union. This is how tokenizers split words. A module that is not imported takes it along.
 4. Whitespace is dropped at the start and the end of a schema and of a turn, and around turns, where the chat template
@@ -55,11 +55,15 @@ class Flow:
         return settled
 
     def lead(self, before: list[SchemaNode], place: SourcePlace) -> str:
-        """Return the blank that belongs to a parameter after these nodes (rule 5)."""
+        """Take the blank that belongs to a parameter (rule 5) off the text before it, and return it."""
         owed = self._take()
         if owed:
             append_text(before, owed, place)
-        return lead_of(before)
+        last = before[-1] if before else None
+        if not isinstance(last, Text) or not last.text.endswith(" "):
+            return ""
+        before[-1:] = [Text(last.text[:-1], last.place)] if last.text[:-1] else []
+        return " "
 
     def turn(self) -> None:
         """Drop whitespace at the start or end of a turn."""
@@ -82,20 +86,6 @@ def append_text(nodes: list[Any], text: str, place: SourcePlace) -> None:
         nodes[-1] = Text(last.text + text, last.place)
     elif text:
         nodes.append(Text(text, place))
-
-
-def lead_of(before: list[SchemaNode]) -> str:
-    """Take the last blank off the text before a parameter (rule 5)."""
-    last = before[-1] if before else None
-    if not isinstance(last, Text) or not last.text.endswith(" "):
-        return ""
-    before[-1:] = [Text(last.text[:-1], last.place)] if last.text[:-1] else []
-    return " "
-
-
-def is_settled(text: str, *, at_start: bool) -> bool:
-    """Return whether reading a text by rule 1 leaves it unchanged."""
-    return text[-1:] not in BLANKS and Flow(at_start).text(text, verbatim=False) == text
 
 
 def _break(blanks: str) -> str:

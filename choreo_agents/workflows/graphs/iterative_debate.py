@@ -10,6 +10,7 @@ from typing import Any
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState
 from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.case import turns_of
 
 ROLES = AFFIRMATIVE, NEGATIVE, MODERATOR = "affirmative", "negative", "moderator"
 Verdicts = Callable[[Sequence[str]], Sequence[str]]
@@ -91,7 +92,5 @@ def iterative_debate(
 
 
 def debate_turns(state: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return node and text of each message since the debate began, in order; nodes without the names of subgraphs."""
-    words = {message.id: str(message.text) for message in state["messages"]}
-    since = state["handles"][state.get("before", 0) :]
-    return [(entry["author"].rpartition("|")[2], words.get(entry["message_id"], "")) for entry in since]
+    """Return node and text of each message since the debate began, in order."""
+    return turns_of(state, state.get("before", 0))

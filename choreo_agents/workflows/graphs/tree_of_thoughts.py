@@ -12,9 +12,10 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState, HandleEntry, Send, Worker, send
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState, Send, Worker, send
 from choreo_agents.graph.visibility import Mode, mode_of
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.case import answers_of
 
 
 def elect(votes: Sequence[str], ballots: Sequence[str | None], *, answer_prefix: str = "", seats: int = 1) -> list[int]:
@@ -60,7 +61,8 @@ def begin(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def stand(state: Mapping[str, Any], branches: int) -> dict[str, Any]:
     """Return the state after a level's candidates: each appends its message to one of the kept thoughts."""
-    ids = [entry["message_id"] for entry in state["handles"][state["before"] :] if _node(entry) == THINKER]
+    entries = state["handles"][state["before"] :]
+    ids = [entry["message_id"] for entry in entries if entry["author"].rpartition("|")[2] == THINKER]
     new, parents = ids[state["thoughts"] :], state["kept"] or [[]]
     # Branches are sent parent by parent, `branches` for each, and LangGraph applies writes in the order of sends.
     candidates = [[*parents[index // branches], message] for index, message in enumerate(new)]
@@ -72,18 +74,6 @@ def numbered(state: Mapping[str, Any]) -> list[tuple[int, str]]:
     words = {message.id: str(message.text) for message in state["messages"]}
     first = state["thoughts"] - len(state["candidates"])
     return [(first + index, words.get(thought[-1], "")) for index, thought in enumerate(state["candidates"])]
-
-
-def votes(state: Mapping[str, Any], nodes: Sequence[str], count: int) -> list[str]:
-    """Return the texts of the last `count` messages of the voting nodes."""
-    words = {message.id: str(message.text) for message in state["messages"]}
-    cast = [entry["message_id"] for entry in state["handles"] if _node(entry) in nodes]
-    return [words.get(message, "") for message in cast[-count:]]
-
-
-def _node(entry: HandleEntry) -> str:
-    """Return the node of an entry without the names of subgraphs."""
-    return entry["author"].rpartition("|")[2]
 
 
 class Sent(TypedDict):
@@ -181,7 +171,8 @@ def tree_of_thoughts(
         return [voter.send(state, asks[number % len(asks)], **view) for number in range(voters)]
 
     def count(state: Mapping[str, Any]) -> dict[str, Any]:
-        elected = elect(votes(state, voting_nodes, voters), ballots(state), answer_prefix=answer_prefix, seats=keep)
+        votes = answers_of(state, *voting_nodes)[-voters:]
+        elected = elect(votes, ballots(state), answer_prefix=answer_prefix, seats=keep)
         return {"kept": [state["candidates"][index] for index in elected]}
 
     def next_level(state: Mapping[str, Any]) -> list[Send]:

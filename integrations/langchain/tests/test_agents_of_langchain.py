@@ -22,7 +22,11 @@ BROKEN = {
     "cut off": ("Qwen 3", CUT, 16),
     "cut off within a value": ("Qwen 3", CUT, 24),
     "under an unknown key": ("Qwen 3", '<tool_call>\n{"name": "forget", "who": "Ann"}\n</tool_call><|im_end|>', 60),
-    "without names": ("LFM2", '<|tool_call_start|>[forget("nobody")]<|tool_call_end|><|im_end|>', 60),
+    "without names": (
+        "listed",
+        '<|tool_call_start|>[{"name": "forget", "arguments": ["nobody"]}]<|tool_call_end|><|im_end|>',
+        60,
+    ),
     "nothing": ("gpt-oss", " to=functions.forget<|channel|>commentary json<|message|><|call|>", 60),
 }
 
@@ -39,7 +43,7 @@ def test_no_tool_runs_with_what_nobody_has_written(family: str, says: str, most:
         return "forgotten"
 
     with engine_that_says(TOOL_CHECKPOINTS[family], says) as (engine, _):
-        chat = ChatChoreo(engine=engine, thinking=None if family == "LFM2" else False, max_tokens=most)
+        chat = ChatChoreo(engine=engine, thinking=None if family == "listed" else False, max_tokens=most)
         agent: Any = create_react_agent(chat, [forget])
         asked = {"messages": [("user", "Clean up.")]}
         whole = agent.invoke(asked)["messages"][-1]

@@ -292,7 +292,7 @@ async def test_and_on_an_event_loop_by_a_model_with_arguments(engine: Engine) ->
     assert chat.bind(max_tokens=2).merge(answers, MERGE).text == short.text
 
 
-@pytest.mark.parametrize("family", ["Qwen 3", "LFM2"])
+@pytest.mark.parametrize("family", ["Qwen 3", "listed"])
 def test_with_tools_and_structured_output(family: str) -> None:
     script = family_script(family)
     chat = ChatChoreo(engine=script.engine, thinking=False)

@@ -214,7 +214,7 @@ def test_one_text_is_no_list_of_letters(chat: ChatChoreo) -> None:
 
 
 def test_two_who_are_asked_the_same_make_calls_of_their_own() -> None:
-    chat = ChatChoreo(engine=family_script("LFM2").engine, thinking=False).bind_tools([get_weather])
+    chat = ChatChoreo(engine=family_script("listed").engine, thinking=False).bind_tools([get_weather])
     made: list[Any] = [list(chat.stream("weather in San Francisco")) for _ in range(2)]
     one, other = (sum(pieces[1:], start=pieces[0]).tool_calls[0] for pieces in made)
     assert one["args"] == other["args"] and one["id"] != other["id"]
@@ -308,7 +308,7 @@ def test_thoughts_come_as_blocks_of_reasoning_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "gpt-oss"])
+@pytest.mark.parametrize("family", ["Qwen 3", "listed", "gpt-oss"])
 def test_every_method_gives_structured_output(family: str, method: Any) -> None:
     chat = ChatChoreo(engine=family_script(family).engine, thinking=False)
     found: Any = chat.with_structured_output(Joke, method=method, include_raw=True).invoke("A joke about cats.")
@@ -318,7 +318,7 @@ def test_every_method_gives_structured_output(family: str, method: Any) -> None:
 
 
 def test_no_tool_is_told_of_that_cannot_be_called() -> None:
-    script = family_script("LFM2")
+    script = family_script("listed")
     chat = ChatChoreo(engine=script.engine, thinking=False)
     assert not chat.bind_tools([get_weather], tool_choice="none").invoke("weather in San Francisco").tool_calls
     assert "get_weather" not in script.prompts[-1]

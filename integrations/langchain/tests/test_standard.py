@@ -119,10 +119,10 @@ class TestJsonInTags(_Integration):
 
 
 @pytest.mark.slow
-class TestPythonCalls(_Integration):
-    """LFM2's."""
+class TestCallsInAList(_Integration):
+    """Command R7B's."""
 
-    family, method = "LFM2", "function_calling"
+    family, method = "listed", "function_calling"
 
 
 @pytest.mark.slow

@@ -101,8 +101,7 @@ class EngineActor:
         async with self._lock:
             if self._server is None:
                 self._engine = await asyncio.to_thread(_load, self._loading)
-                assert self._engine.admin is not None, "it was loaded, and is no tenant's"
-                self._server = EngineWorker(self._engine.admin, self._name)
+                self._server = EngineWorker(self._engine, self._name)
 
     async def meet(self, version: str) -> tuple[str, torch.dtype | None]:
         """Return the model's name and dtype, as far as they are known: nothing is loaded for it.

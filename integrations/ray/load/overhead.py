@@ -91,7 +91,7 @@ def main() -> None:
     with (
         Engine.load(asked.model) as engine,
         Engine.load(asked.model) as far,
-        remote_engine([EngineWorker(far.admin, "here")], far.model) as router,  # type: ignore[union-attr]
+        remote_engine([EngineWorker(far, "here")], far.model) as router,
         RayEngine.load(asked.model, engines=1) as crossed,
     ):
         engines: dict[str, Engine] = {"engine": engine, "front": router, "ray": crossed}

@@ -19,6 +19,7 @@ from choreo_agents.errors import (
     CapacityError,
     ChoreoError,
     ConstraintError,
+    DeviceLostError,
     EngineClosedError,
     EngineLostError,
     HandleError,
@@ -37,7 +38,7 @@ _TYPED: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | No
     (CapacityError, 429, "no_capacity"),
     (RequestTimeoutError, 504, "timeout"),
     (EngineClosedError, 503, "stopping"),
-    (EngineLostError, 503, "engine_lost"),
+    ((EngineLostError, DeviceLostError), 503, "engine_lost"),
 )
 _TOO_LONG = "the prompt is too long, it exceeds the context window (context_length_exceeded, maximum context length): "
 """Message with all phrases by which clients recognise the error: some do not look at the code."""

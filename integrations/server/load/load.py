@@ -309,8 +309,11 @@ def window(counted: Callable[[], int], seconds: float) -> tuple[int, float]:
 
 def written(folder: str) -> None:
     """Random weights of SmolLM2-135M's shape, each of whose tokens says something: streams are of pieces."""
-    made = "import sys; from choreo_agents.cli import main; main()"
-    subprocess.run([sys.executable, "-c", made, "models", "random", folder], check=True, stdout=subprocess.DEVNULL)
+    made = (
+        "import sys, pathlib; from choreo_agents.models.random_llama import SHAPES, save_random_llama; "
+        "save_random_llama(SHAPES['smollm2-135m'], pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", made, folder], check=True, stdout=subprocess.DEVNULL)
     config, path = json.loads((Path(folder) / "config.json").read_text()), Path(folder) / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     vocabulary = tokenizer["model"]["vocab"]

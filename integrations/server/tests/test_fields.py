@@ -93,7 +93,7 @@ async def test_what_is_refused_names_its_field_and_what_to_do(wrong: dict[str, A
 
 
 async def test_of_two_bounds_the_smaller_holds() -> None:
-    with engine_that_says(TOOL_CHECKPOINTS["LFM2"], "Hello, I am here.<|im_end|>") as (engine, _):
+    with engine_that_says(TOOL_CHECKPOINTS["listed"], "Hello, I am here.<|im_end|>") as (engine, _):
         async with client_of(engine) as client:
             for one, other in ((3, 5), (5, 3)):
                 said = await asked(client, max_tokens=one, max_completion_tokens=other)
@@ -133,7 +133,7 @@ async def test_an_effort_is_told_to_a_template_that_knows_it_and_else_refused(st
                 assert f"Reasoning: {effort}" in prompts[-1]
             told = {"reasoning_effort": "high", "choreo": {"reuse": "anywhere"}, "stream": stream}
             assert "whole prompts" in (await asked(client, 400, **told))["error"]["message"]
-    for family in ("Qwen 3", "LFM2"):
+    for family in ("Qwen 3", "listed"):
         with engine_that_says(TOOL_CHECKPOINTS[family], "Hi.<|im_end|>") as (engine, _):
             async with client_of(engine) as client:
                 error = (await asked(client, 400, reasoning_effort="high", stream=stream))["error"]

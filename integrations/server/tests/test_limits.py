@@ -19,7 +19,7 @@ from support.chatty import save_chatty
 from support.serving import CHAT, QUESTION, WEATHER, Talk, asked, client_of
 
 from choreo_agents import Engine, Memory, Scheduling
-from choreo_agents.errors import EngineFailedError
+from choreo_agents.errors import DeviceLostError, EngineFailedError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.constraints import Grammars
 from choreo_agents.runtime.scheduler import FirstComeFirstServed
@@ -287,6 +287,14 @@ async def test_what_is_stopping_takes_nothing_new_and_ends_what_runs(engine: Eng
         assert error["code"] == "stopping" and error["type"] == "server_error"
         assert (await client.get("/health")).status_code == 503
         assert (await running)["usage"]["completion_tokens"] >= 12
+
+
+async def test_an_engine_whose_device_is_lost_is_not_ready(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    assert engine.admin is not None
+    monkeypatch.setattr(engine.admin.core.loop, "_failure", DeviceLostError("the device computes no more"))
+    async with client_of(engine) as client:
+        response = await client.get("/health")
+        assert response.status_code == 503 and "device" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

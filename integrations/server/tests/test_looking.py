@@ -35,12 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("recordings")
     for tenant in ("ann", "bob"):
         (root / tenant).mkdir()
-        lines = (run_line(), message_line(tenant), call_line(tenant, 1, 0.0, 1.0, words=f"{tenant} has kites"))
+        lines = (run_line(), message_line(tenant), call_line(tenant, 1, 0.0, 1.0, text=f"{tenant} has kites"))
         written(root / tenant / f"of-{tenant}.jsonl", *lines, ended=tenant == "ann")
     (root / "ann" / "notes.txt").write_text("ann's own")
     (root / "ann" / "broken.jsonl").write_text("{}\n")
     (root / "ann" / "linked.jsonl").symlink_to(root / "bob" / "of-bob.jsonl")
-    written(root / "everybody.jsonl", run_line(), call_line("eve", 1, 0.0, 1.0, words="no key"))
+    written(root / "everybody.jsonl", run_line(), call_line("eve", 1, 0.0, 1.0, text="no key"))
     return root
 
 
@@ -136,13 +136,13 @@ async def test_what_tenants_ask_is_recorded_for_each_alone(tmp_path: Path, engin
     assert (scout.author, captain.author, len(others)) == ("scout", "captain", 2)
     for call, told in ((scout, first), (captain, second)):
         usage = told["usage"]
-        assert call.words == told["choices"][0]["message"]["content"] and call.count == usage["completion_tokens"]
-        assert call.reused == usage["prompt_tokens_details"]["cached_tokens"]
-        assert 0 <= call.asked_s <= (call.first_s or 0.0) <= call.said_s
-    assert scout.made in captain.reads, "what it was given as its parent is in its view"
+        assert call.text == told["choices"][0]["message"]["content"] and call.sampled == usage["completion_tokens"]
+        assert call.tokens_reused == usage["prompt_tokens_details"]["cached_tokens"]
+        assert 0 <= call.submitted_s <= (call.first_token_s or 0.0) <= call.finished_s
+    assert scout.answer in captain.view, "what it was given as its parent is in its view"
     known = {line.name: line for line in read.lines if isinstance(line, RecordedMessage)}
-    assert known[captain.made].parents == captain.reads and known[captain.made].at == captain.end
-    assert known[captain.made].offsets == tuple(offset - captain.end for offset in captain.offsets)
+    assert known[captain.answer].parents == captain.view and known[captain.answer].position == captain.position
+    assert known[captain.answer].offsets == tuple(offset - captain.position for offset in captain.offsets)
     memory = [line for line in read.lines if isinstance(line, RecordedMemory)]
     with another:
         assert memory and all(0 < line.device_bytes < another.stats().kv_bytes for line in memory)
@@ -159,12 +159,12 @@ async def test_thoughts_are_counted_and_not_told(tmp_path: Path) -> None:
     [file] = [path for path in files(tmp_path) if path.suffix == ".jsonl"]
     read = read_recording(file)
     [call] = read.calls()
-    assert call.words is not None and call.words.strip() == ANSWER and call.thought is not None
-    assert call.count == told["usage"]["completion_tokens"] and call.tokens is None
+    assert call.text is not None and call.text.strip() == ANSWER and call.thought is not None
+    assert call.sampled == told["usage"]["completion_tokens"] and call.tokens is None
     assert told["choices"][0]["message"]["reasoning_content"].strip() == THOUGHTS not in file_text(file)
-    assert call.encoded == stats.tokens_encoded - before, "what it cost is what its thoughts and its answer cost"
+    assert call.tokens_encoded == stats.tokens_encoded - before, "what it cost is what its thoughts and its answer cost"
     origins = {line.name: line.origin for line in read.lines if isinstance(line, RecordedMessage)}
-    assert (origins[call.thought], origins[call.made]) == ("thought", "said")
+    assert (origins[call.thought], origins[call.answer]) == ("thought", "decoded")
 
 
 async def test_recordings_are_bounded_and_their_faults_are_not_the_clients(
@@ -202,5 +202,5 @@ def test_a_server_that_is_stopped_ends_its_recordings(tmp_path: Path) -> None:
         asked = urllib.request.Request(f"{served.url}/v1/chat/completions", body, {"Content-Type": "application/json"})
         told = json.load(urllib.request.urlopen(asked, timeout=60))
     [call] = read_recording(next(tmp_path.glob("*.jsonl"))).calls()
-    assert call.words == told["choices"][0]["message"]["content"]
+    assert call.text == told["choices"][0]["message"]["content"]
     assert read_recording(next(tmp_path.glob("*.jsonl"))).cut is None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from langchain_choreo import ChatChoreo
 from langchain_core.messages import AIMessage
+from support.checkpoints import FAMILIES
 from support.speaking import engine_that_says
-from support.tool_templates import TOOL_CHECKPOINTS
+from support.tool_templates import GLM, TOOL_CHECKPOINTS
 
 from choreo_agents import START, Agent, ChoreoGraph, PromptText
 from choreo_agents.errors import InvalidRequestError
@@ -42,7 +44,7 @@ def calling(request: pytest.FixtureRequest) -> Iterator[Callable[[ToolCall], AIM
     """What is read where a model calls as its family does, beside tools with names that are much alike."""
     written: list[PromptText] = []
     with engine_that_says(TOOL_CHECKPOINTS[request.param], lambda prompt: written[-1]) as (engine, _):
-        chat = ChatChoreo(engine=engine, max_tokens=150, thinking=None if request.param == "LFM2" else False)
+        chat = ChatChoreo(engine=engine, max_tokens=150, thinking=None if request.param == "listed" else False)
 
         def called(call: ToolCall) -> AIMessage:
             how = tools_format(engine.chat)
@@ -75,7 +77,9 @@ def test_so_are_what_it_is_called_with(calling: Callable[[ToolCall], AIMessage],
 
 
 def test_an_agent_says_so_too() -> None:
-    with engine_that_says(TOOL_CHECKPOINTS["LFM2"], "Done.<|im_end|>") as (engine, _):
-        graph = ChoreoGraph().add_node(Agent("ann", tools=[tool_of("f(x)")])).add_edge(START, "ann")
+    """Pairs have no quotes around a name: blanks at its start would be lost."""
+    family = replace(FAMILIES["GLM-4.5"], template=GLM)
+    with engine_that_says(family, "Done.") as (engine, _):
+        graph = ChoreoGraph().add_node(Agent("ann", tools=[tool_of(" find")])).add_edge(START, "ann")
         with pytest.raises(InvalidRequestError, match="rename the tool"):
             graph.compile(engine=engine).invoke({"messages": [("user", "Go.")]})

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.models.random_llama import SHAPES, LlamaShape
+from choreo_agents.models.random_llama import LlamaShape, save_random_llama
 
 runner = CliRunner()
 
@@ -123,15 +123,13 @@ def test_an_unsupported_model_is_one_red_line(tmp_path: Path) -> None:
     assert "Traceback" not in out + err
 
 
-def test_a_random_model_is_written_once_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(2, 64, 96, 4, 2, 800))
-    folder = str(tmp_path / "llama")
-    out, _ = run("models", "random", folder, "--like", "six-layers")
-    assert "six-layers" in out
-    out, _ = run("run", "debate", "--model", folder, "--no-compare", "--json", "--rounds", "1")
+def test_a_random_model_is_written_once_and_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    save_random_llama(LlamaShape(2, 64, 96, 4, 2, 800), folder)
+    out, _ = run("run", "debate", "--model", str(folder), "--no-compare", "--json", "--rounds", "1")
     assert len(json.loads(out)["messages"]) == 3
-    out, err = run("models", "random", folder, code=1)
-    assert "holds files already" in out + err
+    with pytest.raises(FileExistsError, match="holds files already"):
+        save_random_llama(LlamaShape(2, 64, 96, 4, 2, 800), folder)
 
 
 def test_a_device_that_is_not_there_is_one_red_line() -> None:

@@ -36,7 +36,7 @@ def test_a_graph_is_compared_on_the_inputs_of_a_file(inputs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [("{", "line 3 of"), ("7", "is no state and no question"), ("", "holds no inputs")]
+    ("line", "said"), [("{", "line 3 of"), ("7", "is no state and no question"), ("", "holds no items")]
 )
 def test_lines_that_are_no_input_are_named(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "inputs.jsonl"

@@ -17,7 +17,7 @@ from support.faults import AT_THE_END, InjectedError, failing_once
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.request_builder import Pending
+from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.prefix_tree import PrefixTree
@@ -163,8 +163,8 @@ def test_attack_nobody_joins_a_call_whose_end_has_failed(
 ) -> None:
     engine = make_engine()
     with monkeypatch.context() as patch:
-        patch.setattr(Pending, "abandon", lambda *_: 1 / 0)
-        patch.setattr(Pending, "finish", lambda *_: 1 / 0)
+        patch.setattr(PlacedCall, "abandon", lambda *_: 1 / 0)
+        patch.setattr(PlacedCall, "finish", lambda *_: 1 / 0)
         with pytest.raises(EngineFailedError):
             engine.decode([7], sampling=SHORT, idempotency_key="m")
     assert engine.decode([7], sampling=SHORT, idempotency_key="m", timeout_s=20).length == 5

@@ -21,7 +21,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store import KVStore
 from choreo_agents.kv.store import files as files_module
-from choreo_agents.kv.store.files import EnginePlace, LastingPlace
+from choreo_agents.kv.store.files import EngineDirectory, PersistentDirectory
 from choreo_agents.kv.store.key import TierKey
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import EventList, FileSkipped
@@ -224,7 +224,9 @@ def test_attack_a_file_sealed_by_one_tenant_is_not_believed_by_another(make_engi
     kv = engine.kv.read(engine.prefill(TEXT))
     place, geometry = theirs.folder.relative_to(tmp_path).parts, engine.model.adapter.geometry
     forged = HostKV(torch.ones_like(kv.keys), torch.ones_like(kv.values))
-    assert KVStore(LastingPlace(tmp_path, *place), geometry, engine._tenant.message_ids.seal, 1 << 30).save(key, forged)
+    assert KVStore(PersistentDirectory(tmp_path, *place), geometry, engine._tenant.message_ids.seal, 1 << 30).save(
+        key, forged
+    )
     assert theirs.load(key) is None
     assert theirs.save(key, kv) and theirs.load(key) is not None, "its own it believes"
 
@@ -234,7 +236,11 @@ def test_attack_an_engines_store_reads_nothing_that_it_has_not_written(tmp_path:
     why: list[str] = []
     one, other = (
         KVStore(
-            EnginePlace(tmp_path, "model"), KVGeometry(1, 1, 8, torch.float32), key, 1 << 20, lambda _, w: why.append(w)
+            EngineDirectory(tmp_path, "model"),
+            KVGeometry(1, 1, 8, torch.float32),
+            key,
+            1 << 20,
+            lambda _, w: why.append(w),
         )
         for key in (b"one", b"other")
     )

@@ -70,13 +70,13 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]],
     """Lets something happen once all is decoded, before the answers are encoded again."""
 
     def let(happen: Callable[[], object]) -> None:
-        kept = calling.leased_views
+        kept = calling.Tenant._leased_views
 
         def after(*asked: object) -> object:
             happen()
             return kept(*asked)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(calling, "leased_views", after)
+        monkeypatch.setattr(calling.Tenant, "_leased_views", after)
 
     return let
 

@@ -19,7 +19,8 @@ from choreo_agents import START, Agent, ChoreoGraph, Engine, MessageHandle, Samp
 from choreo_agents.errors import AdapterError
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.mapper import MERGING_FILE, MergingConfig, read_merging, write_merging
-from choreo_agents.training.synthesis_traces import Span, boundaries_of
+from choreo_agents.training.synthesis_traces import boundaries_of
+from choreo_agents.training.trace import TraceMessage
 
 SHORT = Sampling(max_tokens=5, stop_tokens=())
 
@@ -186,7 +187,7 @@ def test_templates_that_open_turns_with_nothing(
     _, branches = team(engine)
     view = view_of(engine, branches, [9])
     assert [engine.text(each) for each in view.handles[5:-1]] == [start for start in starts if start] * 3
-    spans = [Span("b", tuple(engine.tokens(branch))) for branch in branches]
+    spans = [TraceMessage("b", tuple(engine.tokens(branch))) for branch in branches]
     assert len(boundaries_of(model, spans)) == len(view.handles[5:-1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from conftest import MakeEngine
@@ -73,6 +74,19 @@ def test_what_is_released_in_an_open_scope_is_forgotten(engine: Engine) -> None:
         [lineage] = engine.inspect.audit([again]).messages
         assert (lineage.authors, lineage.confidential) == (frozenset({"bob"}), False)
         assert {*engine.kv.memory_map().authors} == {"bob"}
+
+
+def test_what_is_released_is_gone_without_a_collection(engine: Engine) -> None:
+    gc.collect()
+    before = len(engine._core.table._known)
+    gc.disable()
+    try:
+        with engine.scope():
+            root = engine.prefill([5, 6], author="ann")
+            engine.decode([7], [root], sampling=SHORT, idempotency_key="k")
+        assert len(engine._core.table._known) == before
+    finally:
+        gc.enable()
 
 
 def test_a_scope_drops_the_leases_taken_inside(engine: Engine) -> None:

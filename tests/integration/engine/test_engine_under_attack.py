@@ -18,7 +18,7 @@ from support.stepping import until
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
-from choreo_agents.engine.request_builder import Pending
+from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.errors import EngineFailedError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel, load_model
 
@@ -287,7 +287,7 @@ def test_nobody_waits_for_ever_when_the_bookkeeping_itself_fails(
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
-        monkeypatch.setattr(Pending, broken, lambda *_: 1 / 0)
+        monkeypatch.setattr(PlacedCall, broken, lambda *_: 1 / 0)
         if broken == "abandon":
             monkeypatch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
         with pytest.raises(EngineFailedError, match="ZeroDivisionError"):

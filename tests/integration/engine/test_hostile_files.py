@@ -49,7 +49,7 @@ def read_as_journal(path: Path) -> object:
 READERS: dict[str, tuple[str, Callable[[Path], Any], bytes]] = {
     "a journal that is gone on with": ("run.jsonl", read_as_journal, b'{"settings": {"of": "this"}}\n'),
     "a journal that is read": ("run.jsonl", read_journal, b'{"settings": {}}\n'),
-    "traces": ("traces.jsonl", lambda path: read_traces(path.parent), b'{"settings": {}}\n'),
+    "traces": ("traces.jsonl", read_traces, b'{"settings": {}}\n'),
     "a recording": ("run.jsonl", read_recording, b""),
     "items of a workflow": ("items.jsonl", partial(read_items, CASES["direct"]), b""),
 }
@@ -83,7 +83,7 @@ def test_an_index_of_weights_that_is_none_is_damaged(tmp_path: Path, content: st
     header = HOSTILE[content]
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(OSError, match="damaged"):
-        needs._read_header(tmp_path / "model.safetensors")
+        needs.StoredWeights.read(tmp_path)
 
 
 def test_arguments_of_a_call_in_a_block_may_be_nested_without_end() -> None:

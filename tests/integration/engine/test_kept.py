@@ -21,7 +21,7 @@ from support.tuning import full_disk
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling
 from choreo_agents.engine import persistent_kv as kept_module
 from choreo_agents.engine.persistent_kv import WantedKV
-from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
+from choreo_agents.errors import CapacityError, EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import LoadedModel
@@ -293,6 +293,85 @@ def test_what_cannot_be_written_is_told_and_nothing_else_breaks(
     answer(engine, made, 1)
     folder.unlink() if folder.is_file() else None
     kept_by(engine, folder)
+
+
+def test_what_fails_is_told_once_and_is_in_nobodys_way(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(persist_dir=tmp_path, salt="s")
+    made, read, errors = chain(engine), WantedKV.read, [CapacityError("no memory"), OSError("no room")]
+
+    def fails(wanted: WantedKV) -> tuple[KVKey, HostKV]:
+        if errors:
+            raise errors.pop(0)
+        return read(wanted)
+
+    monkeypatch.setattr(WantedKV, "read", fails)
+    engine.kv.persist(made)
+    with pytest.raises(OSError, match="no room"):  # of several failures, that of a file
+        engine.kv.flush()
+    engine.kv.flush()
+    assert [path.stem for path in files(tmp_path)] == [made[2].id] and engine._core.held_bytes == 0
+    errors.append(KeyError("ours"))
+    engine.kv.persist(made[:1])
+    with pytest.raises(KeyError):
+        engine.kv.flush()
+
+
+def test_a_sink_may_wait_for_what_is_written(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """On the writing thread: that returns at once, since nothing can go on meanwhile."""
+    engines: list[Engine] = []
+    (tmp_path / "kept").write_text("no folder")
+
+    def sink(event: Any) -> None:
+        if isinstance(event, CacheWriteFailed):
+            engines[0].kv.flush()
+
+    engines.append(make_engine(persist_dir=tmp_path / "kept", salt="s", sink=sink))
+    engines[0].kv.persist(chain(engines[0]))
+    with pytest.raises(OSError):
+        engines[0].kv.flush()
+
+
+def test_without_a_thread_nothing_stays_held(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(persist_dir=tmp_path, salt="s")
+    made = chain(engine)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        engine.kv.persist(made)
+    assert engine._core.held_bytes == 0
+    with pytest.raises(RuntimeError, match="new thread"):
+        engine.kv.flush()
+    engine.kv.persist(made)
+    engine.kv.flush()
+    assert len(files(tmp_path)) == 3
+
+
+def test_a_tenant_that_writes_nothing_takes_no_thread(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine(persist_dir=tmp_path, salt="s")
+    for turn in range(2):
+        kept_by(engine, tmp_path)
+        for thread in threading.enumerate():
+            if thread.name.startswith("choreo-write"):
+                thread.join(20)
+                assert not thread.is_alive(), turn
+        engine.kv.unpersist([path.stem for path in files(tmp_path)])
+
+
+def test_what_outlives_the_main_thread_writes_too(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors accept nothing then, while other threads still run."""
+    engine = make_engine(persist_dir=tmp_path, salt="s")
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures.thread._shutdown", True)
+        kept_by(engine, tmp_path)
 
 
 def test_a_sink_that_raises_leaks_nothing(make_engine: MakeEngine, tmp_path: Path) -> None:

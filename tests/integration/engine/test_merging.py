@@ -440,9 +440,9 @@ def test_all_that_a_merge_does_is_hurried_and_timed_alike(
     seen: list[tuple[int, float | None]] = []
     read = RequestBuilder.read
 
-    def reading(self: RequestBuilder, call: Any) -> Any:
-        seen.append((call.priority, call.timeout_s))
-        return read(self, call)
+    def reading(self: RequestBuilder, calls: Any) -> Any:
+        seen.extend((call.priority, call.timeout_s) for call in calls)
+        return read(self, calls)
 
     monkeypatch.setattr(RequestBuilder, "read", reading)
     options: dict[str, Any] = {"strategy": strategy, "priority": 3, "timeout_s": 60.0}

@@ -153,7 +153,7 @@ def test_a_tenant_can_leave_in_its_own_callback(make_engine: MakeEngine) -> None
     def leave(_: object) -> None:
         tenant.close()
 
-    [answer] = tenant._tenant.submit([_decode()], None, None, leave)
+    [answer] = tenant._tenant.submit([_decode()], None, leave)
     with pytest.raises(EngineClosedError):
         answer.result(timeout=10)
     while engine.admin.stats().kv_bytes:

@@ -18,7 +18,7 @@ from support.stepping import until
 
 from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
 from choreo_agents.engine.rate_limit import RateLimiter
-from choreo_agents.engine.request_builder import Pending
+from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.errors import (
     AdapterError,
     CapacityError,
@@ -307,7 +307,7 @@ def test_an_engine_whose_bookkeeping_failed_goes_on_and_can_be_restarted(
         root = engine.prefill(TEXT)
         wanted = engine.tokens(engine.decode([7], [root], sampling=SHORT))
         with monkeypatch.context() as patch:
-            patch.setattr(Pending, "abandon", lambda *_: 1 / 0)
+            patch.setattr(PlacedCall, "abandon", lambda *_: 1 / 0)
             patch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
             with pytest.raises(EngineFailedError):
                 engine.decode([8], [root], sampling=SHORT, idempotency_key="m")

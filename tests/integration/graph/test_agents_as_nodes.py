@@ -17,7 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.runtime import Runtime
-from langgraph.types import Command, Overwrite
+from langgraph.types import Command, Overwrite, RetryPolicy
 from pydantic import BaseModel
 from support.graphs import QUESTION, agent, speakers_of, words_seen
 from typing_extensions import TypedDict
@@ -390,7 +390,7 @@ def test_nostream_keeps_an_agent_out_of_the_stream(engine: Engine) -> None:
     assert all(metadata["team"] == "red" for _, metadata in streamed)
 
 
-def test_retries_tags_and_metadata_are_taken_over_from_wrappers(engine: Engine) -> None:
+def test_an_agent_is_retried_as_its_node_says_and_no_wrapper_hides_it(engine: Engine) -> None:
     tried: list[int] = []
 
     def prompt(state: Any) -> str:
@@ -399,24 +399,15 @@ def test_retries_tags_and_metadata_are_taken_over_from_wrappers(engine: Engine) 
             raise OSError("not yet")
         return "Go on."
 
-    wrapped = agent("ann", prompt=prompt).with_config(tags=["nostream"], metadata={"team": "red"})
-    wrapped = wrapped.with_retry(
-        retry_if_exception_type=(OSError,),
-        stop_after_attempt=3,
-        wait_exponential_jitter=False,
-        exponential_jitter_params={"initial": 0.01, "max": 0.02},
-    )
+    policy = RetryPolicy(initial_interval=0.01, jitter=False, retry_on=OSError)
     graph = ChoreoGraph()
-    graph.add_node("ann", wrapped)
+    graph.add_node("ann", agent("ann", prompt=prompt), retry_policy=policy)
     graph.add_edge(START, "ann")
-    found: Any = graph.nodes["ann"].runnable
-    policy: Any = graph.nodes["ann"].retry_policy
-    assert (policy.initial_interval, policy.max_interval, policy.max_attempts) == (0.01, 0.02, 3)
-    assert found.tags == ["nostream"] and found.metadata == {"team": "red"}
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert len(tried) == 3 and state["messages"][-1].name == "ann"
     for other in (
         agent("bob").bind(stop=["x"]),
+        agent("bob").with_retry(),
         agent("bob").with_config(configurable={"a": 1}),
         agent("bob").with_config(callbacks=[BaseCallbackHandler()]),
         agent("bob").with_listeners(on_end=lambda run: None),

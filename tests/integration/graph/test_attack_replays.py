@@ -66,7 +66,7 @@ def test_tenants_record_their_own_steps_side_by_side(make_engine: MakeEngine, tm
     for name in ("one", "two"):
         recording = read_recording(tmp_path / name)
         assert [call.author for call in recording.calls()] == ["ann", "bob"]
-        assert sum(step.tokens for step in recording.steps()) == sum(call.encoded for call in recording.calls())
+        assert sum(step.tokens for step in recording.steps()) == sum(call.tokens_encoded for call in recording.calls())
 
 
 Forging = Callable[[dict[str, dict[str, Any]]], Any]
@@ -82,12 +82,12 @@ def forged(path: Path, forge: Forging) -> None:
 @pytest.mark.parametrize(
     ("forge", "says"),
     [
-        (lambda lines: lines["header"].update(format=3, conditions={}), "has format 3"),
+        (lambda lines: lines["header"].update(format=4, conditions={}), "has format 4"),
         (lambda lines: lines["header"].pop("fingerprint"), "is no recording"),
         (lambda lines: lines["header"].update(proof="0" * 32), "is the key of another recording"),
         (lambda lines: lines["run"].update(interrupts={"input": ["x"]}), "line 2 .* is damaged"),
-        (lambda lines: lines["run"].update(given="msgpack:gqFh"), "is damaged, and cannot be read"),
-        (lambda lines: lines["run"].update(given="pickle:gASVCQ=="), "packed as 'pickle' is not read"),
+        (lambda lines: lines["run"].update(input="msgpack:gqFh"), "is damaged, and cannot be read"),
+        (lambda lines: lines["run"].update(input="pickle:gASVCQ=="), "packed as 'pickle' is not read"),
     ],
 )
 def test_a_forged_recording_is_refused(make_engine: MakeEngine, tmp_path: Path, forge: Forging, says: str) -> None:
@@ -129,7 +129,7 @@ def test_words_of_calls_that_share_a_place_are_set_one_by_one(make_engine: MakeE
     report = fork(app, path, set={"team|ann:2.words": "Two."})
     assert sorted(call.outcome for call in report.calls) == ["set", "taken"]
     [changed] = report.changed
-    assert (changed.recorded, changed.words) == (second.words, "Two.")
+    assert (changed.recorded, changed.words) == (second.text, "Two.")
 
 
 @pytest.mark.parametrize("slower", ["ann", "bob"])

@@ -12,7 +12,7 @@ from support.graphs import QUESTION, agent, speakers_of
 
 from choreo_agents import END, START, ChoreoGraph, ChoreoState, Engine, Policy
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.compiling.flow import unseen_pairs
+from choreo_agents.graph.compiling import unseen_pairs
 
 
 def supervised(rounds: int = 2, **options: Any) -> ChoreoGraph:
@@ -186,7 +186,7 @@ def test_a_drawing_has_what_holds_of_each_edge_and_declared_pairs_alone(engine: 
 
 
 def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.endswith("compiling.flow")]
+    return [record.getMessage() for record in caplog.records if record.name.endswith("compiling")]
 
 
 def test_the_note_names_pairs_and_what_would_change_them(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -220,7 +220,7 @@ def test_a_fork_is_recorded_as_it_went(make_engine: MakeEngine, tmp_path: Path) 
     recording = read_recording(forked)
     assert recording.cut is None and engine.record.under_way is None
     assert [(call.place, call.words) for call in report.calls] == sorted(
-        ((call.place, call.words) for call in recording.calls()), key=lambda call: (call[0][1], call[0])
+        ((call.place, call.text) for call in recording.calls()), key=lambda call: (call[0][1], call[0])
     )
     assert [(node.node, node.outcome) for node in recording.nodes()] == [("look", "result")]
     again = replay(app, forked)

@@ -47,7 +47,7 @@ def test_a_run_is_written_down(make_engine: MakeEngine, tmp_path: Path) -> None:
     header, [run] = recording.header, recording.runs
     assert (header.seed, header.method, header.keyed, header.confidential) == (3, "choreo", "file", False)
     assert header.fingerprint == engine.model.adapter.fingerprint
-    assert (run.seed, run.thread, run.kept) == (4, None, False) and run.given is not None
+    assert (run.seed, run.thread, run.kept) == (4, None, False) and run.input is not None
     ended = recording.ended(0)
     assert ended is not None and ended.outcome == "done"
     ann, bob = recording.calls()
@@ -55,14 +55,14 @@ def test_a_run_is_written_down(make_engine: MakeEngine, tmp_path: Path) -> None:
     for call in (ann, bob):
         entry = next(each for each in state["handles"] if each["author"] == call.author)
         assert call.place == (call.author, entry["superstep"], entry["branch"], entry["call"])
-        assert call.words == said[call.author].text and call.finish == "length"
-        assert call.tokens is not None and len(call.tokens) == call.count == 6 and not call.is_set
-        assert call.asked.keys() == {"view", "turn", "model", "sampling", "seed"}
-    assert ann.asked["model"] == bob.asked["model"] and ann.asked["view"] != bob.asked["view"]
+        assert call.text == said[call.author].text and call.finish_reason == "length"
+        assert call.tokens is not None and len(call.tokens) == call.sampled == 6 and not call.is_set
+        assert call.request.keys() == {"view", "turn", "model", "sampling", "seed"}
+    assert ann.request["model"] == bob.request["model"] and ann.request["view"] != bob.request["view"]
     [node] = recording.nodes()
     assert (node.node, node.step, node.branch, node.outcome) == ("look", 2, 0, "result")
     assert sum(step.rows for step in recording.steps()) >= 12
-    assert sum(step.tokens for step in recording.steps()) == sum(call.encoded for call in (ann, bob))
+    assert sum(step.tokens for step in recording.steps()) == sum(call.tokens_encoded for call in (ann, bob))
 
 
 def test_what_calls_read_and_made_is_named_once_behind_what_it_was_encoded_from(
@@ -79,14 +79,14 @@ def test_what_calls_read_and_made_is_named_once_behind_what_it_was_encoded_from(
             assert line.name not in known and known.keys() >= set(line.parents)
             known[line.name] = line
         elif isinstance(line, RecordedCall):
-            assert line.read == sum(known[name].tokens for name in line.reads)
-            assert known[line.made].parents == line.reads and line.thought is None
-            assert known[line.made].tokens >= line.header + line.count
+            assert line.view_tokens == sum(known[name].tokens for name in line.view)
+            assert known[line.answer].parents == line.view and line.thought is None
+            assert known[line.answer].tokens >= line.header_tokens + line.sampled
     first, second = (read_recording(path).calls(run) for run in (0, 1))
-    assert first[0].made in first[1].reads, "Bob reads what Ann has said"
-    shared = set(first[0].reads) & set(second[0].reads)
+    assert first[0].answer in first[1].view, "Bob reads what Ann has said"
+    shared = set(first[0].view) & set(second[0].view)
     assert {known[name].role for name in shared} == {"system"}, "what all runs are told is one message"
-    assert "system" not in {known[name].role for name in set(second[0].reads) - shared}
+    assert "system" not in {known[name].role for name in set(second[0].view) - shared}
 
 
 def test_when_calls_and_functions_began_and_ended_is_written_down(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_when_calls_and_functions_began_and_ended_is_written_down(make_engine: M
     recording = read_recording(path)
     [run], [ann, bob], [look] = recording.runs, recording.calls(), recording.nodes()
     ended = recording.ended(0)
-    assert ann.first_s is not None and bob.first_s is not None and ended is not None
-    times = [run.at_s, ann.asked_s, ann.first_s, ann.said_s, look.began_s, look.ended_s]
-    times += [bob.asked_s, bob.first_s, bob.said_s, ended.at_s]
+    assert ann.first_token_s is not None and bob.first_token_s is not None and ended is not None
+    times = [run.at_s, ann.submitted_s, ann.first_token_s, ann.finished_s, look.began_s, look.ended_s]
+    times += [bob.submitted_s, bob.first_token_s, bob.finished_s, ended.at_s]
     assert times == sorted(times) and times[0] >= 0
 
 
@@ -170,13 +170,13 @@ def test_confidential_words_are_not_in_the_file(make_engine: MakeEngine, tmp_pat
     assert f"{SECRET}0" not in written and f"{SECRET}1" not in written
     ann, ida, bob, *_ = recording.calls()
     assert (ann.author, ida.author, bob.author) == ("ann", "ask|ida", "bob")
-    assert bob.words == said[-1].text and bob.tokens and ann.count == ida.count == 6
+    assert bob.text == said[-1].text and bob.tokens and ann.sampled == ida.sampled == 6
     if confidential:
-        assert ann.words == said[1].text and ida.words == said[2].text and ann.tokens and ida.tokens
-        assert recording.runs[1].given is not None
+        assert ann.text == said[1].text and ida.text == said[2].text and ann.tokens and ida.tokens
+        assert recording.runs[1].input is not None
     else:
-        assert [(each.words, each.tokens) for each in (ann, ida)] == [(None, None)] * 2
-        assert recording.runs[1].given is None and len(recording.calls()) == 6
+        assert [(each.text, each.tokens) for each in (ann, ida)] == [(None, None)] * 2
+        assert recording.runs[1].input is None and len(recording.calls()) == 6
         tokens = [each.token for each in engine.logprobs(_handle(state, "ann"))]
         assert str(tokens)[1:-1].replace(" ", "") not in written
         with pytest.raises(ReplayError, match=r"input of run 2 .* is confidential"):
@@ -201,14 +201,14 @@ def test_thoughts_are_not_in_the_file(tmp_path: Path) -> None:
         [call] = read_recording(path).calls()
         block = state["messages"][-1].content[0]
         assert block["type"] == "reasoning" and block["reasoning"]
-        assert call.tokens is None and call.words == state["messages"][-1].text and call.count > 6
-        assert call.encoded == engine.stats().tokens_encoded, "thoughts, and the answer for those who read it"
+        assert call.tokens is None and call.text == state["messages"][-1].text and call.sampled > 6
+        assert call.tokens_encoded == engine.stats().tokens_encoded, "thoughts, and the answer for those who read it"
         report = replay(app, path)
-        assert report.same and report.calls[0].recorded == call.words
+        assert report.same and report.calls[0].recorded == call.text
         with engine.record(tmp_path / "whole.jsonl", confidential=True):
             app.invoke(QUESTION)
         [whole] = read_recording(tmp_path / "whole.jsonl").calls()
-        assert whole.tokens is not None and len(whole.tokens) == whole.count
+        assert whole.tokens is not None and len(whole.tokens) == whole.sampled
         assert replay(app, tmp_path / "whole.jsonl").same
 
 
@@ -249,7 +249,7 @@ def test_a_recording_whose_process_was_killed_is_read_up_to_there(
     report = replay(looking().compile(engine=make_engine()), path)
     assert report.same, report
     [ann] = report.calls
-    assert ann.place[0] == "ann" and ann.words == recording.calls()[0].words
+    assert ann.place[0] == "ann" and ann.words == recording.calls()[0].text
     assert any("run again up to there" in note for note in report.notes)
 
 

@@ -109,8 +109,8 @@ def test_no_step_samples_what_was_said(
     for report in (replay(app, path), fork(app, path, set={})):
         assert report.same and report.changed == () and report.notes == (), report
         assert len(report.calls) == len(said) == calls and {call.outcome for call in report.calls} == {"taken"}
-        assert (report.sampled, report.taken) == (0, sum(call.count for call in said))
-        assert sorted(call.words or "" for call in report.calls) == sorted(call.words or "" for call in said)
+        assert (report.sampled, report.taken) == (0, sum(call.sampled for call in said))
+        assert sorted(call.words or "" for call in report.calls) == sorted(call.text or "" for call in said)
     after = engine.stats()
     assert after.decode_rows == before.decode_rows
     assert (after.messages, after.leases) == (before.messages, before.leases)

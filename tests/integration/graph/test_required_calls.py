@@ -22,7 +22,7 @@ from choreo_agents.sampling import Grammar
 from choreo_agents.testing import Script
 
 ASK = {"messages": [("user", "Where are the kites?")]}
-FAMILIES = ["Qwen 3", "Hermes", "gpt-oss", "Mistral", "Llama 3.1", "LFM2", "GLM-4.5"]
+FAMILIES = ["Qwen 3", "Hermes", "gpt-oss", "Mistral", "Llama 3.1", "listed", "GLM-4.5"]
 FREE = Sampling(temperature=1.0, max_tokens=120, seed=0)
 
 

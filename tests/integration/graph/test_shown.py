@@ -25,19 +25,21 @@ def test_a_recording_says_where_messages_stand_and_what_calls_cost(make_engine: 
     recording = read_recording(path)
     known = {line.name: line for line in recording.lines if isinstance(line, RecordedMessage)}
     calls = {call.author: call for call in recording.calls()}
-    assert sum(call.encoded for call in calls.values()) == engine.stats().tokens_encoded
-    assert sum(call.reused for call in calls.values()) == engine.stats().tokens_reused > 0
+    assert sum(call.tokens_encoded for call in calls.values()) == engine.stats().tokens_encoded
+    assert sum(call.tokens_reused for call in calls.values()) == engine.stats().tokens_reused > 0
     for call in calls.values():
-        made = known[call.made]
-        assert len(call.offsets) == len(call.reads) and made.parents == call.reads and made.at == call.end
-        assert made.offsets == tuple(offset - call.end for offset in call.offsets)
-        assert (made.author, made.origin) == (call.author, "said")
-    judge = [known[name] for name in calls["judge"].reads]
+        made = known[call.answer]
+        assert len(call.offsets) == len(call.view) and made.parents == call.view and made.position == call.position
+        assert made.offsets == tuple(offset - call.position for offset in call.offsets)
+        assert (made.author, made.origin) == (call.author, "decoded")
+    judge = [known[name] for name in calls["judge"].view]
     [ann] = [each for each in judge if each.author == "ann"]
-    [again] = [each for each in judge if each.words_of]
-    assert ann.name == calls["ann"].made and ann.origin == "said" and not ann.words_of
-    assert again.words_of == (calls["bob"].made,) and again.origin == "given"
-    assert calls["judge"].offsets[calls["judge"].reads.index(ann.name)] != ann.at, "it stands elsewhere than it stood"
+    [again] = [each for each in judge if each.sources]
+    assert ann.name == calls["ann"].answer and ann.origin == "decoded" and not ann.sources
+    assert again.sources == (calls["bob"].answer,) and again.origin == "prefilled"
+    assert calls["judge"].offsets[calls["judge"].view.index(ann.name)] != ann.position, (
+        "it stands elsewhere than it stood"
+    )
     memory = [line for line in recording.lines if isinstance(line, RecordedMemory)]
     assert len(memory) >= 2 and memory[-1].device_bytes > memory[0].device_bytes
     assert {("ann", "judge", "shared"), ("bob", "judge", "reencoded")} <= set(recording.runs[0].edges)

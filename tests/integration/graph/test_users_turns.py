@@ -26,7 +26,7 @@ from choreo_agents import (
     VisibilityMode,
     VisibilityRule,
 )
-from choreo_agents.graph.compiling.charting import texts_of
+from choreo_agents.graph.compiling import texts_of
 from choreo_agents.models import LoadedModel, PromptText, load_model
 from choreo_agents.pml import Schema, SchemaLibrary
 

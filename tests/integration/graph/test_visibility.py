@@ -743,6 +743,6 @@ def test_how_much_of_the_input_is_read_says_not_how(first: str) -> None:
     }
     shared = graph.with_rule(START, "ann", VisibilityRule(history=3)).chart()
     assert (
-        shared.node("ann").rules[START] == VisibilityRule(history=3)
-        and shared.node("ann.later").rules[START] == VisibilityRule()
+        shared.by_name["ann"].rules[START] == VisibilityRule(history=3)
+        and shared.by_name["ann.later"].rules[START] == VisibilityRule()
     )

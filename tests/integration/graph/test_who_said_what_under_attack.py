@@ -12,7 +12,8 @@ from support.graphs import QUESTION, agent
 
 from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Sampling, VisibilityRule, Worker, send
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.graph.audit.influence import Declared, InfluenceTracker
+from choreo_agents.graph.audit.chart import Chart
+from choreo_agents.graph.audit.influence import InfluenceTracker
 
 
 def planner(rule: VisibilityRule | str, policy: Policy | None = None) -> ChoreoGraph:
@@ -290,7 +291,7 @@ def test_attack_words_that_go_around_lose_none_of_those_who_said_them(engine: En
         for at, (handle, name) in enumerate(zip(around, ["ann", "bob", "carl", "dora"], strict=True))
     ]
     for first in permutations(entries):
-        labels = InfluenceTracker([engine], Declared(), entries)  # type: ignore[arg-type]
+        labels = InfluenceTracker([engine], Chart(()), entries)  # type: ignore[arg-type]
         for entry in first:
             reached = {name.removeprefix("|") for name, _ in labels.trace(entry) or ()}  # type: ignore[arg-type]
             assert reached >= {"ann", "bob", "carl", "ann.system", "bob.system", "carl.system"}

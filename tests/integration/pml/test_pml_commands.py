@@ -54,7 +54,7 @@ def test_large_examples_are_right_and_long(embedded: LoadedModel) -> None:
     schemas = {name: Schema.from_file(files(f"large/{name}")[0]) for name in SAID}
     for schema in schemas.values():
         assert len(embedded.encode(str(schema.tree))) > 300
-    assert 'def can_hit(self, other: "Unit") -> bool:' in schemas["code_generation"].to_pml()
+    assert 'def can_hit(self, other: "Unit") -> bool:' in str(schemas["code_generation"].tree)
 
 
 def test_tokens_are_counted(embedded: LoadedModel) -> None:

@@ -19,8 +19,8 @@ from choreo_agents.chat.prompt import PIECE, PromptCutter, whole_prompt
 from choreo_agents.chat.turns import template_turns
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, PromptText
-from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.safe_tokenization import RustSafeTokenizer, safe_tokenizer
 
 DATE = "2026-11-23"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from unit.models.test_chat_tokens import CHAT, KINDS, STYLES, TEXT, trained
 
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import PromptText
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.safe_tokenization import safe_tokenizer
 from choreo_agents.testing.model import SPECIAL_TOKENS, ScriptedTokenizer
 
@@ -106,7 +106,7 @@ def word_piece() -> Tokenizer:
     return tokenizer
 
 
-RUST: dict[str, Callable[[], Tokenizer]] = {
+KINDS_OF_ALL: dict[str, Callable[[], Tokenizer]] = {
     "byte-level": byte_level,
     "known as words": known_as_words,
     "lower case": lower_case,
@@ -118,41 +118,10 @@ RUST: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
-class LetterTokenizer(PreTrainedTokenizer):
-    """A tokenizer in Python, whose vocabulary takes a blank-separated word that it knows for one token."""
-
-    def __init__(self, **options: Any) -> None:
-        letters = sorted({letter for text in [*TEXT, *CONTENTS, *WORDS, *STYLES] for letter in text})
-        self._known = {token: at for at, token in enumerate(["<unk>", *letters, "</s>", "gate"])}
-        super().__init__(unk_token="<unk>", **options)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._known)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {**self._known, **self.added_tokens_encoder}
-
-    def _tokenize(self, text: str, **_: Any) -> list[str]:
-        return [text] if text in self._known else list(text)
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return self._known.get(token, 0)
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return next(token for token, at in self._known.items() if at == index)
-
-
 def made(kind: str) -> PreTrainedTokenizerBase:
-    if kind == "python":
-        tokenizer: PreTrainedTokenizerBase = LetterTokenizer()
-    else:
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=RUST[kind](), unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS_OF_ALL[kind](), unk_token="<unk>")
     tokenizer.add_tokens([*ADDED, AddedToken("   ", special=False, normalized=False)])
     return tokenizer
-
-
-KINDS_OF_ALL = [*RUST, "python"]
 
 
 def controls(tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -232,7 +201,7 @@ def test_no_speaker_and_no_words_write_a_turn_of_their_own(style: str, kind: str
         assert [token for token in spelling.encode(attacked) if token in added] == frame
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS_OF_ALL if kind != "python"])
+@pytest.mark.parametrize("kind", KINDS_OF_ALL)
 def test_no_words_keep_a_frame_from_its_control_token(kind: str) -> None:
     """One that must stand alone does, as far as its frame goes: what is said behind it does not matter."""
     tokenizer = made(kind)

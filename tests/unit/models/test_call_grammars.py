@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from support.tool_templates import tool_tokenizer
 
-from choreo_agents.errors import GrammarError
 from choreo_agents.models import tools_format
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.constraints.grammars import Grammars
 
 YES = {"type": "boolean"}
@@ -29,7 +28,7 @@ def compiled(family: str, name: str, parameters: dict[str, Any]) -> Any:
     return grammars.compile_call(tools_format(chat_format(tokenizer)), [tool], controls)
 
 
-@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
+@pytest.mark.parametrize("family", ["Qwen 3", "listed", "GLM-4.5"])
 def test_what_an_argument_refers_to_is_found(family: str) -> None:
     assert compiled(family, "find", REFERS)
 
@@ -37,7 +36,7 @@ def test_what_an_argument_refers_to_is_found(family: str) -> None:
 BOX = {"type": "object", "properties": {"inside": {"anyOf": [{"type": "null"}, {"$ref": "#/properties/box"}]}}}
 
 
-@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
+@pytest.mark.parametrize("family", ["Qwen 3", "listed", "GLM-4.5"])
 @pytest.mark.parametrize(
     "schema",
     [
@@ -53,13 +52,7 @@ def test_arguments_are_led_as_far_as_tokens_can_be(family: str, schema: dict[str
     assert compiled(family, "find", {"type": "object", **schema})
 
 
-@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
-def test_arguments_that_never_end_are_refused(family: str) -> None:
-    with pytest.raises(GrammarError, match="arguments of 'find' describes nothing that ends"):
-        compiled(family, "find", {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})
-
-
-@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
+@pytest.mark.parametrize("family", ["Qwen 3", "listed", "GLM-4.5"])
 def test_names_may_have_other_signs(family: str) -> None:
     for name, argument in (("find-it", "thing"), ("find", "from"), ("find", "a thing"), ("find it", "filter[of]")):
         assert compiled(family, name, {"type": "object", "properties": {argument: YES}})

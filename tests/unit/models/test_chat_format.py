@@ -11,8 +11,8 @@ from support.templates import ALWAYS_ASKS, TEMPLATES, tokenizer_for, tokenizer_w
 
 from choreo_agents.errors import ChatTemplateError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models import ChatFormat
-from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
+from choreo_agents.models.chat.template_analysis import chat_format
 
 DAY = "2026-11-23"
 CHATML, DEEPSEEK, OSS = "<|im_start|>assistant\n", "<｜Assistant｜>", "<|start|>assistant<|channel|>"

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.safe_tokenization import safe_tokenizer
 
 CHATML = (

@@ -10,8 +10,9 @@ import pytest
 from support.templates import tokenizer_for
 from support.tool_templates import tool_tokenizer
 
-from choreo_agents.models.chat import chat_format, tools_format
-from choreo_agents.models.chat.tools import BrokenCall, ToolCall
+from choreo_agents.models.chat.template_analysis import chat_format
+from choreo_agents.models.chat.tool_prompt import tools_format
+from choreo_agents.models.chat.tools.grammar import BrokenCall, ToolCall
 
 TEXT = {"type": "string"}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -26,7 +27,7 @@ MARKS = {
     "Hermes": "<tool_call>\n{}\n</tool_call>",
     "ours": "<tool_call>\n{}\n</tool_call>",
     "GLM-4.5": "<tool_call>{}\n</tool_call>",
-    "LFM2": "<|tool_call_start|>[{}]<|tool_call_end|>",
+    "listed": "<|tool_call_start|>[{}]<|tool_call_end|>",
     "Mistral": "[TOOL_CALLS] [{}]",
     "Llama 3.1": "{}",
 }
@@ -96,15 +97,6 @@ def test_what_is_not_understood_in_full_is_no_call(family: str, written: str) ->
 
 
 FAMILIES_OWN = {
-    "LFM2": [
-        "note(text={{'a': 1}})",
-        "note(a={[1]})",
-        "note(a='\\ud800')",
-        'note("a")',
-        'note(text="a", text="b")',
-        "note(**{'text': 'a'})",
-        'note(text={"a": 1, "a": 2})',
-    ],
     "GLM-4.5": [
         "note\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>\n<arg_key>text</arg_key>\n<arg_value>b</arg_value>",
         "note\ntext=a",

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 from support.templates import GEMMA3, tokenizer_for, tokenizer_with
-from support.tool_templates import HERMES, PYTHONIC, TOOL_TEMPLATES, tool_tokenizer
+from support.tool_templates import HERMES, LISTED, TOOL_TEMPLATES, tool_tokenizer
 
-from choreo_agents.models.chat import ToolCall, chat_format, instructions, tool_result_turn, tools_format, tools_prompt
-from choreo_agents.models.chat.tools import BrokenCall
+from choreo_agents.models.chat.template_analysis import chat_format
+from choreo_agents.models.chat.tool_prompt import (
+    OWN_GRAMMAR,
+    instructions,
+    tool_result_turn,
+    tools_format,
+    tools_prompt,
+)
+from choreo_agents.models.chat.tools.grammar import BrokenCall, ToolCall
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -79,17 +86,27 @@ def test_a_template_without_tools_is_told_in_our_words() -> None:
     assert alone == instructions(alone.text.text.strip(), chat, later=False)
 
 
-def test_a_template_that_writes_no_calls_is_known_by_its_marks() -> None:
-    """As LFM2's, whose calls stand in the words of an answer."""
+def test_with_a_template_that_tells_of_tools_and_writes_no_calls_they_are_in_tags() -> None:
     start, end = (
-        PYTHONIC.index("{% if message['tool_calls'] %}"),
-        PYTHONIC.index("{{ message['content'] or '' }}{% endif %}"),
+        LISTED.index("{% if message['tool_calls'] %}"),
+        LISTED.index("{{ message['content'] or '' }}{% endif %}"),
     )
-    silent = PYTHONIC[:start] + PYTHONIC[end:]
-    _, bos, eos, marks = TOOL_TEMPLATES["LFM2"]
+    silent = LISTED[:start] + LISTED[end:]
+    _, bos, eos, marks = TOOL_TEMPLATES["listed"]
     how = tools_format(chat_format(tokenizer_with(silent, bos, eos, marks)))
-    assert how.grammar.kind == "python" and how.grammar.before == "<|tool_call_start|>["
+    assert how.grammar == OWN_GRAMMAR
     assert how.result is not None and how.result.before.endswith("<|tool_response_start|>") and how.tell is not None
+
+
+def test_with_a_template_that_writes_calls_as_python_does_they_are_in_tags() -> None:
+    """No marks around keys and values are read from it, which would write other calls than the template."""
+    written = LISTED.replace(
+        "{\"name\": \"{{ call['function']['name'] }}\", \"arguments\": {{ call['function']['arguments'] | tojson }}}",
+        "{{ call['function']['name'] }}({% for k, v in call['function']['arguments'].items() %}"
+        "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %})",
+    )
+    assert written != LISTED
+    assert tools_format(chat_format(tokenizer_with(written, *TOOL_TEMPLATES["listed"][1:]))).grammar == OWN_GRAMMAR
 
 
 def test_arguments_may_have_to_be_text() -> None:

@@ -9,7 +9,7 @@ from support.pml import CHAT, WordModel
 
 from choreo_agents.errors import PMLError
 from choreo_agents.models import LoadedModel, PromptText
-from choreo_agents.models.chat import TurnFormat
+from choreo_agents.models.chat.format import TurnFormat
 from choreo_agents.pml import CompiledSchema, Schema, compile_schema
 
 

@@ -19,7 +19,7 @@ from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime import executor
 from choreo_agents.runtime.passes import FixedPass
 from choreo_agents.runtime.step_trace import StepTrace
-from choreo_agents.sampling.lottery import Tickets
+from choreo_agents.sampling import DrawnTokens
 from choreo_agents.tracing import EventList, StepFailed, StepRan
 
 pytest.importorskip("triton", reason="the extra `kernels` is not installed: make test-triton installs it")
@@ -129,17 +129,17 @@ def test_who_comes_changes_no_others_words(model: LoadedModel, events: EventList
 def test_a_wrong_guess_is_computed_again(
     model: LoadedModel, events: EventList, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init = Tickets.__init__
+    init = DrawnTokens.__init__
     wrong: list[int] = []
 
-    def guessing(self: Tickets, given: torch.Tensor, draws: Any) -> None:
+    def guessing(self: DrawnTokens, given: torch.Tensor, draws: Any) -> None:
         init(self, given, draws)
         if len(wrong) % 3 == 0:
             # The kernel is not sure, and what it thinks likeliest is something else.
             given[0, 0], given[0, 2] = (given[0, 0] + 1) % 64, 2
         wrong.append(1)
 
-    monkeypatch.setattr(Tickets, "__init__", guessing)
+    monkeypatch.setattr(DrawnTokens, "__init__", guessing)
     with engine_of(model, sink=events) as engine:
         shared = engine.prefill([*range(9, 30)], [])
         assert told(engine, engine.decode(calls(shared))) == wanted

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from choreo_agents.native.library import Kernels, available_kernels
-from choreo_agents.runtime.executor import lottery_on, native_lottery
+from choreo_agents.runtime.executor import draw_kernel_on, native_draw_kernel
 from choreo_agents.sampling import BatchSampler, Draw, Sampling
-from choreo_agents.sampling.lottery import CONSTANTS
+from choreo_agents.sampling.kernel import CONSTANTS
 from choreo_agents.sampling.noise import noise_key
+from choreo_agents.sampling.penalties import CountedTokens
 
 KERNELS = available_kernels()
 pytestmark = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"there are no kernels: {KERNELS}")
@@ -53,7 +54,7 @@ def test_the_same_tokens(
     draws = [Draw(each, noise_key(seed, row)) for row, each in enumerate(wanted)]
     before, exact = logits.clone(), BatchSampler().draw(logits, draws)
     for kernels in VARIANTS:
-        assert BatchSampler(native_lottery(kernels)).draw(logits, draws) == exact, kernels.name
+        assert BatchSampler(native_draw_kernel(kernels)).draw(logits, draws) == exact, kernels.name
     assert torch.equal(logits.nan_to_num(1.5), before.nan_to_num(1.5))
 
 
@@ -64,13 +65,13 @@ def test_a_row_draws_the_same_in_any_company_and_all_but_always_for_sure(threads
     torch.set_num_threads(threads)
     try:
         for kernels in VARIANTS:
-            lottery = native_lottery(kernels)
+            kernel = native_draw_kernel(kernels)
             for wanted in (Sampling(temperature=0.7, top_p=0.95), Sampling(temperature=1.0, top_k=50)):
                 logits = rows_of(3, 24, 8000, 3.0)
                 draws = [Draw(wanted, noise_key(5, row)) for row in range(24)]
-                together = lottery.draw(logits, range(24), draws)
+                together = kernel.draw(logits, range(24), draws)
                 assert together is not None
-                alone = [lottery.draw(logits, [row], [draws[row]]) for row in range(24)]
+                alone = [kernel.draw(logits, [row], [draws[row]]) for row in range(24)]
                 assert together._results == [each._results[0] for each in alone if each is not None]
                 kinds.update(row[2] for row in together._results)
     finally:
@@ -84,14 +85,14 @@ def test_who_are_near_each_other_are_decided_exactly(monkeypatch: pytest.MonkeyP
     wanted = BatchSampler().draw(logits, draws)
     monkeypatch.setitem(CONSTANTS, "MARGIN", 0.7)
     for kernels in VARIANTS:
-        lottery = native_lottery(kernels)
-        tickets = lottery.draw(logits, range(64), draws)
-        assert tickets is not None
-        kinds = Counter(row[2] for row in tickets._results)
+        kernel = native_draw_kernel(kernels)
+        drawn = kernel.draw(logits, range(64), draws)
+        assert drawn is not None
+        kinds = Counter(row[2] for row in drawn._results)
         assert kinds[SURE] > 8 and kinds[NEAR] > 4 and kinds[UNSURE] > 2, "all of them are met"
-        for token, exact in zip(tickets.tokens(), wanted, strict=True):
+        for token, exact in zip(drawn.tokens(), wanted, strict=True):
             assert token in (None, exact)
-        assert BatchSampler(lottery).draw(logits, draws) == wanted
+        assert BatchSampler(kernel).draw(logits, draws) == wanted
 
 
 def test_what_the_nucleus_leaves_out_is_not_drawn_however_lucky() -> None:
@@ -104,19 +105,42 @@ def test_what_the_nucleus_leaves_out_is_not_drawn_however_lucky() -> None:
         exact = BatchSampler().draw(logits, [draw])
         lucky += BatchSampler().draw(logits, [Draw(Sampling(temperature=1.0), draw.noise)]) != [77]
         for kernels in VARIANTS:
-            assert BatchSampler(native_lottery(kernels)).draw(logits, [draw]) == exact == [77]
+            assert BatchSampler(native_draw_kernel(kernels)).draw(logits, [draw]) == exact == [77]
     assert lucky > 40, "without it they would be"
 
 
-def test_it_draws_in_fp32_alone_and_not_what_changes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    lottery = lottery_on(CPU)
-    assert lottery is not None
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    words=st.sampled_from([1, 5, 130, 5003]),
+    allowed=st.sampled_from([1, 2, 3, 100]),
+    wanted=st.lists(samplings, min_size=1, max_size=4),
+)
+def test_rows_that_masks_and_penalties_change_are_drawn_from_copies(
+    seed: int, words: int, allowed: int, wanted: list[Sampling]
+) -> None:
+    logits, mask = rows_of(seed, len(wanted), words, 3.0), torch.zeros(words, dtype=torch.bool)
+    mask[torch.randperm(words, generator=torch.Generator().manual_seed(seed))[:allowed]] = True
+    draws = []
+    for row, sampling in enumerate(wanted):
+        counted = CountedTokens(sampling.model_copy(update={"presence_penalty": 1.5}), [0], CPU)
+        counted.add(seed % words)
+        masks, penalties = (None, mask, mask)[row % 3], (counted.penalties(), None, counted.penalties())[row % 3]
+        draws.append(Draw(sampling, noise_key(seed, row), masks, penalties))
+    before, exact = logits.clone(), BatchSampler().draw(logits, draws)
+    for kernels in VARIANTS:
+        assert BatchSampler(native_draw_kernel(kernels)).draw(logits, draws) == exact, kernels.name
+    assert torch.equal(logits, before)
+
+
+def test_it_draws_in_fp32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = draw_kernel_on(CPU)
+    assert kernel is not None
     logits, draws = rows_of(1, 2, 50, 1.0), [Draw(Sampling(temperature=1.0), noise_key(2, row)) for row in range(2)]
-    assert lottery.draw(logits.bfloat16(), range(2), draws) is None
-    assert lottery.draw(logits.T.contiguous().T, range(2), draws) is None
-    assert Draw(Sampling(), mask=torch.ones(50, dtype=torch.bool)).changes
+    assert kernel.draw(logits.bfloat16(), range(2), draws) is None
+    assert kernel.draw(logits.T.contiguous().T, range(2), draws) is None
     told: list[Any] = []
-    tokens = BatchSampler(lottery).draw(logits, draws, meanwhile=told.append)
+    tokens = BatchSampler(kernel).draw(logits, draws, meanwhile=told.append)
     assert told[0].guessed() == tokens == BatchSampler().draw(logits, draws)
 
 
@@ -125,5 +149,5 @@ def test_a_third_that_shares_a_lane_with_the_two_highest_is_not_forgotten(monkey
     logits[0, [3, 35, 67]] = 0.0  # of vectors of eight and of sixteen the same place
     monkeypatch.setitem(CONSTANTS, "MARGIN", 50.0)
     for kernels in VARIANTS:
-        tickets = native_lottery(kernels).draw(logits, [0], [Draw(Sampling(temperature=1.0), noise_key(1, 0))])
-        assert tickets is not None and tickets._results[0][2] == UNSURE
+        drawn = native_draw_kernel(kernels).draw(logits, [0], [Draw(Sampling(temperature=1.0), noise_key(1, 0))])
+        assert drawn is not None and drawn._results[0][2] == UNSURE

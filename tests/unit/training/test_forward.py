@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,31 +152,16 @@ def test_losses_are_log_losses_of_the_learnt_tokens(make_model: MakeModel) -> No
     assert losses.counts.tolist() == [7]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "gpt_neox", "gpt_oss"])
-def test_memory_is_estimated_within_a_factor_of_two(make_model: MakeModel, family: str, dtype: torch.dtype) -> None:
+def test_layers_that_are_computed_again_keep_less(make_model: MakeModel, family: str) -> None:
     model = make_model(family)
-    model.adapter.model.to(dtype).requires_grad_(True)
-    geometry = replace(model.adapter.geometry, dtype=dtype)
-    model.adapter.geometry = geometry
+    model.adapter.model.requires_grad_(True)
     traces = draw_traces(12, 4, 10)
-    kept, again = (TraceForward(model, checkpointed=way) for way in (False, True))
-    inside = saved_bytes(lambda: kept.losses(traces).mean)
-    assert 0.5 < kept.memory_estimate(traces) / inside < 2
+    kept, again = (
+        saved_bytes(lambda way=way: TraceForward(model, checkpointed=way).losses(traces).mean) for way in (False, True)
+    )
     # Of what is computed again, one layer is there at a time.
-    outside = saved_bytes(lambda: again.losses(traces).mean) + inside / geometry.layers
-    assert 0.5 < again.memory_estimate(traces) / outside < 2
-    assert again.memory_estimate(traces) < kept.memory_estimate(traces) / 2
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_scores_count_where_they_are_kept(make_model: MakeModel, family: str) -> None:
-    """A long message of few tokens' width: with capped scores, these are most of it."""
-    forward = TraceForward(make_model(family))
-    forward.model.adapter.model.requires_grad_(True)
-    long = TraceMessage("long", draw_tokens(random.Random(0), 350) * 2, learn=(1, 9))
-    trace = Trace("long", (long,))
-    assert 0.5 < forward.memory_estimate([trace]) / saved_bytes(lambda: forward.losses([trace]).mean) < 2
+    assert again + kept / model.adapter.geometry.layers < 0.8 * kept
 
 
 def saved_bytes(compute: Callable[[], Tensor]) -> int:

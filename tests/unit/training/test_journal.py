@@ -183,27 +183,3 @@ def test_a_journal_is_read_while_it_is_written_to(path: Path) -> None:
         assert read_journal(path) == {"a": {"score": 1}}
     path.write_bytes(path.read_bytes() + b'{"key": "b"')
     assert list(read_journal(path)) == ["a"]
-
-
-def test_records_that_are_not_kept_were_never_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = write(path)
-    with Journal(path, SETTINGS) as journal:
-        journal.keep({"a", "c"})
-        assert list(journal.records) == ["a", "c"] == list(read_journal(path))
-        journal.add("b", RECORDS["b"])
-    assert list(read(path)) == ["a", "c", "b"]
-    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    whole = path.read_bytes()
-    with monkeypatch.context() as patch, Journal(path, SETTINGS) as journal:
-        patch.setattr("os.fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            journal.keep({"a"})
-    assert path.read_bytes() == whole and list(path.parent.iterdir()) == [path], "nothing is left of a failed one"
-    with Journal(None, SETTINGS) as journal:
-        journal.add("a", {})
-        journal.keep(())
-        assert "a" not in journal

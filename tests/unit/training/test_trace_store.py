@@ -13,8 +13,9 @@ from support.traces import draw_trace, with_adapters, with_mapped
 from support.tuning import full_disk
 
 from choreo_agents.errors import InvalidRequestError, TrainingError
+from choreo_agents.training.journal import Journal
 from choreo_agents.training.trace import Trace, TraceMessage
-from choreo_agents.training.trace_store import TRACES_FILE, TraceStore, digest_of, read_traces
+from choreo_agents.training.trace_store import add_traces, digest_of, read_traces
 
 SETTINGS = {"task": "debate", "seed": 1}
 
@@ -35,111 +36,69 @@ def traces() -> list[Trace]:
     return [Trace(made[0].id, tuple(told)), *made[1:]]
 
 
-def write(folder: Path, traces: list[Trace]) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "traces.jsonl"
+
+
+def write(path: Path, traces: list[Trace]) -> None:
     """What is missing of them, two at a time."""
-    with TraceStore(folder, SETTINGS) as store:
-        missing = [trace for trace in traces if trace.id not in store]
+    with Journal(path, SETTINGS) as journal:
+        missing = [trace for trace in traces if trace.id not in journal]
         for first in range(0, len(missing), 2):
-            store.add(missing[first : first + 2])
-        assert len(store) == len(traces)
+            add_traces(journal, missing[first : first + 2])
+        assert len(journal.records) == len(traces)
 
 
-def by_id(traces: list[Trace]) -> list[Trace]:
-    return sorted(traces, key=lambda trace: trace.id)
+def test_what_is_written_is_read(path: Path, traces: list[Trace]) -> None:
+    write(path, traces)
+    assert read_traces(path) == traces
+    assert digest_of(read_traces(path)) == digest_of(traces)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_what_is_written_is_read(tmp_path: Path, traces: list[Trace]) -> None:
-    folder = tmp_path / "new" / "store"
-    write(folder, traces)
-    assert read_traces(folder) == traces
-    assert digest_of(read_traces(folder)) == digest_of(traces)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "tokens-0001.safetensors",
-        "tokens-0002.safetensors",
-        TRACES_FILE,
-    ]
-
-
-def test_traces_are_on_disk_as_soon_as_they_are_added(tmp_path: Path, traces: list[Trace]) -> None:
-    with TraceStore(tmp_path, SETTINGS) as store:
+def test_traces_are_on_disk_as_soon_as_they_are_added(path: Path, traces: list[Trace]) -> None:
+    with Journal(path, SETTINGS) as journal:
         for count, trace in enumerate(traces, start=1):
-            store.add([trace])
-            assert read_traces(tmp_path) == traces[:count]
-        store.add([])
+            add_traces(journal, [trace])
+            assert read_traces(path) == traces[:count]
+        add_traces(journal, [])
         with pytest.raises(InvalidRequestError, match="is being written to by another run"):
-            TraceStore(tmp_path, SETTINGS)
+            Journal(path, SETTINGS)
 
 
 @pytest.mark.slow
-def test_wherever_the_lines_are_cut_a_recording_goes_on(tmp_path: Path, traces: list[Trace]) -> None:
+def test_wherever_the_lines_are_cut_a_recording_goes_on(path: Path, traces: list[Trace]) -> None:
     traces = traces[1:]
-    write(tmp_path, traces)
-    path = tmp_path / TRACES_FILE
+    write(path, traces)
     whole = path.read_bytes()
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
         lines = whole[:length].count(b"\n")
-        assert read_traces(tmp_path) == traces[: max(0, lines - 1)], f"cut at byte {length}"
-        write(tmp_path, traces)
-        assert read_traces(tmp_path) == traces, f"cut at byte {length}"
+        assert read_traces(path) == traces[: max(0, lines - 1)], f"cut at byte {length}"
+        write(path, traces)
+        assert read_traces(path) == traces, f"cut at byte {length}"
 
 
-def test_wherever_tokens_are_cut_they_are_recorded_again(tmp_path: Path, traces: list[Trace]) -> None:
-    write(tmp_path, traces)
-    shard = tmp_path / "tokens-0001.safetensors"
-    whole, lines = shard.read_bytes(), (tmp_path / TRACES_FILE).read_bytes()
-    for length in range(len(whole)):
-        shard.write_bytes(whole[:length])
-        (tmp_path / TRACES_FILE).write_bytes(lines)
-        with pytest.raises(TrainingError, match=r"the tokens of line 2 of '.*traces\.jsonl' cannot be read"):
-            read_traces(tmp_path)
-        with TraceStore(tmp_path, SETTINGS) as store:
-            assert [trace.id in store for trace in traces] == [False, False, True, True], f"cut at byte {length}"
-        write(tmp_path, traces)
-        assert by_id(read_traces(tmp_path)) == by_id(traces), f"cut at byte {length}"
-
-
-def test_tokens_without_lines_are_written_over(tmp_path: Path, traces: list[Trace]) -> None:
-    """Killed between the two: the tokens were there first."""
-    write(tmp_path, traces[:2])
-    lines = (tmp_path / TRACES_FILE).read_bytes()
-    write(tmp_path, traces)
-    (tmp_path / TRACES_FILE).write_bytes(lines)
-    other = [traces[3], traces[2]]
-    write(tmp_path, [*traces[:2], *other])
-    assert read_traces(tmp_path) == [*traces[:2], *other]
-
-
-def test_tokens_that_are_gone_are_recorded_again(tmp_path: Path, traces: list[Trace]) -> None:
-    write(tmp_path, traces)
-    (tmp_path / "tokens-0001.safetensors").unlink()
-    write(tmp_path, traces)
-    assert read_traces(tmp_path) == [*traces[2:], *traces[:2]]
-    write(tmp_path, traces)
-
-
-def test_useless_traces_are_refused_and_nothing_is_written(tmp_path: Path, traces: list[Trace]) -> None:
+def test_useless_traces_are_refused_and_nothing_is_written(path: Path, traces: list[Trace]) -> None:
     empty = Trace("empty", (TraceMessage("m", (5, 6)),))
-    far = Trace("far", (TraceMessage("m", (5, 6), position=1999, learn=(1, 2)),))
-    with TraceStore(tmp_path, SETTINGS) as store:
+    with Journal(path, SETTINGS) as journal:
         for useless, reason in (
             (empty, "trace 'empty' has nothing to learn"),
-            (far, "trace 'far' reaches position 2001, the model's context ends at 1000"),
             (traces[0], f"trace '{traces[0].id}' is in"),
         ):
             with pytest.raises(TrainingError, match=reason):
-                store.add([traces[0], useless], most_positions=1000 if useless is far else None)
-        assert len(store) == 0
-        assert read_traces(tmp_path) == []
-        store.add(traces[:1])
+                add_traces(journal, [traces[0], useless])
+        assert len(journal.records) == 0
+        assert read_traces(path) == []
+        add_traces(journal, traces[:1])
         with pytest.raises(TrainingError, match=f"trace '{traces[0].id}' is in"):
-            store.add(traces[:2])
-        assert len(store) == 1
+            add_traces(journal, traces[:2])
+        assert len(journal.records) == 1
 
 
-def damaged(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
+def damaged(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     """Change the third line, the second trace's."""
-    path = folder / TRACES_FILE
     lines = path.read_text().splitlines()
     record = json.loads(lines[2])
     change(record)
@@ -153,49 +112,29 @@ def damaged(folder: Path, change: Callable[[dict[str, object]], object]) -> None
         (lambda r: r.pop("messages"), "is no trace: remove it"),
         (lambda r: r.update(messages=[1]), "is no trace: remove it"),
         (lambda r: r["messages"][0].update(colour="red"), "is no trace: remove it"),
-        (lambda r: r["messages"][0].update(count=r["messages"][0]["count"] - 1), "is no"),
+        (lambda r: r["messages"][0]["tokens"].pop(), "is no"),
         (lambda r: r["messages"][0].update(position=300), "is no"),
+        (lambda r: r["messages"][0].update(tokens="5"), "is no trace: remove it"),
         (lambda r: r["messages"][1].update(parents=["nobody"], offsets=[0]), "is no trace: .*'nobody'"),
-        (lambda r: r.update(tensor="0"), "is no"),
-        (lambda r: r.update(tensor="7"), "is no trace: remove it"),
-        (lambda r: r.update(shard="x"), "is no trace: remove it"),
+        (lambda r: r.pop("digest"), "is not the trace that was written"),
         (lambda r: r.update(key="other"), "is not the trace that was written"),
     ],
 )
 def test_what_is_damaged_is_named_by_its_line(
-    tmp_path: Path, traces: list[Trace], change: Callable[[dict[str, object]], object], reason: str
+    path: Path, traces: list[Trace], change: Callable[[dict[str, object]], object], reason: str
 ) -> None:
-    write(tmp_path, traces)
-    damaged(tmp_path, change)
+    write(path, traces)
+    damaged(path, change)
     with pytest.raises(TrainingError, match=rf"line 3 of '.*traces\.jsonl' {reason}"):
-        read_traces(tmp_path)
+        read_traces(path)
 
 
-def test_a_line_that_names_no_tokens_is_no_trace(tmp_path: Path, traces: list[Trace]) -> None:
-    write(tmp_path, traces)
-    damaged(tmp_path, lambda record: record.pop("shard"))
-    errors = []  # that what was opened is closed is not left to the end of the traceback
-    for _ in range(2):
-        with pytest.raises(TrainingError, match=r"line 3 of '.*traces\.jsonl' is no trace") as error:
-            TraceStore(tmp_path, SETTINGS)
-        errors.append(error)
-
-
-def test_a_trace_that_is_too_long_for_the_model_is_named_by_its_line(tmp_path: Path, traces: list[Trace]) -> None:
-    reach = max(trace.reach for trace in traces)
-    longest = next(number for number, trace in enumerate(traces) if trace.reach == reach)
-    write(tmp_path, traces)
-    assert read_traces(tmp_path, reach) == traces
-    with pytest.raises(TrainingError, match=rf"line {longest + 2} of '.*' reaches position {reach}"):
-        read_traces(tmp_path, reach - 1)
-
-
-def test_two_recordings_never_mix(tmp_path: Path, traces: list[Trace]) -> None:
-    write(tmp_path, traces)
+def test_two_recordings_never_mix(path: Path, traces: list[Trace]) -> None:
+    write(path, traces)
     with pytest.raises(InvalidRequestError, match="seed 1, not 2"):
-        TraceStore(tmp_path, SETTINGS | {"seed": 2})
+        Journal(path, SETTINGS | {"seed": 2})
     with pytest.raises(FileNotFoundError):
-        read_traces(tmp_path / "nowhere")
+        read_traces(path.parent / "nowhere")
 
 
 def test_every_part_of_a_trace_counts_for_the_digest(traces: list[Trace]) -> None:
@@ -215,17 +154,16 @@ def test_every_part_of_a_trace_counts_for_the_digest(traces: list[Trace]) -> Non
     assert digest_of(traces) != digest_of(traces[::-1])
 
 
-def test_a_full_disk_leaves_the_traces_that_were_there(tmp_path: Path, traces: list[Trace]) -> None:
-    """Whether the tokens or the line do not fit; what does not is added again."""
-    with TraceStore(tmp_path, SETTINGS) as store:
-        store.add(traces[:1])
-        line = (tmp_path / TRACES_FILE).stat().st_size
-        for most in (10, line + 20):
-            with full_disk(most), pytest.raises(OSError, match=r"written|large"):
-                store.add(traces[1:2])
-            assert traces[1].id not in store and read_traces(tmp_path) == traces[:1]
-            assert (tmp_path / TRACES_FILE).stat().st_size == line, "half a line would spoil the next"
-        store.add(traces[1:2])
-    assert read_traces(tmp_path) == traces[:2]
-    write(tmp_path, traces)
-    assert read_traces(tmp_path) == traces
+def test_a_full_disk_leaves_the_traces_that_were_there(path: Path, traces: list[Trace]) -> None:
+    """What does not fit is added again."""
+    with Journal(path, SETTINGS) as journal:
+        add_traces(journal, traces[:1])
+        line = path.stat().st_size
+        with full_disk(line + 20), pytest.raises(OSError, match=r"written|large"):
+            add_traces(journal, traces[1:2])
+        assert traces[1].id not in journal and read_traces(path) == traces[:1]
+        assert path.stat().st_size == line, "half a line would spoil the next"
+        add_traces(journal, traces[1:2])
+    assert read_traces(path) == traces[:2]
+    write(path, traces)
+    assert read_traces(path) == traces

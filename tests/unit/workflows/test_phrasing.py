@@ -104,7 +104,7 @@ def test_no_text_is_left_over(case: Case, dialect: Dialect) -> None:
 def test_values_are_filled_in() -> None:
     prompts = Prompts({"part": "Write part {{ number }} of {{ parts }}.", "none": ""}, "mine.toml")
     assert prompts("part", number=1, parts=2) == "Write part 1 of 2."
-    assert prompts("none") == "" and prompts.get("nothing") is None and prompts.names("nothing") == ()
+    assert prompts("none") == "" and prompts.names("nothing") == ()
     with pytest.raises(InvalidRequestError, match=r"'part' of mine\.toml cannot be filled in: 'parts' is undefined"):
         prompts("part", number=1)
     with pytest.raises(InvalidRequestError, match=r"mine\.toml have no text 'nothing': they have none, part"):

@@ -30,9 +30,7 @@ from choreo_agents.pml import (
     SchemaLibrary,
     compile_prompt,
     compile_schema,
-    module_of,
 )
-from choreo_agents.pml.markup.syntax import Module
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
 from choreo_bench.competitors import PlainGenerate
@@ -78,13 +76,14 @@ def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> Pr
     left, words_left = length - len(model.encode(chat.bos)), new - around
     if left < 1 or words_left < 1:
         raise ValueError(f"{length} cached and {new} new tokens leave no room for words: ask for more")
-    modules: list[Module] = []
+    modules: list[str] = []
     while left:
         tokens = min(left, MODULE_TOKENS)
-        modules.append(module_of(f"part-{len(modules) + 1}", _words(model, tokens, rng)))
+        modules.append(f'<module name="part-{len(modules) + 1}">{_words(model, tokens, rng)}</module>')
         left -= tokens
-    schema = Schema.from_python(f"random-{length}", modules)
-    imports = "".join(f"<{module.name}/>" for module in modules)
+    text = f'<schema name="random-{length}" xml:space="preserve">{"".join(modules)}</schema>'
+    schema = Schema.from_text(text)
+    imports = "".join(f"<part-{number}/>" for number in range(1, len(modules) + 1))
     prompt = schema.prompt(f"{imports}<user>{_words(model, words_left, rng).strip()}</user>")
     return PromptCase(f"{length:,} tokens", schema, prompt, length)
 

@@ -6,12 +6,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import ChatFormat, PromptText
-from choreo_agents.pml import Prompt, Schema, module_of, user
-from choreo_agents.pml.markup.syntax import ChatTurn
+from choreo_agents.pml import Prompt, Schema
 from choreo_bench.language import Problem, ProblemMessage, Task
 from choreo_bench.language.synthesis import SYNTHESIS_TASKS, Parts, Synthesis
 from choreo_bench.language.tasks import MultiDocument, TwoHop
@@ -76,8 +75,10 @@ class DocumentQuestion:
         """
         parts = Parts.of(problem)
         names = [f"document-{number}" for number in range(1, len(parts.branches) + 1)]
-        modules = [module_of(name, _turn(b.words)) for name, b in zip(names, parts.branches, strict=True)]
-        schema = Schema.from_python(name, [*map(_turn, parts.trunk), *modules])
+        documents = zip(names, parts.branches, strict=True)
+        modules = [f'<module name="{document}">{_turn(branch.words)}</module>' for document, branch in documents]
+        content = "".join([*map(_turn, parts.trunk), *modules])
+        schema = Schema.from_text(f'<schema name={quoteattr(name)} xml:space="preserve">{content}</schema>')
         imports = "".join(f"<{name}/>" for name in names)
         question = "".join(f"<{ask.role}>{escape(ask.text)}</{ask.role}>" for ask in parts.asks)
         return cls(parts, schema, schema.prompt(imports + question), schema.prompt(imports))
@@ -94,9 +95,10 @@ def written(chat: ChatFormat, messages: Sequence[ProblemMessage]) -> PromptText:
     return sum(turns, PromptText())
 
 
-def _turn(message: ProblemMessage) -> ChatTurn:
+def _turn(message: ProblemMessage) -> str:
     """The same turn in a schema, where nobody has a name of his own."""
-    return replace(user(f"{message.author}: {message.text}" if message.author else message.text), role=message.role)
+    words = f"{message.author}: {message.text}" if message.author else message.text
+    return f"<{message.role}>{escape(words)}</{message.role}>"
 
 
 def require_document_tasks(names: Sequence[str]) -> list[Task]:

@@ -26,7 +26,7 @@ from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, span, text_trace
+from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, text_trace, turn_message
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import Tuned
 
@@ -223,7 +223,7 @@ def test_an_answer_may_be_given_as_tokens_and_must_start_with_its_header(tiny: L
     with pytest.raises(TrainingError, match="do not start with the header of its author"):
         fan_of(tiny, problem, id="t", answer=said[1:])
     with pytest.raises(TrainingError, match="do not start with the header of its author 'Bob'"):
-        span(tiny, "answer", "assistant", "Yes.", "Bob", learn=True, tokens=said)
+        turn_message(tiny, "answer", "assistant", "Yes.", "Bob", learn=True, tokens=said)
 
 
 def family_model(folder: Path, family: str) -> LoadedModel:
@@ -251,7 +251,7 @@ def test_what_a_thinking_model_learns_holds_no_thoughts_and_ends_where_it_stops(
     """As its readers have it, whether it is given as words, or as tokens that an engine has decoded."""
     model = family_model(tmp_path, family)
     chat, encode = model.chat, model.encode
-    said = span(model, "answer", "assistant", " Yes.", author, learn=True)
+    said = turn_message(model, "answer", "assistant", " Yes.", author, learn=True)
     assert said.learn is not None
     start, stop = said.learn
     assert model.decode([*said.tokens[start:stop]]).lstrip() == f"Yes.{end}"
@@ -260,13 +260,15 @@ def test_what_a_thinking_model_learns_holds_no_thoughts_and_ends_where_it_stops(
     assert model.decode([*said.tokens]) in (shown, f"{shown}{end}"), "nothing but the token that it stops at is added"
     words = encode(chat.turn("assistant", " Yes.", author))[start:]
     for header in (chat.header(author, thinking=False), chat.assistant.opening(author).rstrip(" ")):
-        given_ = span(model, "answer", "assistant", "", author, learn=True, tokens=[*encode(header), *words])
+        given_ = turn_message(model, "answer", "assistant", "", author, learn=True, tokens=[*encode(header), *words])
         assert given_ == said
     assert chat.thoughts is not None
     half = [*encode(chat.header(None, thinking=True)), *encode("hm"), *words]
     with pytest.raises(TrainingError, match="do not start with the header"):
-        span(model, "answer", "assistant", "", author, learn=True, tokens=half)
-    assert span(model, "b", "assistant", "Yes.", author).tokens == tuple(encode(chat.turn("assistant", "Yes.", author)))
+        turn_message(model, "answer", "assistant", "", author, learn=True, tokens=half)
+    assert turn_message(model, "b", "assistant", "Yes.", author).tokens == tuple(
+        encode(chat.turn("assistant", "Yes.", author))
+    )
 
 
 def test_traces_of_one_problem_are_the_same_again(tiny: LoadedModel) -> None:

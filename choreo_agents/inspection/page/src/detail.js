@@ -5,10 +5,10 @@ import { influences, named, viewOf, waitedFor } from "./record.js";
 const WIDTH = 520, ROW = 26;
 
 export function detail(record, run, call) {
-  const message = record.messages.get(call.made);
+  const message = record.messages.get(call.answer);
   return [
     el("h2", null, call.author, el("small", null, ` superstep ${call.superstep}${call.branch ? `, branch ${call.branch + 1}` : ""}${call.call ? `, call ${call.call + 1}` : ""}`)),
-    el("blockquote", { class: call.words === null ? "masked" : null }, call.words ?? "masked: the recording keeps no words of it"),
+    el("blockquote", { class: call.text === null ? "masked" : null }, call.text ?? "masked: the recording keeps no words of it"),
     call.thought ? el("p", { class: "note" }, "It was thought out first; thoughts are not shown.") : null,
     facts(run, call, message),
     el("h3", null, "Its view, to scale"),
@@ -20,14 +20,14 @@ export function detail(record, run, call) {
 
 function facts(run, call, message) {
   const waited = waitedFor(run, call);
-  const first = call.first === null ? null : call.first - call.asked;
+  const first = call.first_token_s === null ? null : call.first_token_s - call.submitted_s;
   const rows = [
-    ["encoded for it", count(call.encoded)],
-    ["reused", `${count(call.reused)} (${percent(call.reused, call.encoded + call.reused + call.recomputed)})`],
-    ["computed again", count(call.recomputed)],
-    ["said", `${count(call.count)} tokens${call.finish ? `, then ${call.finish}` : ""}`],
+    ["encoded for it", count(call.tokens_encoded)],
+    ["reused", `${count(call.tokens_reused)} (${percent(call.tokens_reused, call.tokens_encoded + call.tokens_reused + call.tokens_recomputed)})`],
+    ["computed again", count(call.tokens_recomputed)],
+    ["said", `${count(call.sampled)} tokens${call.finish_reason ? `, then ${call.finish_reason}` : ""}`],
     ["first token after", seconds(first)],
-    ["in all", seconds(call.said - call.asked)],
+    ["in all", seconds(call.finished_s - call.submitted_s)],
     ["waited for", waited.last ? `${waited.last.who}, the last of the superstep before` : "nobody"],
     ["served beside", waited.beside.length ? waited.beside.join(", ") : "nobody"],
     message?.confidential ? ["marked", "confidential"] : null,
@@ -38,13 +38,13 @@ function facts(run, call, message) {
 function drawnView(record, call) {
   const view = viewOf(record, call);
   if (!view.length) return el("p", { class: "note" }, "It reads nothing but its own header.");
-  const whole = Math.max(call.end + call.header + call.count, ...view.map((each) => Math.max(each.at, each.stood) + each.tokens), 1);
+  const whole = Math.max(call.position + call.header_tokens + call.sampled, ...view.map((each) => Math.max(each.at, each.stood) + each.tokens), 1);
   const x = (position) => 4 + (position / whole) * (WIDTH - 8);
   const box = (each, at, y) => svg("rect", { x: x(at), y, width: Math.max(1.5, x(at + each.tokens) - x(at) - 0.5), height: ROW - 8, class: `way ${each.way.replace(/\W/g, "-")}` }, svg("title", null, `${each.author}: ${count(each.tokens)} tokens, ${each.way}`));
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${4 * ROW + 12}`, class: "scale", role: "img", "aria-label": "Where messages stand in its view, above, and where they stood when they were encoded, below; the table says the same" },
     svg("text", { x: 4, y: 12, class: "tick" }, `where they stand, 0 to ${count(whole)}`),
     view.map((each) => box(each, each.at, ROW - 8)),
-    svg("rect", { x: x(call.end), y: ROW - 8, width: Math.max(2, x(call.end + call.header + call.count) - x(call.end)), height: ROW - 8, class: "way said" }, svg("title", null, "what it says")),
+    svg("rect", { x: x(call.position), y: ROW - 8, width: Math.max(2, x(call.position + call.header_tokens + call.sampled) - x(call.position)), height: ROW - 8, class: "way said" }, svg("title", null, "what it says")),
     view.map((each) => svg("line", { x1: x(each.at + each.tokens / 2), x2: x(each.stood + each.tokens / 2), y1: 2 * ROW - 14, y2: 3 * ROW - 8, class: "moved" })),
     view.map((each) => box(each, each.stood, 3 * ROW - 8)),
     svg("text", { x: 4, y: 4 * ROW + 8, class: "tick" }, "where they stood when they were encoded"));
@@ -61,7 +61,7 @@ function wordsOf(record, name) {
 }
 
 function influence(record, call) {
-  const found = influences(record, call.made);
+  const found = influences(record, call.answer);
   if (!found.length) return el("p", { class: "note" }, "Nobody but itself.");
   const rows = found.map((each) => ({ cells: {
     author: named(each.author),

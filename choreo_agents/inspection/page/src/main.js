@@ -6,10 +6,10 @@ import { timeline } from "./timeline.js";
 import { comparedView, edgesView, memoryView, messagesView } from "./views.js";
 
 const record = recordOf(JSON.parse(byId("data").textContent));
-const callOf = new Map(record.runs.flatMap((run) => run.calls.flatMap((call) => [[call.made, call], ...(call.thought ? [[call.thought, call]] : [])])));
+const callOf = new Map(record.runs.flatMap((run) => run.calls.flatMap((call) => [[call.answer, call], ...(call.thought ? [[call.thought, call]] : [])])));
 record.wordsOf = (name) => {
-  const call = callOf.get(name) ?? callOf.get(record.messages.get(name)?.wordsOf[0]);
-  return call?.words ?? null;
+  const call = callOf.get(name) ?? callOf.get(record.messages.get(name)?.sources[0]);
+  return call?.text ?? null;
 };
 record.runs.forEach((run, i) => { run.title = run.title ?? `run ${i + 1}`; });
 
@@ -57,7 +57,7 @@ function tabs() {
 function keysFound() {
   const words = chosen.sought.trim().toLowerCase();
   if (!words || !chosen.run) return null;
-  return new Set(chosen.run.calls.filter((call) => `${call.author}\n${call.words ?? ""}`.toLowerCase().includes(words)).map((call) => call.key));
+  return new Set(chosen.run.calls.filter((call) => `${call.author}\n${call.text ?? ""}`.toLowerCase().includes(words)).map((call) => call.key));
 }
 
 function view() {

@@ -17,21 +17,21 @@ function runOf(run, index, messages) {
   }));
   const byMade = new Map();
   for (const call of calls) {
-    byMade.set(call.made, call);
+    byMade.set(call.answer, call);
     if (call.thought) byMade.set(call.thought, call);
   }
-  const times = [...calls.flatMap((call) => [call.asked, call.said]), ...run.nodes.flatMap((n) => [n.began, n.ended])];
-  const began = Math.min(run.began, ...extent(times, Math.min));
-  const ended = Math.max(run.ended ?? run.began, ...extent(times, Math.max));
+  const times = [...calls.flatMap((call) => [call.submitted_s, call.finished_s]), ...run.nodes.flatMap((n) => [n.began_s, n.ended_s])];
+  const began = Math.min(run.began_s, ...extent(times, Math.min));
+  const ended = Math.max(run.ended_s ?? run.began_s, ...extent(times, Math.max));
   const authors = [...new Set([...calls.map((call) => call.author), ...run.nodes.map((node) => node.node)])];
   const totals = { calls: calls.length, encoded: 0, reused: 0, recomputed: 0, said: 0 };
   for (const call of calls) {
-    totals.encoded += call.encoded;
-    totals.reused += call.reused;
-    totals.recomputed += call.recomputed;
-    totals.said += call.count;
+    totals.encoded += call.tokens_encoded;
+    totals.reused += call.tokens_reused;
+    totals.recomputed += call.tokens_recomputed;
+    totals.said += call.sampled;
   }
-  const read = new Set(calls.flatMap((call) => call.reads));
+  const read = new Set(calls.flatMap((call) => call.view));
   totals.modules = [...read].map((name) => messages.get(name)).filter((message) => message?.role === "module").reduce((sum, message) => sum + message.tokens, 0);
   return { ...run, index, calls, byMade, began, ended, authors, totals, nodes: run.nodes, messages };
 }
@@ -45,11 +45,11 @@ const whose = (message) => (message.role === "tool" ? `a tool of ${named(message
 export function reading(record, call, name) {
   const message = record.messages.get(name);
   if (!message) return { way: "unknown", author: "?" };
-  if (message.wordsOf.length) return { way: "re-encoded", author: whose(record.messages.get(message.wordsOf[0]) ?? message) };
+  if (message.sources.length) return { way: "re-encoded", author: whose(record.messages.get(message.sources[0]) ?? message) };
   const author = whose(message);
   if (message.origin === "mapped") return { way: "merged", author };
   if (message.role === "module") return { way: "module", author };
-  if (message.origin === "given") return { way: "given", author };
+  if (message.origin === "prefilled") return { way: "given", author };
   return { way: message.author === call.author ? "its own" : "shared", author };
 }
 
@@ -59,19 +59,19 @@ export const named = (author) => (author ? NAMES[author] ?? author : "nobody nam
 
 /** A call's view: each message, where it stands and where it stood when it was encoded. */
 export function viewOf(record, call) {
-  return call.reads.map((name, i) => {
+  return call.view.map((name, i) => {
     const message = record.messages.get(name);
-    return { name, message, tokens: message?.tokens ?? 0, at: call.offsets[i] ?? 0, stood: message?.at ?? 0, ...reading(record, call, name) };
+    return { name, message, tokens: message?.tokens ?? 0, at: call.offsets[i] ?? 0, stood: message?.position ?? 0, ...reading(record, call, name) };
   });
 }
 
 /** What a call waited for: who ended last before its superstep could begin, and who was served meanwhile. */
 export function waitedFor(run, call) {
   let last = null;
-  for (const each of run.calls) if (each.step < call.step && (!last || each.said > last.end)) last = { who: each.author, end: each.said };
-  for (const each of run.nodes) if (each.step < call.step && (!last || each.ended > last.end)) last = { who: each.node, end: each.ended };
-  const until = call.first ?? call.said;
-  const beside = run.calls.filter((each) => each !== call && each.asked < until && each.said > call.asked);
+  for (const each of run.calls) if (each.step < call.step && (!last || each.finished_s > last.end)) last = { who: each.author, end: each.finished_s };
+  for (const each of run.nodes) if (each.step < call.step && (!last || each.ended_s > last.end)) last = { who: each.node, end: each.ended_s };
+  const until = call.first_token_s ?? call.finished_s;
+  const beside = run.calls.filter((each) => each !== call && each.submitted_s < until && each.finished_s > call.submitted_s);
   return { last, beside: [...new Set(beside.map((each) => each.author))] };
 }
 
@@ -81,7 +81,7 @@ export function linksOf(record) {
   for (const message of record.messages.values()) {
     links.set(message.name, [
       ...message.parents.map((name) => [name, "encoding"]),
-      ...message.wordsOf.map((name) => [name, "words"]),
+      ...message.sources.map((name) => [name, "words"]),
     ]);
   }
   return links;
@@ -90,7 +90,7 @@ export function linksOf(record) {
 /** Who has said a message in words of their own; null: it holds somebody's words encoded again, or what was given. */
 function speakerOf(record, name) {
   const message = record.messages.get(name);
-  return message && !message.wordsOf.length ? message.author : null;
+  return message && !message.sources.length ? message.author : null;
 }
 
 /** The shortest way from a message back to each speaker behind it. `cut`: a source and a reader to do without. */
@@ -172,9 +172,9 @@ export function growthOf(record, most = 6) {
   const since = new Map();
   const seen = (name, at) => { if (!(since.get(name) <= at)) since.set(name, at); };
   for (const call of record.runs.flatMap((run) => run.calls)) {
-    if (!call.made.startsWith("0:")) continue;
-    for (const name of [call.made, call.thought]) if (name) seen(name, call.said);
-    for (const name of call.reads) seen(name, call.asked);
+    if (!call.answer.startsWith("0:")) continue;
+    for (const name of [call.answer, call.thought]) if (name) seen(name, call.finished_s);
+    for (const name of call.view) seen(name, call.submitted_s);
   }
   const events = [...since].map(([name, at]) => ({ at, message: record.messages.get(name) })).filter((each) => each.message).sort((a, b) => a.at - b.at);
   const totals = new Map();
@@ -203,4 +203,4 @@ export function compared(one, other) {
 }
 
 // Digests are made under a recording's own key: those of two recordings differ even if the words do not.
-const sameWords = (a, b) => (a.words !== null && b.words !== null ? a.words === b.words : a.saidDigest === b.saidDigest);
+const sameWords = (a, b) => (a.text !== null && b.text !== null ? a.text === b.text : a.digest === b.digest);

@@ -11,10 +11,10 @@ function placed(run) {
   for (const author of run.authors) {
     lane.set(author, lanes);
     const free = [];
-    for (const call of run.calls.filter((each) => each.author === author).sort((a, b) => a.asked - b.asked)) {
-      let row = free.findIndex((until) => until <= call.asked);
+    for (const call of run.calls.filter((each) => each.author === author).sort((a, b) => a.submitted_s - b.submitted_s)) {
+      let row = free.findIndex((until) => until <= call.submitted_s);
       if (row < 0) row = free.push(0) - 1;
-      free[row] = call.said;
+      free[row] = call.finished_s;
       rowOf.set(call.key, lanes + row);
     }
     lanes += Math.max(1, free.length);
@@ -38,20 +38,20 @@ export function timeline(record, run, choose) {
     const at = run.began + (span * i) / 4;
     chart.append(svg("text", { x: x(at), y: 14, "text-anchor": i === 4 ? "end" : "start", class: "tick" }, seconds(at - run.began)));
   }
-  for (const step of record.steps) if (step.at >= run.began && step.at <= run.ended) chart.append(svg("line", { x1: x(step.at), x2: x(step.at), y1: TOP - 4, y2: TOP, class: "step" }));
+  for (const step of record.steps) if (step.at_s >= run.began && step.at_s <= run.ended) chart.append(svg("line", { x1: x(step.at_s), x2: x(step.at_s), y1: TOP - 4, y2: TOP, class: "step" }));
   for (const node of run.nodes) {
-    chart.append(svg("rect", { x: x(node.began), y: TOP + lane.get(node.node) * LANE + 8, width: Math.max(2, x(node.ended) - x(node.began)), height: 8, class: "bar function" }, svg("title", null, `${node.node}: ${node.outcome}`)));
+    chart.append(svg("rect", { x: x(node.began_s), y: TOP + lane.get(node.node) * LANE + 8, width: Math.max(2, x(node.ended_s) - x(node.began_s)), height: 8, class: "bar function" }, svg("title", null, `${node.node}: ${node.outcome}`)));
   }
   for (const call of run.calls) {
     const y = TOP + rowOf.get(call.key) * LANE;
-    const first = call.first ?? call.said;
-    const bar = svg("g", { class: "bar", role: "option", "aria-selected": "false", id: `bar-${call.key}`, "aria-label": `${call.author}, superstep ${call.superstep}: ${count(call.count)} tokens said, ${count(call.encoded)} encoded, ${count(call.reused)} reused`, onclick: () => choose(call) },
-      svg("rect", { x: x(call.asked), y: y + 3, width: Math.max(1, x(first) - x(call.asked)), height: LANE - 8, class: "waits" }),
-      svg("rect", { x: x(first), y: y + 3, width: Math.max(2, x(call.said) - x(first)), height: LANE - 8, class: "speaks" }));
+    const first = call.first_token_s ?? call.finished_s;
+    const bar = svg("g", { class: "bar", role: "option", "aria-selected": "false", id: `bar-${call.key}`, "aria-label": `${call.author}, superstep ${call.superstep}: ${count(call.sampled)} tokens said, ${count(call.tokens_encoded)} encoded, ${count(call.tokens_reused)} reused`, onclick: () => choose(call) },
+      svg("rect", { x: x(call.submitted_s), y: y + 3, width: Math.max(1, x(first) - x(call.submitted_s)), height: LANE - 8, class: "waits" }),
+      svg("rect", { x: x(first), y: y + 3, width: Math.max(2, x(call.finished_s) - x(first)), height: LANE - 8, class: "speaks" }));
     bars.set(call.key, bar);
     chart.append(bar);
   }
-  const inTime = [...run.calls].sort((a, b) => a.asked - b.asked);
+  const inTime = [...run.calls].sort((a, b) => a.submitted_s - b.submitted_s);
   let chosen = null;
   chart.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];

@@ -10,14 +10,14 @@ export function messagesView(record, run, choose, keys) {
     props: { "data-key": call.key },
     cells: {
       who: el("button", { type: "button", onclick: () => choose(call) }, call.author),
-      superstep: call.superstep, read: count(call.read), encoded: count(call.encoded), reused: count(call.reused), recomputed: count(call.recomputed),
-      first: seconds(call.first === null ? null : call.first - call.asked),
-      words: call.words === null ? el("em", null, "masked") : call.words.length > 120 ? `${call.words.slice(0, 120)}…` : call.words,
+      superstep: call.superstep, read: count(call.view_tokens), encoded: count(call.tokens_encoded), reused: count(call.tokens_reused), recomputed: count(call.tokens_recomputed),
+      first: seconds(call.first_token_s === null ? null : call.first_token_s - call.submitted_s),
+      words: call.text === null ? el("em", null, "masked") : call.text.length > 120 ? `${call.text.slice(0, 120)}…` : call.text,
     },
   }));
-  const functions = run.nodes.map((node) => ({ cells: { node: node.node, step: node.step, took: seconds(node.ended - node.began), outcome: node.outcome } }));
+  const functions = run.nodes.map((node) => ({ cells: { node: node.node, step: node.step, took: seconds(node.ended_s - node.began_s), outcome: node.outcome } }));
   return [
-    el("p", null, "Input: ", run.given === null ? el("em", null, "masked, or not written") : el("q", null, run.given)),
+    el("p", null, "Input: ", run.input === null ? el("em", null, "masked, or not written") : el("q", null, run.input)),
     table(`${count(calls.length)} calls of agents`, columns, rows),
     functions.length ? table("Functions, tools and models of others", [{ key: "node", name: "node" }, { key: "step", name: "step", number: true }, { key: "took", name: "took", number: true }, { key: "outcome", name: "outcome" }], functions) : null,
   ];
@@ -31,7 +31,7 @@ export function edgesView(record, run) {
     el("p", { class: "note" }, "Read as encoded: tokens whose KV its reader took over, counted at each read. Encoded again: words of the source that were encoded for this reader, counted once.")];
 }
 
-const TIERS = [["device", "on the device", "#3b7dd8"], ["host", "on the host", "#e08e0b"], ["disk", "on disk", "#7a7a7a"]];
+const TIERS = [["device_bytes", "on the device", "#3b7dd8"], ["host_bytes", "on the host", "#e08e0b"], ["disk_bytes", "on disk", "#7a7a7a"]];
 
 const AUTHORS = ["#3b7dd8", "#e08e0b", "#2c9a5b", "#b04fc4", "#c43c3c", "#7a7a7a"];
 
@@ -57,7 +57,7 @@ export function memoryView(record, run) {
     new uPlot({ width: Math.max(320, holder.clientWidth), height: 240, scales: { x: { time: false } }, legend: { live: false }, axes: [{ ...axis, label: "seconds" }, { ...axis, label: "MiB" }], series: [{ label: "s" }, ...series.map(([label, stroke]) => ({ label, stroke, width: 2, paths: uPlot.paths.stepped({ align: 1 }) }))] }, [times, ...series.map(([, , bytes]) => bytes.map((each) => each / 2 ** 20))], holder);
   };
   const draw = () => {
-    plot(holder, lines.map((line) => line.at), TIERS.map(([key, label, stroke]) => [label, stroke, lines.map((line) => line[key])]));
+    plot(holder, lines.map((line) => line.at_s), TIERS.map(([key, label, stroke]) => [label, stroke, lines.map((line) => line[key])]));
     plot(grown, growth.times, growth.authors.map((author, i) => [author, AUTHORS[i], growth.tokens[i].map((sum) => sum * record.bytesPerToken)]));
   };
   return { nodes: [holder, tiers, el("h3", null, "By author, over time: what was read and said"), grown, table("What was recorded, by author", [{ key: "author", name: "author" }, { key: "messages", name: "messages", number: true }, { key: "tokens", name: "tokens", number: true }, { key: "bytes", name: "bytes of KV", number: true }], rows)], draw };
@@ -66,8 +66,8 @@ export function memoryView(record, run) {
 export function comparedView(record, one, other, choose) {
   const rows = compared(one, other).map((row) => {
     const call = row.one ?? row.other;
-    const shown = (each) => (each === null ? el("em", null, "not made") : each.words === null ? el("em", null, "masked") : each.words);
-    const cost = (each) => (each === null ? "–" : `${count(each.encoded)} + ${count(each.reused)} reused`);
+    const shown = (each) => (each === null ? el("em", null, "not made") : each.text === null ? el("em", null, "masked") : each.text);
+    const cost = (each) => (each === null ? "–" : `${count(each.tokens_encoded)} + ${count(each.tokens_reused)} reused`);
     return { props: { class: row.same ? null : "changed" }, cells: {
       who: row.one ? el("button", { type: "button", onclick: () => choose(row.one) }, call.author) : call.author,
       superstep: call.superstep, one: shown(row.one), other: row.same ? el("em", null, "the same") : shown(row.other), costs: cost(row.one), theirs: cost(row.other) } };

@@ -3,7 +3,3 @@
 Read `grammar` (data types, and how a family writes calls), `reading` (the parser), `format` (calls and results as
 turns).
 """
-
-from choreo_agents.models.chat.tools.grammar import BrokenCall, CallPart, TextPart, ToolCall
-
-__all__ = ["BrokenCall", "CallPart", "TextPart", "ToolCall"]

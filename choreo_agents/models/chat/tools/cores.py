@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from choreo_agents.models.chat.tools.grammar import CallGrammar, Kind, PairMarks, ToolCall
-from choreo_agents.models.chat.tools.literals import Extent, from_json, from_python, to_json, unique
+from choreo_agents.models.chat.tools.literals import Extent, from_json, to_json, unique
 from choreo_agents.models.chat.tools.marked import CONTROL, bare, has_control, mark_text
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -18,17 +18,12 @@ _BEHIND_NAME = 256
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Keys under which models write arguments, whatever their template uses."""
 _HARMLESS = ("id", "type", "index")
-_PYTHON = r"[^\W\d][\w.]*"
-_BEFORE_PYTHON = r"\s*\("
 _NAME = r"[^\s\ue000{]+"
 """Pattern of a name that ends at a control token, a blank or a brace."""
-_BEFORE = r"[\s\ue000{]|$"
+_BEHIND = r"[\s\ue000{]|$"
+"""Pattern of what follows a name."""
 _ANNOUNCED = re.compile(r"(\s*\ue000[^\ue001]*\ue001\s*\w*\s*)*")
 _OBJECTS = re.compile(r"\s*(\[\s*)?(\{|$)")
-
-
-class BrokenCallError(Exception):
-    """An error for text that cannot become a call."""
 
 
 class CallText:
@@ -45,10 +40,10 @@ class CallText:
         self.text = ""
         self._kind: Kind | None = None
         self._grammar, self._close, self._schemas, self._name = grammar, close, schemas, name
-        self._extent = Extent("\"'" if grammar.kind == "python" else '"')
+        self._extent = Extent()
 
     def take(self, text: str) -> int | None:
-        """Add a piece; return how much of it belongs to the call if it ends here. Raises `BrokenCallError`."""
+        """Add a piece; return how much of it belongs to the call if it ends here. Raises `ValueError` if it is none."""
         before, self.text = len(self.text), self.text + text
         if self._kind is None and (written := self.text.lstrip()):
             self._kind = self._kind_of(written[0])
@@ -59,12 +54,11 @@ class CallText:
     def _kind_of(self, first: str) -> Kind:
         kind = self._grammar.kind
         if kind == "headed" and first != "{":
-            raise BrokenCallError("its arguments are no JSON object")
+            raise ValueError("its arguments are no JSON object")
         if kind != "headed" and first in "{[":
-            self._extent = Extent('"')
             return "object"
         if kind == "object":
-            raise BrokenCallError(f"it starts with {bare(first)!r}, and is no JSON object")
+            raise ValueError(f"it starts with {bare(first)!r}, and is no JSON object")
         return kind
 
     def _find_end(self, text: str, before: int) -> int | None:
@@ -73,22 +67,15 @@ class CallText:
         if self._kind == "pairs":
             end = self.text.find(self._close, max(0, before - len(self._close)))
             return None if end < 0 else end - before
-        if self._kind == "python" and not self._extent.begun and not self._may_be_python():
-            raise BrokenCallError("it is no call of a function")
         if self._kind == "object" and not _OBJECTS.match(self.text):
-            raise BrokenCallError("it is a list of other things than calls")
+            raise ValueError("it is a list of other things than calls")
         start = 0
         if self._kind == "named" and not self._extent.begun and (start := text.find("{")) < 0:
             if len(self.text) > _BEHIND_NAME:
-                raise BrokenCallError("no arguments follow its name")
+                raise ValueError("no arguments follow its name")
             return None
         used = self._find_bracket_end(text[start:])
         return None if used is None else used + start
-
-    def _may_be_python(self) -> bool:
-        text = self.text.lstrip()
-        is_known = any(text.startswith(name[: len(text)]) for name in map(mark_text, self._schemas))
-        return is_known or re.match(rf"{_PYTHON}\s*(\(|$)", text) is not None
 
     def _find_bracket_end(self, text: str) -> int | None:
         """Return where the first bracket is closed. Control tokens are text within strings, and errors elsewhere."""
@@ -96,7 +83,7 @@ class CallText:
         used = self._extent.take(text if cut < 0 else text[:cut])
         if used is None and cut >= 0:
             if not self._extent.is_text:
-                raise BrokenCallError("it is cut off by a control token")
+                raise ValueError("it is cut off by a control token")
             # The text before the control token has opened a string.
             used = self._extent.take(text[cut:])
             used = None if used is None else used + cut
@@ -111,8 +98,6 @@ class CallText:
                 start = r'[\s\[]*(?:\{[^{}]*"function"\s*:\s*)?\{\s*'
                 name_match = re.match(rf'{start}(?:{key}|"name")\s*:\s*({_STRING})', self.text)
                 return None if name_match is None else _unquote(name_match[1])
-            case "python" if self._extent.begun:
-                return name_before(self.text.lstrip(), self._schemas, _PYTHON, _BEFORE_PYTHON)
             case "named" if self._extent.begun:
                 return name_before(self.text.lstrip(), self._schemas)
             case "pairs" if (key := self._marks.first.strip()) in self.text:
@@ -130,8 +115,6 @@ class CallText:
         if not (name := self.name):
             raise ValueError("it has no name")
         text = self.text if self._kind == "headed" else self.text.lstrip().removeprefix(mark_text(name))
-        if self._kind == "python":
-            return [ToolCall(name, from_python(bare(text)))]
         before, start, arguments = text.partition("{")
         if not self._is_frame(before):
             raise ValueError(f"{bare(name + before).strip()!r} is no name of a tool")
@@ -206,17 +189,10 @@ class CallText:
         return ToolCall(name, unique((key, _parse_value(value, fields.get(key))) for key, value in pairs))
 
 
-def name_before(text: str, schemas: Schemas, pattern: str = _NAME, behind: str = _BEFORE) -> str | None:
-    """Read a name at the start of marked text: the longest tool name that matches, else what looks like a name.
-
-    Args:
-        text: Marked text that starts with the name.
-        schemas: Schemas of the tools.
-        pattern: Pattern of what looks like a name.
-        behind: Pattern of what follows a name.
-    """
-    names = [name for name in schemas if re.match(rf"{re.escape(mark_text(name))}(?:{behind})", text)]
-    match = re.match(rf"({pattern})(?:{behind})", text)
+def name_before(text: str, schemas: Schemas) -> str | None:
+    """Read a name at the start of marked text: the longest tool name that matches, else what looks like a name."""
+    names = [name for name in schemas if re.match(rf"{re.escape(mark_text(name))}(?:{_BEHIND})", text)]
+    match = re.match(rf"({_NAME})(?:{_BEHIND})", text)
     return max(names, key=len, default=None if match is None else bare(match[1]))
 
 

@@ -2,7 +2,7 @@
 
     before | core | between | core | after          core    before_name | name | before_arguments | arguments | end
 
-`arguments` are JSON, Python keyword arguments, or pairs of a key and a value between marks of their own.
+`arguments` are JSON, or pairs of a key and a value between marks of their own.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from choreo_agents.models.chat.tools.literals import to_json, to_python
+from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.prompt_text import PromptText
 
-Kind = Literal["object", "named", "headed", "python", "pairs"]
+Kind = Literal["object", "named", "headed", "pairs"]
 """One JSON object with name and arguments; a name followed by JSON; the same, with the name in the header of the turn;
-a Python call; a name followed by pairs."""
+a name followed by pairs."""
 
 ID = "\u241fid\u241f"
 """Placeholder of a call's id in rendered templates."""
@@ -106,7 +106,12 @@ class CallGrammar:
     @property
     def is_bare(self) -> bool:
         """True if calls have no opening mark, so that only their content distinguishes them from text."""
-        return self.kind in ("object", "python") and not self.before.strip().strip("[")
+        return self.kind == "object" and not self.before.strip().strip("[")
+
+    @property
+    def closing(self) -> str:
+        """Text after the last call. The mark after the last pair closes a call, too."""
+        return "" if self.pairs is not None else self.after
 
     @property
     def repeats(self) -> bool:
@@ -119,26 +124,20 @@ class CallGrammar:
         """Write calls as the model does."""
         text = PromptText()
         for number, call in enumerate(calls):
-            filled = self._with_id(call.id)
-            text += PromptText.special(filled.between if number else filled.before)
-            text += filled._write_core(call)
-        last = self._with_id(calls[-1].id if calls else "")
-        # The mark after the last pair also closes the call.
-        return text + (PromptText() if self.pairs is not None else PromptText.special(last.after))
+            text += PromptText.special(self.between if number else self.before) + self.write_core(call)
+        return text + PromptText.special(self.closing)
 
-    def _with_id(self, name: str) -> CallGrammar:
-        return self.mapped(lambda text: text.replace(ID, name))
-
-    def _write_core(self, call: ToolCall) -> PromptText:
-        frame, words = PromptText.special, PromptText.plain
-        if self.kind == "python":
-            arguments = ", ".join(f"{key}={to_python(value)}" for key, value in call.arguments.items())
-            return words(f"{call.name}({arguments})")
+    def write_core(self, call: ToolCall) -> PromptText:
+        """Write a call without the marks around it."""
+        words = PromptText.plain
         if self.pairs is not None:
             return words(call.name) + self._write_pairs(call.arguments, self.pairs)
         name = to_json(call.name)[1:-1] if self.kind == "object" else call.name
-        named = frame(self.before_name) + words(name) + frame(self.before_arguments)
-        return named + words(to_json(call.arguments)) + frame(self.end)
+        before, middle, end = (
+            PromptText.special(text.replace(ID, call.id))
+            for text in (self.before_name, self.before_arguments, self.end)
+        )
+        return before + words(name) + middle + words(to_json(call.arguments)) + end
 
     def _write_pairs(self, arguments: Mapping[str, Any], marks: PairMarks) -> PromptText:
         frame, words = PromptText.special, PromptText.plain

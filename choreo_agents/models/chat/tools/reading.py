@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
-from choreo_agents.models.chat.tools.cores import BrokenCallError, CallText, Schemas, name_before
+from choreo_agents.models.chat.tools.cores import CallText, Schemas, name_before
 from choreo_agents.models.chat.tools.grammar import BrokenCall, CallGrammar, CallPart, TextPart, ToolCall
 from choreo_agents.models.chat.tools.literals import to_json
 from choreo_agents.models.chat.tools.marked import (
@@ -58,7 +58,7 @@ class ToolCallReader:
         self._lead = self._usual_lead
         self._close = g.after.strip()
         self._next = "" if g.repeats or g.pairs is not None else g.between.strip()
-        if grammar.is_bare and grammar.kind == "object" and not self._next:
+        if grammar.is_bare and not self._next:
             self._next = ";"
         self._rest = ""
         """Marked text that is not parsed yet."""
@@ -193,7 +193,7 @@ class ToolCallReader:
                 self._give_up("there is no such tool")
             elif final:
                 self._give_up("the message ends within it")
-        except (BrokenCallError, ValueError) as error:
+        except ValueError as error:
             self._give_up(str(error))
 
     def _give_up(self, why: str) -> None:

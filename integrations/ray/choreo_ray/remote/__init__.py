@@ -4,12 +4,11 @@
     remote engines    KV; each gets calls with the lineage of the messages that it lacks
 
 Read `protocol`, the values that are sent, then `dispatcher`, which runs a request, and `worker`, which serves it.
-`routing` chooses the engine, and `copies` and `kv_packets` bring KV from one engine to another. `execution` replaces
+`routing` chooses the engine, and `copies` brings KV from one engine to another. `execution` replaces
 the step loop of an engine. A new transport implements `EngineClient`.
 """
 
 from choreo_ray.remote.execution import RemoteExecution
-from choreo_ray.remote.kv_packets import KVPacket, export_kv, import_kv
 from choreo_ray.remote.protocol import (
     Copying,
     EngineClient,
@@ -32,14 +31,11 @@ __all__ = [
     "EngineWorker",
     "Hello",
     "HelloReply",
-    "KVPacket",
     "Releasing",
     "RemoteExecution",
     "RouterOptions",
     "SentAdapter",
     "SentAnswer",
     "SentCall",
-    "export_kv",
-    "import_kv",
     "remote_engine",
 ]

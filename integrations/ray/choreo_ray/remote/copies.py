@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from choreo_agents.engine.delegation import Message
 from choreo_agents.errors import ChoreoError, EngineLostError
-from choreo_agents.tracing import EventSink, KVCopied, guarded
-from choreo_ray.remote.fleet import Fleet, Replica
+from choreo_agents.tracing import KVCopied
+from choreo_ray.remote.context import RouterContext
+from choreo_ray.remote.fleet import Replica
 from choreo_ray.remote.health_monitor import HealthMonitor
-from choreo_ray.remote.protocol import Copying, Releasing, rows_of
+from choreo_ray.remote.protocol import Copying, rows_of
 
 _AT_ONCE = 64
 """Messages of an engine to be drained that are copied together."""
@@ -24,27 +25,13 @@ class Copies:
     """Copies of messages that are on their way to engines. Used on the router's event loop.
 
     Args:
-        fleet: The engines.
+        context: The router's.
         health: Hears of engines that are gone.
-        lock: Guards the fleet.
-        sink: Receives events.
-        router: Id of the router.
-        next_sequence_no: Counts what the router sends.
-        needed: Returns whether the router needs a message, by its id. Called under the lock.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        health: HealthMonitor,
-        lock: AbstractContextManager[None],
-        sink: EventSink,
-        router: str,
-        next_sequence_no: Callable[[], int],
-        needed: Callable[[str], bool],
-    ) -> None:
-        self._fleet, self._health, self._lock = fleet, health, lock
-        self._emit, self._router, self._next_sequence_no, self._needed = guarded(sink), router, next_sequence_no, needed
+    def __init__(self, context: RouterContext, health: HealthMonitor) -> None:
+        self._context, self._health = context, health
+        self._fleet, self._lock = context.fleet, context.lock
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Task that copies a message to an engine. No call owns it: it goes on when the call that began it has left."""
 
@@ -86,19 +73,18 @@ class Copies:
         if tasks := set(self._tasks.values()):
             await asyncio.wait(tasks)
 
-    async def hand_over(self, name: str, find: Callable[[str], Message | None]) -> int:
+    async def hand_over(self, name: str) -> int:
         """Copy all that only one engine has to the others, a part to each; return the number of messages copied.
 
         Raises what `Fleet.leave` does.
 
         Args:
             name: Name of the engine, where nothing new is placed from now on.
-            find: Finds a message by its id. Called under the lock.
         """
         with self._lock:
             parts: dict[tuple[str, str], dict[str, Message]] = defaultdict(dict)
             for message_id, salt, to in self._fleet.leave(name):
-                if (message := find(message_id)) is not None:
+                if (message := self._context.table.known(message_id)) is not None:
                     parts[to.name, salt][message_id] = message
         for (to_name, salt), messages in parts.items():
             to, ids = self._fleet.replicas[to_name], [*messages]
@@ -117,10 +103,11 @@ class Copies:
 
     def _copying(self, salt: str, messages: list[Message], to: Replica) -> Copying:
         rows, _ = rows_of(messages, to.held.keys())
-        return Copying(self._router, self._next_sequence_no(), salt, tuple(m.handle.id for m in messages), rows)
+        ids = tuple(message.handle.id for message in messages)
+        return Copying(self._context.router, self._context.next_sequence_no(), salt, ids, rows)
 
     async def _copy(self, source: Replica, to: Replica, copying: Copying) -> None:
-        started, epoch, stale = time.perf_counter(), source.epoch, list[str]()
+        context, started, epoch = self._context, time.perf_counter(), source.epoch
         taken: Collection[str] = ()
         nbytes = 0
         try:
@@ -135,13 +122,12 @@ class Copies:
             with self._lock:
                 for message_id in copying.ids:
                     del self._tasks[to.name, message_id]
-                self._fleet.holds(to.name, {key: copying.salt for key in taken if self._needed(key)})
-                stale = [message_id for message_id in taken if not self._needed(message_id)]
-                releasing = Releasing(self._router, self._next_sequence_no(), copying.salt, tuple(stale))
+                self._fleet.holds(to.name, {key: copying.salt for key in taken if context.is_needed(key)})
+                stale = [message_id for message_id in taken if not context.is_needed(message_id)]
+                if stale:  # nobody needs these any more
+                    self._health.release(to, copying.salt, stale)
         now, count = time.perf_counter(), len(copying.ids)
-        self._emit(KVCopied(now, source.name, to.name, count, count - len(taken), nbytes, now - started))
-        if stale:  # nobody needs these any more
-            self._health.notify(to, to.engine.release(releasing))
+        context.emit(KVCopied(now, source.name, to.name, count, count - len(taken), nbytes, now - started))
 
     async def _export(self, source: Replica, copying: Copying, epoch: int) -> Any:
         """Export KV from an engine; None: it is gone."""

@@ -3,88 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager, aclosing, suppress
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
 
 from choreo_agents import Prefill
-from choreo_agents.engine.delegation import MessageTable, Pending, Request
+from choreo_agents.engine.delegation import ActiveRequests, PlacedCall, Request
 from choreo_agents.errors import ChoreoError, EngineLostError, HandleError
 from choreo_agents.sampling import SampledToken
-from choreo_agents.tracing import EventSink, FirstToken, PerTenantCounters, RequestRouted, guarded
+from choreo_agents.tracing import FirstToken, RequestRouted
+from choreo_ray.remote.context import RouterContext
 from choreo_ray.remote.copies import Copies
-from choreo_ray.remote.fleet import Fleet, PlacementRequest, Replica
+from choreo_ray.remote.fleet import PlacementRequest, Replica
 from choreo_ray.remote.health_monitor import HealthMonitor
 from choreo_ray.remote.protocol import SentAnswer, SentCall, build_call
-from choreo_ray.remote.release_queue import ReleaseQueue
 from choreo_ray.remote.routing import Route
 
 MOST_LOSSES = 2
 """Engines that may be lost while they run a call before it fails."""
 
 
-class TaskLoop(Protocol):
-    """Event loop that runs the dispatcher's tasks."""
-
-    def soon(self, work: Callable[[], object]) -> None:
-        """Run work on the loop's thread."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Start a task that nobody waits for. On the loop's thread."""
-        ...
-
-    def finish(self, request: Request) -> None:
-        """Complete a request. Under the lock."""
-        ...
-
-
 class RequestDispatcher:
     """Dispatcher of requests to replicas. Runs in the loop's thread; bookkeeping is under the lock.
 
     Args:
-        fleet: The engines.
+        context: The router's.
         health: Knows which engines are up.
-        table: Table of the messages.
-        counters: Count what is done remotely, too.
-        lock: Guards all bookkeeping.
-        sink: Receives events.
-        router: Id of the router.
+        active: Unfinished requests.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        health: HealthMonitor,
-        table: MessageTable,
-        counters: PerTenantCounters[Any],
-        lock: AbstractContextManager[None],
-        sink: EventSink,
-        router: str,
-    ) -> None:
-        self._fleet, self._table, self._counters, self._router = fleet, table, counters, router
-        self._lock, self._emit, self.health = lock, guarded(sink), health
-        self._loop: TaskLoop
-        # Starts at the time, since engines may remember sequence numbers of this router from before a restart.
-        self._sequence_nos = itertools.count(time.time_ns())
-        next_sequence_no = self._sequence_nos.__next__
-        self.releases = ReleaseQueue(fleet, health, table, lock, router, next_sequence_no)
-        self.copies = Copies(fleet, health, lock, sink, router, next_sequence_no, self.releases.is_needed)
+    def __init__(self, context: RouterContext, health: HealthMonitor, active: ActiveRequests) -> None:
+        self._context, self._fleet, self._lock = context, context.fleet, context.lock
+        self.health, self._active = health, active
+        self.copies = Copies(context, health)
         self._at: dict[int, Replica] = {}
         """Replica where each request runs, by number."""
         self._arriving: dict[int, int] = {}
         """Bytes of KV on their way there for each request, by number."""
         self._begun: set[int] = set()
         """Numbers of requests that their engine has begun."""
-
-    def attach(self, loop: TaskLoop) -> None:
-        """Connect the dispatcher to the loop that runs it."""
-        self._loop = loop
-        self.health.spawn, self.releases.soon = loop.spawn, loop.soon
-        self.health.is_needed, self.health.next_sequence_no = self.releases.is_needed, self._sequence_nos.__next__
 
     def place(self, request: Request, lost: Sequence[str] = ()) -> Route | None:
         """Choose an engine for a request, which `run` then dispatches; None: no engine is up. Under the lock.
@@ -95,16 +54,19 @@ class RequestDispatcher:
             request: The request.
             lost: Engines that were lost while they ran it.
         """
-        pending = _pending(request)
-        call = pending.placed.read.call
-        name = pending.placed.name if isinstance(call, Prefill) else None
-        thread = next((s for scope in pending.scopes.values() if scope for s in scope.chain() if s.is_threads), None)
-        route = self._fleet.place(PlacementRequest(request.number, pending.placed.lineage, call, name, thread), lost)
+        placed = _placed(request)
+        call, lineage = placed.read.call, placed.lineage
+        name = placed.name if isinstance(call, Prefill) else None
+        thread = next((s for _, scope in placed.callers.values() if scope for s in scope.chain() if s.is_threads), None)
+        wanted = PlacementRequest(
+            request.number, lineage.parents, len(lineage.tokens), lineage.tenant, call, name, thread
+        )
+        route = self._fleet.place(wanted, lost)
         if route is not None:
             self._at[request.number] = self._fleet.replicas[route.engine]
             self._arriving[request.number] = route.bytes_copied
             why = (route.bytes_copied, route.tokens_encoded, route.expected_s)
-            self._emit(RequestRouted(time.perf_counter(), request.number, route.engine, *why))
+            self._context.emit(RequestRouted(time.perf_counter(), request.number, route.engine, *why))
         return route
 
     def over(self, number: int) -> None:
@@ -114,18 +76,17 @@ class RequestDispatcher:
             self._fleet.ended(replica.name, number)
             self._arrived(number, replica)
 
-    async def raise_priority(self, request: Request) -> None:
-        """Send a request's priority to its engine."""
-        with self._lock:
-            replica = self._at.get(request.number)
-        if replica is not None:
-            self.health.notify(replica, replica.engine.raise_priority(self._router, request.number, request.priority))
+    def raise_priority(self, request: Request) -> None:
+        """Send a request's priority to its engine. Under the lock."""
+        if (replica := self._at.get(request.number)) is not None:
+            call = self._context.router, request.number, request.priority
+            self.health.notify(replica, partial(replica.engine.raise_priority, *call))
 
     async def leave(self) -> None:
         """Release all that engines hold for the router."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.copies.settled(), self.health.patience_s)
-        await self.releases.leave()
+        await self.health.leave()
 
     async def run(self, request: Request, route: Route | None) -> None:
         """Run a request where it was placed, and on another engine if that one is lost."""
@@ -157,10 +118,10 @@ class RequestDispatcher:
                     self.over(request.number)
 
     async def _bring(self, request: Request, route: Route, replica: Replica) -> None:
-        pending = _pending(request)
-        messages = {parent.handle.id: parent for parent in pending.placed.lineage.parents}
+        placed = _placed(request)
+        messages = {parent.handle.id: parent for parent in placed.lineage.parents}
         try:
-            await self.copies.bring(pending.message_ids.salt, route.copies, messages, replica)
+            await self.copies.bring(placed.builder.message_ids.salt, route.copies, messages, replica)
         finally:
             with self._lock:
                 self._arrived(request.number, replica)
@@ -174,7 +135,8 @@ class RequestDispatcher:
             if request.over:
                 return
             call = self._prepare(request, replica)
-            request.binding = request.encoding.bind()
+            lineage = _placed(request).lineage
+            request.begin_elsewhere(lineage.tokens, lineage.placement.position)
         try:
             await self._receive(request, replica, call)
         except HandleError:
@@ -186,16 +148,11 @@ class RequestDispatcher:
             await self._receive(request, replica, call)
 
     def _prepare(self, request: Request, replica: Replica, known_ids: Collection[str] | None = None) -> SentCall:
-        pending = _pending(request)
-        salt, held_ids = pending.message_ids.salt, replica.held.keys() if known_ids is None else known_ids
-        seed = None if request.decoding is None else request.decoding.seed
-        delivered = [chosen.token for chosen in request.chosen]
-        self.releases.salts[pending.message_ids.tenant] = salt
-        numbers = next(self._sequence_nos), request.number
-        call = build_call(self._router, *numbers, salt, pending.placed, seed, held_ids, delivered, request.priority)
+        context, held_ids = self._context, replica.held.keys() if known_ids is None else known_ids
+        call = build_call(context.router, context.next_sequence_no(), request, _placed(request), held_ids)
         call = replace(call, promised=self._fleet.claim_promised(replica.name, call.promised))
         # From now on the engine leases what the call reads, whatever becomes of the call.
-        self._fleet.holds(replica.name, dict.fromkeys((parent.id for parent in call.call.parents), salt))
+        self._fleet.holds(replica.name, dict.fromkeys((parent.id for parent in call.call.parents), call.salt))
         return call
 
     async def _receive(self, request: Request, replica: Replica, call: SentCall) -> None:
@@ -223,20 +180,19 @@ class RequestDispatcher:
         finally:
             if is_left:  # the engine may have finished it all the same
                 with self._lock:
-                    self.releases.abandon_call(replica, call.salt, call.sequence_no)
+                    self.health.release(replica, call.salt, (), [call.sequence_no])
 
     def _append(self, request: Request, tokens: Iterable[SampledToken]) -> None:
         for chosen in tokens:
             if request.first_token_s is None:
                 request.first_token_s = now = time.perf_counter()
-                self._emit(FirstToken(now, request.number, now - request.submitted_s))
+                self._context.emit(FirstToken(now, request.number, now - request.submitted_s))
             request.chosen.append(chosen)
             for listener in request.listeners:
                 listener(chosen)
 
     def _finish(self, request: Request, answer: SentAnswer, replica: Replica, call: SentCall) -> None:
-        pending = _pending(request)
-        self._fleet.holds(replica.name, {answer.id: pending.message_ids.salt})
+        self._fleet.holds(replica.name, {answer.id: call.salt})
         if request.decoding is not None:
             request.chosen = list(answer.chosen or ())
             request.decoding.cut = answer.finish_reason == "length"
@@ -248,21 +204,21 @@ class RequestDispatcher:
         request.tokens = list(answer.tokens)
         for name, amount in answer.counted.items():
             if name != "tokens_reused":
-                self._counters.add(request.tenant, name, amount)
+                self._context.counters.add(request.tenant, name, amount)
         for message_id in call.promised:
-            if (message := self._table.known(message_id)) is not None:
+            if (message := self._context.table.known(message_id)) is not None:
                 message.promise = None
-        self._loop.finish(request)
-        stored = self._table.get(answer.id)
+        self._active.finish(request)
+        stored = self._context.table.get(answer.id)
         if stored is None:
-            self.releases.release_message(answer.id)
+            self.health.release_message(answer.id)
         else:
-            self._table.entry(stored)
+            self._context.table.entry(stored)
 
 
-def _pending(request: Request) -> Pending:
+def _placed(request: Request) -> PlacedCall:
     owner = request.owner
-    assert isinstance(owner, Pending)
+    assert isinstance(owner, PlacedCall)
     return owner
 
 

@@ -9,9 +9,9 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from choreo_agents import Decode
-from choreo_agents.engine.delegation import Lineage, Message, Scope
+from choreo_agents.engine.delegation import Message, Promised, Scope
 from choreo_agents.errors import InvalidRequestError
-from choreo_ray.remote.protocol import EngineClient, HelloReply, Promised, missing_lineage
+from choreo_ray.remote.protocol import EngineClient, HelloReply, missing_lineage
 from choreo_ray.remote.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, route
 
 _USUAL_SAMPLES = 64
@@ -68,7 +68,10 @@ class PlacementRequest:
     """A request that has to be placed."""
 
     number: int
-    lineage: Lineage
+    parents: Sequence[Message]
+    tokens: int
+    """Tokens of its own prompt."""
+    tenant: str
     call: object
     """A `Prefill` or a `Decode`."""
     name: str | None
@@ -183,19 +186,19 @@ class Fleet:
         engines = [replica for replica in candidates if replica.name not in tried] or candidates
         if not engines:
             return None
-        reads = [self._read(parent) for parent in request.lineage.parents]
+        reads = [self._read(parent) for parent in request.parents]
         if request.name is not None and (holders := self.holders(request.name)):
             reads.append(KVToRead(request.name, _NEVER_COPIED, holders))
-        call = CallToPlace(reads, len(request.lineage.tokens), self._expected(request.call), self._home(request))
+        call = CallToPlace(reads, request.tokens, self._expected(request.call), self._home(request))
         reencoded = _ReencodedTokens(request)
         chosen = self._route(call, [self._ahead(replica, reencoded) for replica in engines])
-        self.replicas[chosen.engine].serving[request.number] = len(request.lineage.tokens) + chosen.tokens_encoded
+        self.replicas[chosen.engine].serving[request.number] = request.tokens + chosen.tokens_encoded
         self.replicas[chosen.engine].arriving_bytes += chosen.bytes_copied
         self.replicas[chosen.engine].bring(
             request.number, tuple(read.id for read in reads if chosen.engine not in read.holders)
         )
         if request.thread is None:
-            self._tenants_homes[request.lineage.tenant] = chosen.engine
+            self._tenants_homes[request.tenant] = chosen.engine
         else:
             self._homes[request.thread] = chosen.engine
         return chosen
@@ -271,7 +274,7 @@ class Fleet:
         all.
         """
         if request.thread is None:
-            return self._tenants_homes.get(request.lineage.tenant)
+            return self._tenants_homes.get(request.tenant)
         return self._homes.get(request.thread)
 
 
@@ -290,7 +293,7 @@ class _ReencodedTokens:
 
     def by(self, replica: Replica) -> Mapping[str, int]:
         """Return the tokens to encode again for each message that an engine lacks (see `EngineAhead.again`)."""
-        held, incoming, parents = replica.held, replica.incoming, self._request.lineage.parents
+        held, incoming, parents = replica.held, replica.incoming, self._request.parents
         missing = [parent for parent in parents if parent.handle.id not in held and parent.handle.id not in incoming]
         ids = tuple(message.handle.id for message in missing)
         if ids not in self._ancestors:
@@ -309,5 +312,5 @@ class _ReencodedTokens:
             counts[parent.handle.id] = sum(len(message.tokens) for message in ancestors)
             known_ids.update(message.handle.id for message in ancestors)
         if self._request.name is not None:
-            counts[self._request.name] = len(self._request.lineage.tokens)
+            counts[self._request.name] = self._request.tokens
         return counts

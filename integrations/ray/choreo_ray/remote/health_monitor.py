@@ -1,17 +1,19 @@
-"""Monitors replicas: reconnects lost ones with backoff, and forgets what they had."""
+"""Monitors replicas: reconnects lost ones with backoff, forgets what they had, and tells others what to release."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from choreo_agents.errors import ChoreoError, EngineLostError, EngineMismatchError
-from choreo_agents.tracing import EngineDown, EngineUp, EventSink, guarded
-from choreo_ray.remote.fleet import Fleet, Replica
+from choreo_agents.tracing import EngineDown, EngineUp
+from choreo_ray.remote.context import RouterContext
+from choreo_ray.remote.fleet import Replica
 from choreo_ray.remote.protocol import Hello, Releasing, SentAdapter
 
 LOG = logging.getLogger(__name__)
@@ -23,37 +25,21 @@ PROBE_S = 5.0
 
 
 class HealthMonitor:
-    """Monitor of the engines that are up or gone. Used on the router's event loop.
+    """Monitor of the engines that are up or gone. Used on the router's event loop; what sends them something that
+    nobody waits for, under the lock.
 
     Args:
-        fleet: The engines.
+        context: The router's.
         greeting: Greeting of the router.
-        lock: Guards the fleet.
-        sink: Receives events.
         patience_s: Seconds that calls wait while no engine is up.
         adapters: Adapters that engines load when they come up; kept up to date here.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        greeting: Hello,
-        lock: AbstractContextManager[None],
-        sink: EventSink,
-        patience_s: float,
-        adapters: list[SentAdapter],
-    ) -> None:
-        self._fleet, self._greeting, self._lock = fleet, greeting, lock
-        self._emit, self.patience_s = guarded(sink), patience_s
-        self._adapters = adapters
+    def __init__(self, context: RouterContext, greeting: Hello, patience_s: float, adapters: list[SentAdapter]) -> None:
+        self._context, self._fleet, self._lock = context, context.fleet, context.lock
+        self._greeting, self.patience_s, self._adapters = greeting, patience_s, adapters
         self._is_any_alive = asyncio.Event()
         """Set while there is an engine to send calls to."""
-        self.spawn: Callable[[Coroutine[Any, Any, Any]], None]
-        """Starts a task that nobody waits for."""
-        self.is_needed: Callable[[str], bool]
-        """Returns whether the router needs a message, by its id. Called under the lock."""
-        self.next_sequence_no: Callable[[], int]
-        """Counts what the router sends."""
 
     async def greet_all(self) -> int:
         """Greet all engines; return the tokens of KV that each of them holds at least."""
@@ -67,7 +53,7 @@ class HealthMonitor:
         errors = await asyncio.gather(*(self._greet(replica) for replica in replicas), return_exceptions=True)
         missing = [(replica, error) for replica, error in zip(replicas, errors, strict=True) if error is not None]
         for replica, _ in missing:
-            self.spawn(self._revive(replica))
+            self._context.spawn(self._revive(replica))
         if len(missing) == len(replicas):
             raise missing[0][1]
 
@@ -86,7 +72,7 @@ class HealthMonitor:
 
         An idle router would notice a loss only at its next call. An engine that is slow to answer is not marked.
         """
-        nothing = Releasing(self._greeting.router, self.next_sequence_no(), "", ())
+        nothing = Releasing(self._context.router, self._context.next_sequence_no(), "", ())
         works = [
             (replica, asyncio.wait_for(replica.engine.release(nothing), PROBE_S)) for replica in self._fleet.alive()
         ]
@@ -98,7 +84,7 @@ class HealthMonitor:
 
     async def load_adapter(self, name: str, files: Mapping[str, bytes], salt: str) -> None:
         """Load an adapter in all engines, in lost ones when they come back. Raises what one of them does."""
-        adapter = SentAdapter(self._greeting.router, salt, name, files)
+        adapter = SentAdapter(self._context.router, salt, name, files)
         if adapter in self._adapters:
             return
         self._adapters.append(adapter)
@@ -116,14 +102,39 @@ class HealthMonitor:
             self._adapters.remove(adapter)
             raise
 
-    def close_tenant(self, tenant: str, salt: str) -> list[Replica]:
-        """Forget a tenant; return the engines that have to close it. Under the lock."""
+    def close_tenant(self, tenant: str, salt: str) -> None:
+        """Forget a tenant, and close it at its engines."""
         self._adapters[:] = [adapter for adapter in self._adapters if adapter.salt != salt]
-        return self._fleet.close_tenant(tenant, salt)
+        sequence_no = self._context.next_sequence_no()
+        for replica in self._fleet.close_tenant(tenant, salt):
+            self.notify(replica, partial(replica.engine.close_tenant, self._context.router, salt, sequence_no))
 
-    def notify(self, replica: Replica, work: Coroutine[Any, Any, Any]) -> None:
+    async def leave(self) -> None:
+        """Release all that engines hold for the router."""
+        context = self._context
+        with self._lock:
+            tenancies = {(replica.engine, salt) for replica in self._fleet.alive() for salt in replica.salts}
+            closing = [
+                engine.close_tenant(context.router, salt, context.next_sequence_no()) for engine, salt in tenancies
+            ]
+        with suppress(TimeoutError):
+            # Engines that cannot be reached notice soon that the router is gone.
+            await asyncio.wait_for(asyncio.gather(*closing, return_exceptions=True), self.patience_s)
+
+    def release_message(self, message_id: str) -> None:
+        """Release a message that the router no longer needs at all engines that have it."""
+        for replica, salt in self._fleet.drop_message(message_id):
+            self.release(replica, salt, [message_id])
+
+    def release(self, replica: Replica, salt: str, ids: Sequence[str], left: Sequence[int] = ()) -> None:
+        """Tell an engine what the router no longer needs: messages, and calls that it has left without an answer."""
+        context = self._context
+        releasing = Releasing(context.router, context.next_sequence_no(), salt, tuple(ids), tuple(left))
+        self.notify(replica, partial(replica.engine.release, releasing))
+
+    def notify(self, replica: Replica, send: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Send an engine what it need not know once it is gone, or has forgotten what this is about."""
-        self.spawn(self._send(replica, work, replica.epoch))
+        self._context.soon(lambda: self._context.spawn(self._send(replica, send(), replica.epoch)))
 
     def gone(self, replica: Replica, cause: EngineLostError, epoch: int) -> None:
         """Mark an engine as gone, and reconnect it in the background. What it had is computed again where it is read.
@@ -139,8 +150,8 @@ class HealthMonitor:
             self._fleet.lost(replica.name)
             if not self._fleet.alive():
                 self._is_any_alive.clear()
-        self._emit(EngineDown(time.perf_counter(), replica.name, str(cause)))
-        self.spawn(self._revive(replica))
+        self._context.emit(EngineDown(time.perf_counter(), replica.name, str(cause)))
+        self._context.spawn(self._revive(replica))
 
     async def _greet(self, replica: Replica) -> None:
         reply, loaded = await replica.engine.greet(self._greeting), list[SentAdapter]()
@@ -148,16 +159,15 @@ class HealthMonitor:
             with self._lock:
                 missing = [adapter for adapter in self._adapters if all(adapter is not done for done in loaded)]
                 if not missing:  # also of those that were loaded elsewhere meanwhile
-                    stale = self._fleet.came(replica.name, reply, self.is_needed)
+                    stale = self._fleet.came(replica.name, reply, self._context.is_needed)
                     replica.salts.update(adapter.salt for adapter in loaded)
                     break
             for adapter in missing:
                 await replica.engine.load_adapter(adapter)
             loaded += missing
         for salt, ids in stale.items():
-            releasing = Releasing(self._greeting.router, self.next_sequence_no(), salt, tuple(ids))
-            self.notify(replica, replica.engine.release(releasing))
-        self._emit(EngineUp(time.perf_counter(), replica.name))
+            self.release(replica, salt, ids)
+        self._context.emit(EngineUp(time.perf_counter(), replica.name))
         self._is_any_alive.set()
 
     async def _revive(self, replica: Replica) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 
-from choreo_agents import Decode, MessageHandle, Prefill, Usage
+from choreo_agents import Decode, Prefill, Usage
 from choreo_agents.engine import PlayedCall
-from choreo_agents.engine.delegation import LineageRow, Message, PlacedCall, ServedModel, row_of
+from choreo_agents.engine.delegation import KVKey, Message, PlacedCall, Promised, Request, ServedModel
 from choreo_agents.sampling import SampledToken
 
 
@@ -51,21 +51,6 @@ class SentAdapter:
 
 
 @dataclass(frozen=True)
-class Promised:
-    """A message that nobody has encoded yet."""
-
-    again: bool
-    """Whether its text was encoded before and is lost."""
-    foreign: tuple[MessageHandle, ...] = ()
-    """Messages of other models that have the same text."""
-
-    def put_on(self, message: Message, number: int) -> None:
-        """Mark a message that was unknown here as promised; `number` is the request that keeps the promise."""
-        message.promise, message.again = number, self.again
-        message.foreign.extend(self.foreign)
-
-
-@dataclass(frozen=True)
 class SentCall:
     """A call that makes one message."""
 
@@ -78,7 +63,7 @@ class SentCall:
     """Salt of the tenant."""
     call: Prefill | Decode
     """The call as tokens, with positions and seed."""
-    rows: tuple[LineageRow, ...]
+    rows: tuple[KVKey, ...]
     """Lineage of what it reads, all ancestors included, as far as the engine is not known to have it."""
     promised: Mapping[str, Promised] = field(default_factory=dict)
     """Those of these messages that nobody has encoded yet."""
@@ -92,7 +77,7 @@ class Copying:
     sequence_no: int
     salt: str
     ids: tuple[str, ...]
-    rows: tuple[LineageRow, ...]
+    rows: tuple[KVKey, ...]
     """Lineage of these messages, all ancestors included, as far as the receiving engine is not known to have it."""
 
 
@@ -181,28 +166,16 @@ def _installed(name: str) -> str:
 
 
 def build_call(
-    router: str,
-    sequence_no: int,
-    number: int,
-    salt: str,
-    placed: PlacedCall,
-    seed: int | None,
-    known_ids: Collection[str],
-    delivered: Sequence[int] = (),
-    priority: int = 0,
+    router: str, sequence_no: int, request: Request, placed: PlacedCall, known_ids: Collection[str]
 ) -> SentCall:
-    """Build the call that is sent to an engine.
+    """Build the call that is sent to an engine. If a lost engine had sampled tokens of it, the answer starts with them.
 
     Args:
         router: Id of the router.
         sequence_no: Sequence number of the call.
-        number: Number of the router's request.
-        salt: Salt of the tenant.
-        placed: The call.
-        seed: Seed of its sampling; None: it does not sample.
+        request: The request.
+        placed: The call of the request.
         known_ids: Ids of the messages that the engine has.
-        delivered: Tokens that a lost engine had sampled: the answer starts with them.
-        priority: Its priority by now.
     """
     read, lineage = placed.read, placed.lineage
     fields: dict[str, Any] = {
@@ -211,33 +184,32 @@ def build_call(
         "position": lineage.placement.position,
         "timeout_s": None,
         "escape_special_tokens": False,
-        "priority": priority,
+        "priority": request.priority,
     }
     call: Prefill | Decode
     if isinstance(read.call, Prefill):
         if read.call.maps:
             fields |= {"offsets": None, "position": None}
         # Only another model's message matters as a source: the engine counts tokens by it, and need not have others.
-        fields |= {"source": placed.label.foreign, "lazy": False}
+        fields |= {"source": placed.foreign, "lazy": False}
         call = replace(read.call, content=list(lineage.tokens), **fields)
     else:
-        sampling = read.call.sampling.model_copy(update={"seed": seed, "n": 1})
+        assert request.decoding is not None
+        sampling = read.call.sampling.model_copy(update={"seed": request.decoding.seed, "n": 1})
         suffix = None if read.call.turn_suffix is None else list(read.turn_suffix)
         fields |= {"header": list(lineage.tokens), "sampling": sampling, "turn_suffix": suffix}
-        played = _played(read.call.played, delivered)
+        played = _played(read.call.played, [chosen.token for chosen in request.chosen])
         call = replace(read.call, idempotency_key=None, logits_callback=None, played=played, **fields)
     rows, promised = rows_of(lineage.parents, known_ids)
-    return SentCall(router, sequence_no, number, salt, call, rows, promised)
+    return SentCall(router, sequence_no, request.number, placed.builder.message_ids.salt, call, rows, promised)
 
 
-def rows_of(
-    messages: Collection[Message], known_ids: Collection[str]
-) -> tuple[tuple[LineageRow, ...], dict[str, Promised]]:
+def rows_of(messages: Collection[Message], known_ids: Collection[str]) -> tuple[tuple[KVKey, ...], dict[str, Promised]]:
     """Return the lineage of messages that an engine lacks, and which of them nobody has encoded yet."""
     missing = missing_lineage(messages, known_ids)
     unencoded = [message for message in missing if message.promise is not None]
     promised = {message.handle.id: Promised(message.again, tuple(message.foreign)) for message in unencoded}
-    return tuple(map(row_of, missing)), promised
+    return tuple(message.kv_key() for message in missing), promised
 
 
 def missing_lineage(messages: Collection[Message], known_ids: Collection[str]) -> list[Message]:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from choreo_agents import Engine, Memory, Scheduling
-from choreo_agents.engine.delegation import EngineAdmin, EngineCore, Settings, load_weightless, read_loaded
+from choreo_agents import Engine
+from choreo_agents.engine.delegation import engine_over
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import EventSink, discard
@@ -23,8 +23,6 @@ Made = TypeVar("Made", bound=Engine)
 
 COPIED_BYTES, PATIENCE_S = 1 << 28, 60.0
 """Defaults of `RouterOptions`."""
-_OWN_BYTES = 1 << 20
-"""Bytes of a router's own KV memory, which is always empty."""
 
 
 class RouterOptions(TypedDict, total=False):
@@ -66,29 +64,25 @@ def remote_engine(
     Raises:
         EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
     """
-    return made(EngineAdmin(_core(engines, model, options)), salt, is_owners=True)
-
-
-def _core(engines: Sequence[EngineClient], model: str | Path | LoadedModel, options: RouterOptions) -> EngineCore:
     if unknown := options.keys() - RouterOptions.__annotations__.keys():
         raise TypeError(f"a router takes no {', '.join(map(repr, sorted(unknown)))}: see RouterOptions")
     if not engines or len({engine.name for engine in engines}) < len(engines):
         names = [engine.name for engine in engines]
         raise InvalidRequestError(f"a router needs engines, each with a name of its own, not {names!r}")
-    reply = _greet(engines[0])
-    chosen = {"method": "choreo", "memory": Memory(kv_budget_bytes=_OWN_BYTES), "backend": "auto"}
-    events = {"seed": options.get("seed", 0), "sink": options.get("sink", discard)}
-    settings = Settings.model_validate(chosen | events | {"scheduling": Scheduling()})
+    served = _greet(engines[0]).served
     if not isinstance(model, LoadedModel):
-        model = load_weightless(model, reply.served, chat=options.get("chat"))
-    adapter = options.get("adapter")
-    own = None if adapter is None else read_loaded(model.adapter, adapter)
-    default = "" if own is None else own.key
-    greeting = Hello(secrets.token_hex(16), model.adapter.fingerprint, own_version(), default)
-    per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
+        model = served.load(model, chat=options.get("chat"))
+    per_token, copied_bytes = served.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
     fleet = Fleet(engines, options.get("costs", Costs()), per_token, copied_bytes)
-    execution = RemoteExecution(fleet, greeting, options.get("patience_s", PATIENCE_S))
-    return EngineCore(model, settings, own, execution)
+    return engine_over(
+        made,
+        RemoteExecution(fleet, options.get("patience_s", PATIENCE_S)),
+        model,
+        salt=salt,
+        adapter=options.get("adapter"),
+        seed=options.get("seed", 0),
+        sink=options.get("sink", discard),
+    )
 
 
 def _greet(engine: EngineClient) -> HelloReply:

@@ -10,11 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from choreo_agents import Decode, MessageHandle, Usage
-from choreo_agents.engine.delegation import EngineAdmin, Message, ServedModel, Tenant, served_model
+from choreo_agents import Decode, Engine, MessageHandle, Usage
+from choreo_agents.engine.delegation import Message, ServedModel
 from choreo_agents.errors import ChoreoError, EngineClosedError, EngineMismatchError
 from choreo_agents.sampling import SampledToken
-from choreo_ray.remote.kv_packets import export_kv, import_kv
 from choreo_ray.remote.protocol import (
     Copying,
     Hello,
@@ -36,18 +35,18 @@ class EngineWorker:
     It is itself an `EngineClient`, for a router in the same process.
 
     Args:
-        owner: Admin of the engine: `Engine.admin`.
+        engine: The engine, as `Engine.load` returned it.
         name: Name of the engine.
     """
 
-    def __init__(self, owner: EngineAdmin, name: str) -> None:
-        self.name = name
-        self._owner, self._core = owner, owner.core
+    def __init__(self, engine: Engine, name: str) -> None:
+        assert engine.admin is not None, "it was loaded, and is no tenant's"
+        self.name, self._engine, self._core = name, engine, engine.admin.core
         self._serving: dict[tuple[str, str], Serving] = {}
         """State of each tenant of a router, by router and salt."""
         self._served: ServedModel | None = None
-        self._reported: WeakKeyDictionary[Tenant, dict[str, int]] = WeakKeyDictionary()
-        """Values of each tenant's counters when a router was last told of them."""
+        self._reported: dict[str, dict[str, int]] = {}
+        """Values of each tenant's counters when a router was last told of them, by salt."""
         self._costs: WeakKeyDictionary[Message, Usage] = WeakKeyDictionary()
         """Usage of messages that was already reported with an answer."""
         self._closing: dict[str, asyncio.Future[None]] = {}
@@ -81,7 +80,7 @@ class EngineWorker:
             served = {salt: tenant for (router, salt), tenant in self._serving.items() if router == greeting.router}
             held_ids = {salt: tenant.held() for salt, tenant in served.items()}
         if self._served is None:
-            self._served = await asyncio.to_thread(served_model, self._core.model)
+            self._served = await asyncio.to_thread(ServedModel.of, self._core.model)
         return HelloReply(self._served, self._core.pool.total_tokens, self._core.kv_budget_bytes, held_ids)
 
     @property
@@ -95,8 +94,8 @@ class EngineWorker:
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `EngineClient`."""
-        tenant = (await self._serving_of(adapter.router, adapter.salt)).tenant
-        await asyncio.to_thread(_load, tenant, adapter)
+        serving = await self._serving_of(adapter.router, adapter.salt)
+        await asyncio.to_thread(_load, serving.engine, adapter)
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[SampledToken] | SentAnswer]:
         """See `EngineClient`."""
@@ -148,7 +147,7 @@ class EngineWorker:
     async def export_kv(self, copying: Copying) -> Any:
         """See `EngineClient`."""
         serving = await self._serving_of(copying.router, copying.salt)
-        return await asyncio.to_thread(export_kv, serving.tenant, copying.ids)
+        return await asyncio.to_thread(serving.engine.lineage.export_packets, copying.ids)
 
     async def import_kv(self, copying: Copying, exported: Any) -> tuple[Collection[str], int]:
         """See `EngineClient`."""
@@ -156,7 +155,7 @@ class EngineWorker:
         taken: dict[str, int] = {}
         try:
             serving.take_in(copying.ids, copying.rows, {}, copying.sequence_no)
-            refused = await asyncio.to_thread(import_kv, serving.tenant, exported)
+            refused = await asyncio.to_thread(serving.engine.lineage.import_packets, exported)
             taken = {packet.id: packet.nbytes for packet in exported if packet.id not in refused}
         finally:
             serving.release([message_id for message_id in copying.ids if message_id not in taken], copying.sequence_no)
@@ -182,9 +181,10 @@ class EngineWorker:
         del self._serving[router, salt]
         self._core.close_scope(serving.scope)
         if all(remaining.tenant is not serving.tenant for remaining in self._serving.values()):
+            self._reported.pop(salt, None)
             closed = self._closing[salt] = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.shield(asyncio.to_thread(self._owner.close_tenant, serving.tenant))
+                await asyncio.shield(asyncio.to_thread(serving.engine.close))
             finally:
                 del self._closing[salt]
                 closed.set_result(None)
@@ -198,7 +198,7 @@ class EngineWorker:
             await asyncio.shield(closing)
         serving = self._serving.get((router, salt))
         if serving is None or serving.tenant.closed:
-            serving = self._serving[router, salt] = Serving(self._owner.open(salt))
+            serving = self._serving[router, salt] = Serving(self._engine.tenant(salt))
         return serving
 
     def _was_left(self, sent: SentCall) -> bool:
@@ -210,7 +210,7 @@ class EngineWorker:
         message = serving.tenant.find(handle)
         with self._core.lock:
             counted = asdict(self._core.counters.so_far(serving.tenant.name))
-        reported = self._reported.setdefault(serving.tenant, {})
+        reported = self._reported.setdefault(sent.salt, {})
         if any(counted[name] < amount for name, amount in reported.items()):
             reported.clear()  # the engine's counters were reset
         delta = {name: counted[name] - reported.get(name, 0) for name in counted if name not in _COUNTED_BY_ROUTER}
@@ -227,8 +227,8 @@ class EngineWorker:
         return answer
 
 
-def _load(tenant: Tenant, adapter: SentAdapter) -> None:
+def _load(engine: Engine, adapter: SentAdapter) -> None:
     with TemporaryDirectory() as folder:
         for name, data in adapter.files.items():
             (Path(folder) / name).write_bytes(data)
-        tenant.load_adapter(folder, adapter.name)
+        engine.load_adapter(folder, adapter.name)

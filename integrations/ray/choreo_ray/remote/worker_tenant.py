@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from choreo_agents import MessageHandle
-from choreo_agents.engine.delegation import LineageExchange, LineageRow, ReadLog, Scope, Tenant
-from choreo_agents.errors import UnknownHandleError
-from choreo_ray.remote.protocol import Promised
+from choreo_agents import Engine, MessageHandle
+from choreo_agents.engine.delegation import KVKey, Promised, Scope
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -25,10 +23,14 @@ class Latest(dict[K, V]):
 
 
 class Serving:
-    """A tenant of one router."""
+    """A tenant of one router.
 
-    def __init__(self, tenant: Tenant) -> None:
-        self._core, self.tenant = tenant.core, tenant
+    Args:
+        engine: The engine, as the tenant uses it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.tenant, self._core = engine, engine._tenant, engine._core
         self.scope = Scope(None)
         self.answers: dict[int, Any] = {}
         """Answers of calls under way, by number."""
@@ -38,26 +40,16 @@ class Serving:
         """Ids of what recent calls have made and nothing else had needed before, by sequence number."""
         self._needed: dict[str, int] = {}
         """Sequence number with which the router last needed each message, by id."""
-        self._lineage = LineageExchange(tenant)
 
     def take_in(
-        self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Mapping[str, Promised], sequence_no: int
+        self, read: Sequence[str], rows: Collection[KVKey], promised: Mapping[str, Promised], sequence_no: int
     ) -> None:
         """Register what a call reads; raise `UnknownHandleError` if something is neither here nor sent with it."""
-        rows = {row.id: row for row in sent_rows}
         with self._core.lock:
-            table = self._core.table
             self.latest = max(sequence_no, self.latest)
             for message_id in read:
                 self._needed[message_id] = max(sequence_no, self._needed.get(message_id, sequence_no))
-            new = [message_id for message_id in rows if table.known(message_id) is None]
-            refused = self._lineage.import_messages([key for key in read if key in rows], ReadLog(rows), self.scope)
-            for message_id in new:
-                message = table.known(message_id)
-                if message is not None and message_id in promised:
-                    promised[message_id].put_on(message, self._core.next_number())
-        if refused:
-            raise UnknownHandleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+            self.engine.lineage.import_rows(read, rows, promised, self.scope)
 
     def held(self) -> list[str]:
         """Return the ids of messages that are leased here. Under the engine's lock."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote.kv_packets import KVPacket, export_kv, import_kv
 from conftest import MakeEngine
 from remote_support.parcels import (
     TOKEN,
@@ -22,6 +21,7 @@ from remote_support.parcels import (
 )
 from support.tiny import save_tiny_llama
 
+from choreo_agents.engine.kv_packets import KVPacket, export_kv, import_kv
 from choreo_agents.engine.lineage import ReadLog
 from choreo_agents.engine.messages.message import Scope
 from choreo_agents.kv.tiers import HostKV

@@ -167,7 +167,7 @@ def test_a_call_that_is_over_before_its_first_step_is_served_nowhere(
 
     def late(request: Any) -> Any:
         placed = place(request)
-        core.loop.drop(request, RequestTimeoutError("it was placed too late"))
+        core.loop._active.drop(request, RequestTimeoutError("it was placed too late"))
         return placed
 
     monkeypatch.setattr(core.execution._dispatcher, "place", late)

@@ -17,7 +17,6 @@ from remote_support.loopback import MortalEngine, WiredEngine, routed
 from support.adapters import save_adapter, save_mapper
 
 from choreo_agents import Engine, Memory, Prefill, Sampling
-from choreo_agents.engine.lineage import row_of
 from choreo_agents.errors import AdapterError, EngineFailedError, EngineLostError, EngineMismatchError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import EngineDown, EngineUp, EventList, RequestFinished
@@ -59,9 +58,9 @@ class TestWhatEnginesHaveLoaded:
             with Engine.load(tiny, adapter=theirs, memory=MEMORY) as engine:
                 assert engine.admin is not None
                 with pytest.raises(EngineMismatchError, match="load all with the same adapter"):
-                    remote_engine([EngineWorker(engine.admin, "a")], tiny, adapter=own)
+                    remote_engine([EngineWorker(engine, "a")], tiny, adapter=own)
                 said = engine.tokens(engine.decode([5, 6, 7], sampling=SHORT))
-                with remote_engine([EngineWorker(engine.admin, "a")], tiny, adapter=theirs) as router:
+                with remote_engine([EngineWorker(engine, "a")], tiny, adapter=theirs) as router:
                     assert router.tokens(router.decode([5, 6, 7], sampling=SHORT)) == said
 
     def test_what_one_engine_refuses_no_engine_is_asked_for_when_it_comes(
@@ -244,7 +243,7 @@ async def test_a_copy_that_fails_takes_nothing_from_calls_that_came_before_it(
     assert made is not None
     message = source.engine._core.table.get(made.id)
     assert message is not None
-    row = row_of(message)
+    row = message.kv_key()
     assert await said(wired.server, call("one", 7, [8, 9], message.handle, rows=(row,))) is not None
     assert await wired.server.import_kv(Copying("one", 5, "ours", (made.id,), (row,)), []) == ([], 0)
     assert wired.engine._core.table.get(made.id) is not None

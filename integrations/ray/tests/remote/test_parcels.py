@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote.kv_packets import export_kv, import_kv
 from conftest import MakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -32,9 +31,9 @@ from remote_support.parcels import (
 from support.adapters import save_adapter, save_mapper
 
 from choreo_agents import Engine, MessageHandle, Sampling
+from choreo_agents.engine.kv_packets import export_kv, import_kv
 from choreo_agents.engine.lineage import ReadLog
 from choreo_agents.engine.messages.message import Scope
-from choreo_agents.engine.persistent_kv import kv_key
 from choreo_agents.kv.store.format import opened, parsed
 from choreo_agents.models import LoadedModel, load_model
 
@@ -202,7 +201,7 @@ def test_what_nobody_leases_is_packed_if_a_file_has_it(make_engine: MakeEngine, 
     message = here._tenant.find(child).parents[0]
     assert message.entry is None
     [parcel] = export_kv(here._tenant, [root.id])
-    key, seal = kv_key(message), here._tenant.message_ids.seal
+    key, seal = message.kv_key(), here._tenant.message_ids.seal
     found, at = opened(parsed(parcel.data), key, here._core.pool.geometry, seal)
     assert same(found, bits) and at == 0 and message.entry is None
     here.kv.unpersist([root])

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote import kv_packets as parcels_module
-from choreo_ray.remote.kv_packets import export_kv, import_kv
 from conftest import MakeEngine
 from remote_support.parcels import (
     NO_ROOM,
@@ -31,7 +29,9 @@ from remote_support.parcels import (
 )
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents.engine import kv_packets as parcels_module
 from choreo_agents.engine import persistent_kv as kept_module
+from choreo_agents.engine.kv_packets import export_kv, import_kv
 from choreo_agents.errors import EngineClosedError, EngineFailedError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment

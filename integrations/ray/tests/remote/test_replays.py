@@ -15,7 +15,7 @@ def test_a_record_of_a_front_is_replayed_and_forked_there_and_here(tmp_path: Pat
     graph.add_node(Agent("bob", prompt="Answer.", sampling=Sampling(max_tokens=6)))
     graph.add_edge(START, "ann").add_edge("ann", "bob", visibility="shared")
     with Engine.load("embedded") as here, Engine.load("embedded") as there:
-        with remote_engine([EngineWorker(there.admin, "a")], "embedded") as router:
+        with remote_engine([EngineWorker(there, "a")], "embedded") as router:
             app = graph.compile(engine=router)
             with router.record(path):
                 app.invoke({"messages": [("user", "What is 2 plus 3?")]})

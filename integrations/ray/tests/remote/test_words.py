@@ -192,9 +192,9 @@ def test_what_is_released_leaves_the_engines_too(embedded: LoadedModel) -> None:
 def test_engines_of_other_models_are_refused(tiny: LoadedModel, embedded: LoadedModel) -> None:
     with Engine.load(tiny) as one, Engine.load(embedded) as other:
         with pytest.raises(EngineMismatchError, match=r"engine 'b' serves .* engines of one router have one model"):
-            remote_engine([EngineWorker(one.admin, "a"), EngineWorker(other.admin, "b")], tiny)
+            remote_engine([EngineWorker(one, "a"), EngineWorker(other, "b")], tiny)
         with pytest.raises(InvalidRequestError, match="each with a name of its own"):
-            remote_engine([EngineWorker(one.admin, "a"), EngineWorker(one.admin, "a")], tiny)
+            remote_engine([EngineWorker(one, "a"), EngineWorker(one, "a")], tiny)
         with pytest.raises(InvalidRequestError, match="needs engines"):
             remote_engine([], tiny)
     with (
@@ -202,9 +202,9 @@ def test_engines_of_other_models_are_refused(tiny: LoadedModel, embedded: Loaded
         Engine.load(embedded) as one,
         pytest.raises(EngineMismatchError, match="engines of one router have one model, in one dtype"),
     ):
-        remote_engine([EngineWorker(one.admin, "a"), EngineWorker(half.admin, "b")], embedded)
+        remote_engine([EngineWorker(one, "a"), EngineWorker(half, "b")], embedded)
     with Engine.load(tiny, method="baseline") as text, pytest.raises(EngineMismatchError, match="keeps text only"):
-        remote_engine([EngineWorker(text.admin, "a")], tiny)
+        remote_engine([EngineWorker(text, "a")], tiny)
 
 
 def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel) -> None:
@@ -212,7 +212,7 @@ def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel)
     with (
         Engine.load(tiny, memory=large) as one,
         Engine.load(tiny, memory=small) as other,
-        remote_engine([EngineWorker(one.admin, "a"), EngineWorker(other.admin, "b")], tiny) as router,
+        remote_engine([EngineWorker(one, "a"), EngineWorker(other, "b")], tiny) as router,
     ):
         with pytest.raises(KVBudgetError):
             router.prefill([7] * 100)
@@ -221,7 +221,7 @@ def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel)
 
 def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:
     with Engine.load(tiny) as one:
-        router = remote_engine([EngineWorker(one.admin, "a")], tiny_path)
+        router = remote_engine([EngineWorker(one, "a")], tiny_path)
         with router, pytest.raises(InvalidRequestError, match="weights are elsewhere"):
             handle = router.decode([5, 6], sampling=WARM)
             assert router.tokens(handle) == one.tokens(one.decode([5, 6], sampling=WARM))
@@ -232,7 +232,7 @@ def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:
 def test_nothing_is_computed_with_a_fronts_model_in_this_process(tiny_path: Any, tiny: LoadedModel) -> None:
     """Neither by an engine over its model, nor by methods that a graph is compared under."""
     graph = ChoreoGraph().add_node(Agent("ann", sampling=WARM)).add_edge(START, "ann")
-    with Engine.load(tiny) as one, remote_engine([EngineWorker(one.admin, "a")], tiny_path) as router:
+    with Engine.load(tiny) as one, remote_engine([EngineWorker(one, "a")], tiny_path) as router:
         with pytest.raises(InvalidRequestError, match=r"weights are elsewhere.* Engine.load.* loads them"):
             Engine.load(router.model)
         with pytest.raises(InvalidRequestError, match=r"computes elsewhere: compile the graph with Engine.load"):

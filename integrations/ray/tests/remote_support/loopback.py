@@ -68,7 +68,7 @@ def load_loopback(
     loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
     far = [Engine.load(loaded, **options) for _ in range(engines)]
     own |= {name: options[name] for name in ("adapter",) if name in options}
-    servers = [LoopbackEngine(EngineWorker(made.admin, f"engine {n}")) for n, made in enumerate(far)]
+    servers = [LoopbackEngine(EngineWorker(made, f"engine {n}")) for n, made in enumerate(far)]
     router = remote_engine(servers, loaded, made=Router, **own)
     router.far = far
     return router if routing is None else routed(router, routing)
@@ -146,7 +146,7 @@ class WiredEngine:
     def __init__(self, name: str, engine: Engine) -> None:
         assert engine.admin is not None
         self.name, self.engine = name, engine
-        self.server = EngineWorker(engine.admin, name)
+        self.server = EngineWorker(engine, name)
         self.gates: dict[str, Gate] = {}
         """By where: `run`, `answer`, `give`, `take`, `taken`, `greeted` or `join`."""
         self.fails: dict[str, Exception] = {}
@@ -238,7 +238,7 @@ class MortalEngine:
     def revive(self) -> None:
         """Begin a new life."""
         self._engine, self._greeted, self._deaths = self._make(), set(), list[asyncio.Event]()
-        self._server: EngineWorker = EngineWorker(self._engine.admin, self.name)
+        self._server: EngineWorker = EngineWorker(self._engine, self.name)
         self.lives += 1
         self._sent = 0
 

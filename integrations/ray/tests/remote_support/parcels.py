@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from choreo_ray.remote.kv_packets import KVPacket, export_kv, import_kv
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.lineage import LineageRow, ReadLog, row_of
+from choreo_agents.engine.kv_packets import KVPacket, export_kv, import_kv
+from choreo_agents.engine.lineage import ReadLog
 from choreo_agents.engine.messages.message import Scope
 from choreo_agents.kv.store.format import in_bytes, opened, parsed, sealed
 from choreo_agents.kv.store.key import KVKey
@@ -24,12 +24,12 @@ SOON_S = 60
 NO_ROOM = "there is no room for it now, neither in the pool nor on the host"
 
 
-def rows_of(engine: Engine, handles: Sequence[MessageHandle]) -> dict[str, LineageRow]:
+def rows_of(engine: Engine, handles: Sequence[MessageHandle]) -> dict[str, KVKey]:
     """From what messages, and all that they come from, are computed."""
-    rows: dict[str, LineageRow] = {}
+    rows: dict[str, KVKey] = {}
     for handle in handles:
         message = engine._tenant.find(handle)
-        rows |= {each.handle.id: row_of(each) for each in (message, *message.ancestors())}
+        rows |= {each.handle.id: each.kv_key() for each in (message, *message.ancestors())}
     return rows
 
 

@@ -68,7 +68,7 @@ def last_of(store: BaseStore) -> Any:
 
 def other_words(store: BaseStore) -> None:
     item = last_of(store)
-    tokens = item.value["said"][-1]["row"]["tokens"]
+    tokens = item.value["messages"][-1]["tokens"]
     store.put(place_of(), item.key, spoiled(item.value, tokens=[*tokens[:-1], tokens[-1] ^ 1]))
 
 
@@ -173,7 +173,7 @@ def test_attack_a_thread_is_not_given_what_another_was_answered(make_engine: Mak
         state = app.invoke(asked, other)
         assert run_coroutine(lineage_store_for(app, other, None)) is store
         mine = run_coroutine(ThreadLog(store, engine, "2").read())
-    assert {*mine.rows} >= {entry["handle"]["id"] for entry in state["handles"]}
+    assert {*mine.keys} >= {entry["handle"]["id"] for entry in state["handles"]}
     assert said(engine, state) == said(alone, graph().compile(engine=alone).invoke(asked))
     assert engine.stats().tokens_encoded == alone.stats().tokens_encoded, "nothing was taken from the other thread"
 
@@ -185,12 +185,12 @@ def test_attack_tenants_have_nothing_of_each_other_in_one_store(make_engine: Mak
     for each in (engine, tenant):
         graph().compile(InMemorySaver(), engine=each, lineage=store).invoke(ASKED, CONFIG)
     ours, theirs = (ThreadLog(store, each, THREAD) for each in (engine, tenant))
-    own = {*run_coroutine(ours.read()).rows}
-    assert own and not own & {*run_coroutine(theirs.read()).rows}
+    own = {*run_coroutine(ours.read()).keys}
+    assert own and not own & {*run_coroutine(theirs.read()).keys}
     for item in store.search(theirs.place, limit=99):
         store.put(ours.place, item.key, item.value)
     found = run_coroutine(ours.read())
-    assert {*found.rows} == own and "seal" in (found.damaged or "")
+    assert {*found.keys} == own and "seal" in (found.damaged or "")
 
 
 def test_attack_the_store_tells_neither_salt_nor_thread_nor_words(make_engine: MakeEngine, tmp_path: Path) -> None:

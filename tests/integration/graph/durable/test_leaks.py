@@ -105,4 +105,4 @@ def _notes(written: bytes) -> Iterator[Any]:
     at, text = 0, written.decode()
     while at < len(text):
         commit, at = json.JSONDecoder().raw_decode(text, at)
-        yield from (said["note"] for said in commit["said"])
+        yield from commit["messages"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +26,7 @@ from support.tiny import save_tiny_llama
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, RunOptions, Sampling
 from choreo_agents.errors import LineageWarning, StoreError
 from choreo_agents.graph.durable import thread_log
-from choreo_agents.graph.durable.thread_log import Commits, ThreadLog, read_items
+from choreo_agents.graph.durable.thread_log import ThreadLog, read_items
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.testing import Script
 
@@ -156,7 +154,7 @@ def test_processes_that_take_turns_write_what_one_would(scripted: Any) -> None:
         for turn in range(8):
             apps[turn % processes].invoke({"messages": [("user", f"Turn {turn}.")]}, config())
         place = ThreadLog(store, apps[0].builder.engine, "1").place
-        sizes.append([len(item.value["said"]) for item in run_coroutine(read_items(store, place))])
+        sizes.append([len(item.value["messages"]) for item in run_coroutine(read_items(store, place))])
     assert sizes[0] == sizes[1]
 
 
@@ -272,54 +270,3 @@ def test_a_fork_has_its_own_thoughts_before_the_same_answer(tmp_path: Path) -> N
         one = thoughts(app.invoke(ASKED, config(seed=1)))
         two = thoughts(app.invoke(None, before(app, "ann", seed=2)))
         assert one != two and thoughts(app.invoke(None, before(app, "ann", seed=1))) == one
-
-
-class TestCommits:
-    def test_a_loop_that_ends_leaves_the_store_to_others(self) -> None:
-        may, written = threading.Event(), list[Any]()
-
-        async def write(ops: Any) -> None:
-            await asyncio.to_thread(may.wait, 10)
-            written.extend(ops)
-
-        commits = Commits(write)
-
-        async def left() -> None:
-            task = asyncio.create_task(awaited(commits, "a"))
-            await asyncio.sleep(0.05)
-            threading.Timer(0.1, may.set).start()  # the loop ends, and waits for its threads
-            assert not task.done()
-
-        async def later() -> None:
-            async with asyncio.timeout(10):
-                await awaited(commits, "b")
-
-        asyncio.run(left())
-        asyncio.run(later())
-        assert "b" in written
-
-    async def test_who_leads_leaves_what_came_later_to_the_next(self) -> None:
-        began, may = list[int](), asyncio.Semaphore(0)
-
-        async def write(ops: Any) -> None:
-            began.append(len(ops))
-            await may.acquire()
-
-        commits = Commits(write)
-        first = asyncio.create_task(awaited(commits, "a"))
-        while not began:
-            await asyncio.sleep(0)
-        second, third = (asyncio.create_task(awaited(commits, each)) for each in "bc")
-        await asyncio.sleep(0)
-        may.release()
-        await first
-        assert not second.done() and not third.done()
-        second.cancel()  # it leads by now, or was to lead
-        may.release()
-        may.release()
-        await third
-        assert sum(began) == 3
-
-
-async def awaited(commits: Commits, op: Any) -> None:
-    await commits.enqueue([op])

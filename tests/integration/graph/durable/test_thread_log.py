@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -24,10 +26,10 @@ async def test_what_reads_all_that_was_said_before_is_written_once(speakers: int
         await log.write([described(number, seen, [f"call {number}"])])
         size[number] = len(str(max(store.search(log.place, limit=999), key=lambda item: item.key).value))
     found, last = await log_of(store).read(), speakers + 299
-    assert len(found.rows) == 300 and found.answers[f"call {last}"] == named(last) and found.damaged is None
-    row = found.rows[named(last)]
-    assert [each for each, _ in row.parents] == [named(each) for each in (last % speakers, *range(speakers, last))]
-    assert [row.at + offset for _, offset in row.parents] == [*range(300)]
+    assert len(found.keys) == 300 and found.answers[f"call {last}"] == named(last) and found.damaged is None
+    key = found.keys[named(last)]
+    assert [each for each, _ in key.parents] == [named(each) for each in (last % speakers, *range(speakers, last))]
+    assert [key.native_offset + offset for _, offset in key.parents] == [*range(300)]
     assert max(size[each] for each in range(last - speakers, last)) < 1.2 * max(size[2 * speakers], size[speakers + 10])
 
 
@@ -67,7 +69,7 @@ async def test_a_write_that_fails_is_named_by_nobody() -> None:
     assert await log.is_known()
     await log.write([described(3, [1])])
     found = await log.read()
-    assert {*found.rows} == {named(1), named(3)} and found.damaged is None
+    assert {*found.keys} == {named(1), named(3)} and found.damaged is None
 
 
 async def test_deleting_is_broken_off_anywhere_and_ended_by_the_next() -> None:
@@ -82,37 +84,115 @@ async def test_deleting_is_broken_off_anywhere_and_ended_by_the_next() -> None:
             await log.delete(dropped.extend)
         assert dropped == [named(number) for number in range(1200)]
         left = await log_of(store).read()
-        assert left.damaged is None and len(left.rows) == 1200 - 512 * breaks_at
-        assert all(parent in left.rows for row in left.rows.values() for parent, _ in row.parents)
+        assert left.damaged is None and len(left.keys) == 1200 - 512 * breaks_at
+        assert all(parent in left.keys for key in left.keys.values() for parent, _ in key.parents)
         store.breaks_at = None
         await log.delete(dropped.extend)
         assert not await read_items(store, log.place) and len(await read_items(store, other.place)) == 1
 
 
-async def test_what_waits_to_be_written_is_deleted_too() -> None:
-    """A run that was cancelled leaves what it would have written to whoever writes next."""
+async def test_whoever_is_cancelled_waits_for_what_it_writes() -> None:
+    """A thread is not deleted while a node uses it: nothing of it is written afterwards."""
     store, may = BreakingStore(), asyncio.Event()
-    log, other = log_of(store), log_of(store, "2")
-    slow, inner = store.abatch, store.inner
+    log, inner = log_of(store), store.inner
 
     async def wait(ops: Any) -> Any:
-        listed = [*ops]
-        if any(isinstance(op, PutOp) for op in listed):
-            await may.wait()
-        return inner.batch(listed)
+        await may.wait()
+        return inner.batch([*ops])
 
     store.abatch = wait  # type: ignore[method-assign]
-    first = asyncio.create_task(other.write([described(1)]))
+    writing = asyncio.create_task(log.write([described(1)]))
     await asyncio.sleep(0)
-    left = asyncio.create_task(log.write([described(2)]))
-    await asyncio.sleep(0)
-    left.cancel()
-    deleting = asyncio.create_task(log.delete(lambda ids: None))
-    await asyncio.sleep(0)
+    for _ in range(9):
+        await asyncio.sleep(0)
+        writing.cancel()
+    assert not writing.done()
     may.set()
-    await asyncio.gather(first, deleting)
-    store.abatch = slow  # type: ignore[method-assign]
-    assert not await read_items(store, log.place) and len(await read_items(store, other.place)) == 1
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert len(await read_items(store, log.place)) == 1 and await log.is_known()
+    await log.delete(lambda ids: None)
+    assert not await read_items(store, log.place)
+
+
+async def test_what_ends_together_is_one_commit() -> None:
+    store = BreakingStore()
+    logs = [log_of(store, str(number)) for number in range(16)]
+    for _ in range(2):
+        await asyncio.gather(*(log.write([described(1)]) for log in logs))
+    assert store.writes == 2
+    for log in logs:
+        assert len(await read_items(store, log.place)) == 2
+
+
+async def test_what_cannot_be_written_of_one_is_not_the_others_fault() -> None:
+    class Refusing(InMemoryStore):
+        async def abatch(self, ops: Any) -> list[Any]:
+            listed = [*ops]
+            if any(isinstance(op, PutOp) and op.namespace == bad.place for op in listed):
+                raise ValueError("no")
+            return self.batch(listed)
+
+    store = Refusing()
+    bad, *good = [log_of(store, str(number)) for number in range(3)]
+    ended = await asyncio.gather(
+        *(log.write([described(1)]) for log in (good[0], bad, good[1])), return_exceptions=True
+    )
+    assert [type(each) for each in ended] == [type(None), StoreError, type(None)]
+    assert [len(await read_items(store, log.place)) for log in (good[0], bad, good[1])] == [1, 0, 1]
+
+
+def test_what_was_written_is_not_kept_in_memory() -> None:
+    """Neither the words of a thread that is deleted, nor a store whose last write has failed."""
+    store, broken = BreakingStore(), BreakingStore()
+    log, other = log_of(store), log_of(broken)
+    broken.breaks_at = 0
+    asyncio.run(log.write([described(4242)]))
+    asyncio.run(log.delete(lambda ids: None))
+    with pytest.raises(StoreError):
+        asyncio.run(other.write([described(1)]))
+    gone = weakref.ref(broken)
+    del log, other, broken
+    gc.collect()
+    held = [op for op in gc.get_objects() if isinstance(op, PutOp) and op.value and "4242" in str(op.value)]
+    assert not held and gone() is None
+
+
+def test_a_loop_that_ends_leaves_the_store_to_others() -> None:
+    """Its writes are broken off, and those who wait for them are told."""
+    store, inner = BreakingStore(), InMemoryStore()
+    waits = True
+
+    async def wait(ops: Any) -> Any:
+        while waits:
+            await asyncio.Event().wait()
+        return inner.batch([*ops])
+
+    store.abatch = wait  # type: ignore[method-assign]
+    one, other = log_of(store), log_of(store, "2")
+
+    async def left() -> None:
+        task = asyncio.create_task(one.write([described(1)]))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not task.done()
+
+    asyncio.run(left())
+    waits = False
+    asyncio.run(other.write([described(2)]))
+    assert len(inner.search(other.place)) == 1
+
+
+async def test_what_refers_to_a_lost_message_is_damaged() -> None:
+    store = InMemoryStore()
+    log = log_of(store)
+    for number in range(5):
+        await log.write([described(number, range(number))])
+    *_, lost, last = await read_items(store, log.place)
+    assert last.value["messages"][0]["like"][0] == lost.value["messages"][0]["id"]
+    store.delete(log.place, lost.key)
+    found = await log_of(store).read()
+    assert "which is not in the store" in (found.damaged or "") and {*found.keys} == {named(each) for each in range(3)}
 
 
 class Expiring(InMemoryStore):

@@ -15,7 +15,7 @@ from support.tuning import full_disk
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.store import files as files_module
-from choreo_agents.kv.store.files import SUFFIX, EnginePlace, LastingPlace
+from choreo_agents.kv.store.files import SUFFIX, EngineDirectory, PersistentDirectory
 from choreo_agents.kv.store.key import FileKey, TierKey
 from choreo_agents.kv.tiers import HostKV
 
@@ -42,7 +42,7 @@ def store(
     removed: Callable[[str], None] = lambda _: None,
     skipped: Callable[[Path, str], None] = lambda path, why: None,
 ) -> KVStore:
-    return KVStore(LastingPlace(folder, "model", "tenant"), GEOMETRY, b"key", budget, skipped, removed)
+    return KVStore(PersistentDirectory(folder, "model", "tenant"), GEOMETRY, b"key", budget, skipped, removed)
 
 
 def same(one: HostKV, other: HostKV) -> bool:
@@ -112,7 +112,11 @@ def test_a_budget_is_kept_however_many_write(tmp_path: Path, kind: str) -> None:
     """As processes do: none knows what the others have written until it looks."""
 
     def made() -> KVStore:
-        place = LastingPlace(tmp_path, "model", "tenant") if kind == "lasting" else EnginePlace(tmp_path, "model")
+        place = (
+            PersistentDirectory(tmp_path, "model", "tenant")
+            if kind == "lasting"
+            else EngineDirectory(tmp_path, "model")
+        )
         return KVStore(place, GEOMETRY, b"key", 20 * FILE)
 
     stores = [made() for _ in range(4)]
@@ -139,7 +143,7 @@ def test_a_budget_is_kept_however_many_write(tmp_path: Path, kind: str) -> None:
             assert each.load(key(path.stem)) is not None
 
 
-class InterruptedPlace(LastingPlace):
+class InterruptedPlace(PersistentDirectory):
     """A place that lets something happen when its folder has been listed, before the list is used."""
 
     interruption: Callable[[], object] | None = None
@@ -160,12 +164,14 @@ def test_a_file_that_is_set_aside_while_the_folder_is_listed_is_written_again(tm
     path = one.folder / f"broken{SUFFIX}"
     path.write_bytes(path.read_bytes()[:-1])
     one._spare_bytes = -1  # so that the next file makes the store look at the folder
-    place.interruption = lambda: one.load(key("broken"))
+    reading = threading.Thread(target=one.load, args=[key("broken")])
+    place.interruption = lambda: (reading.start(), reading.join(0.3))  # long enough to read it, if nothing is locked
     if written:
         assert one.save(key("other"), kv(2))
     else:
         one.look()
     assert place.interruption is None, "the folder was not listed"
+    reading.join(60)
     assert not one.knows("broken")
     assert one.save(key("broken"), kv(1)) and one.load(key("broken")) is not None
 
@@ -173,8 +179,10 @@ def test_a_file_that_is_set_aside_while_the_folder_is_listed_is_written_again(tm
 def test_a_file_that_is_found_while_the_folder_is_listed_is_known(tmp_path: Path) -> None:
     place = InterruptedPlace(tmp_path, "model", "tenant")
     mine, theirs = KVStore(place, GEOMETRY, b"key", 1 << 20), store(tmp_path)
-    place.interruption = lambda: theirs.save(key("a"), kv(1)) and mine.has("a")
+    looking = threading.Thread(target=lambda: theirs.save(key("a"), kv(1)) and mine.has("a"))
+    place.interruption = lambda: (looking.start(), looking.join(0.3))
     mine.look()
+    looking.join(60)
     assert mine.knows("a")
 
 
@@ -250,11 +258,11 @@ def test_an_engine_removes_and_counts_what_engines_have_left_and_nothing_else(
 ) -> None:
     """One folder for both: what outlives engines stands beside what they leave."""
     monkeypatch.setattr(files_module, "_JUST_MADE_S", -1.0)
-    lasting = KVStore(LastingPlace(tmp_path, "model", "0" * 16), GEOMETRY, b"key", 1 << 20)
+    lasting = KVStore(PersistentDirectory(tmp_path, "model", "0" * 16), GEOMETRY, b"key", 1 << 20)
     assert lasting.save(key("a"), kv(1))
     (tmp_path / "model" / ("f" * 32)).mkdir()
     removed: list[str] = []
-    own = KVStore(EnginePlace(tmp_path, "model"), GEOMETRY, b"own", FILE, removed=removed.append)
+    own = KVStore(EngineDirectory(tmp_path, "model"), GEOMETRY, b"own", FILE, removed=removed.append)
     assert not (tmp_path / "model" / ("f" * 32)).exists() and lasting.has("a")
     assert own.save(key("b"), kv(2)) and own.save(key("c"), kv(3))
     assert removed == ["b"] and lasting.has("a") and own.has("c")

@@ -1,4 +1,7 @@
-"""Launches the drawing kernel, and decides between two tokens whose scores are too close for it."""
+"""Launches the kernel that draws tokens, and decides between two tokens whose scores are too close for it.
+
+The kernel for GPUs, in Triton, is in triton_kernel.py; the one for CPUs is native/draw.c.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.errors import error_text
-from choreo_agents.sampling.draw import Draw, numbers
+from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.noise import gumbel
 from choreo_agents.sampling.rows import HIGHEST, LOW
 
@@ -42,7 +45,7 @@ CONSTANTS = {
 _log = logging.getLogger(__name__)
 
 
-class Tickets:
+class DrawnTokens:
     """Results of a kernel launch, which may still be under way.
 
     Args:
@@ -96,8 +99,8 @@ Launch = Callable[[Tensor, Tensor, Tensor], None]
 """Function of [rows, vocabulary] logits, settings and results, both int32, [draws, columns]; fills the results."""
 
 
-class Lottery:
-    """Draw of tokens in one launch, on one device.
+class DrawKernel:
+    """Kernel that draws the tokens of a step in one launch, for all rows that fp32 decides with certainty.
 
     Args:
         launch: Launches the kernel.
@@ -106,23 +109,23 @@ class Lottery:
 
     def __init__(self, launch: Launch, dtypes: Collection[torch.dtype] = _DTYPES) -> None:
         self._launch, self._dtypes = launch, dtypes
-        self._why = ""
+        self.failure = ""
 
     @staticmethod
-    def on(device: torch.device) -> Lottery | None:
-        """Return the lottery of a device, or None; on a CPU, only under `TRITON_INTERPRET=1`."""
+    def on(device: torch.device) -> DrawKernel | None:
+        """Return the kernel of a device, or None; on a CPU, only under `TRITON_INTERPRET=1`."""
         if find_spec("triton") is None:
             return None
         from triton.runtime import JITFunction  # noqa: PLC0415 - an extra
 
-        from choreo_agents.sampling.lottery import kernels  # noqa: PLC0415 - an extra
+        from choreo_agents.sampling import triton_kernel  # noqa: PLC0415 - an extra
 
-        is_compiled = isinstance(kernels.draw_kernel, JITFunction)
-        return Lottery(_launch_kernel) if is_compiled == (device.type == "cuda") else None
+        is_compiled = isinstance(triton_kernel.draw_kernel, JITFunction)
+        return DrawKernel(_launch_kernel) if is_compiled == (device.type == "cuda") else None
 
-    def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Tickets | None:
+    def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> DrawnTokens | None:
         """Start to draw tokens for rows of [rows, vocabulary] logits, without waiting; return None if impossible."""
-        if self._why or not rows or logits.stride(1) != 1 or logits.dtype not in self._dtypes:
+        if self.failure or not rows or logits.stride(1) != 1 or logits.dtype not in self._dtypes:
             return None
         results = torch.empty(len(rows), _RESULT_COLUMNS, dtype=torch.int32, device=logits.device)
         columns = _send(_pack_draws(rows, draws, logits.shape[1]), logits.device)
@@ -131,17 +134,17 @@ class Lottery:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler says
-            self._why = error_text(error)
-            _log.warning("tokens are drawn by torch's operators: %s", self._why)
+            self.failure = error_text(error)
+            _log.warning("tokens are drawn by torch's operators: %s", self.failure)
             return None
-        return Tickets(results, draws)
+        return DrawnTokens(results, draws)
 
 
 def _launch_kernel(logits: Tensor, columns: Tensor, results: Tensor) -> None:
     """Launch the Triton kernel."""
-    from choreo_agents.sampling.lottery import kernels  # noqa: PLC0415 - an extra
+    from choreo_agents.sampling import triton_kernel  # noqa: PLC0415 - an extra
 
-    kernels.draw_kernel[(len(columns),)](
+    triton_kernel.draw_kernel[(len(columns),)](
         logits, columns, results, logits.stride(0), logits.shape[1], **CONSTANTS, num_warps=WARPS
     )
 
@@ -156,7 +159,7 @@ def _pack_draws(rows: Sequence[int], draws: Sequence[Draw], vocabulary: int) -> 
         if sampling.temperature == 0.0:
             continue
         columns[place, 1] = sampling.top_k if sampling.top_k < vocabulary else 0
-        floats[place, 2:5] = numbers(sampling)
+        floats[place, 2:5] = draw.numbers()
         columns[place, 5:9] = draw.noise
     return columns
 

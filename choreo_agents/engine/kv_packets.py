@@ -1,6 +1,6 @@
 """Packets of KV, which copy messages between two engines bit by bit.
 
-The lineage of a message is sent ahead (see `protocol`): if its KV is lost on the way, or refused, it is computed again.
+The lineage of a message is sent ahead: if its KV is lost on the way, or refused, it is computed again.
 """
 
 from __future__ import annotations
@@ -9,25 +9,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from choreo_agents.engine.delegation import (
-    CacheEntry,
-    HostKV,
-    KVKey,
-    Message,
-    Segment,
-    Tenant,
-    UnusableFileError,
-    copied,
-    filled,
-    in_bytes,
-    kv_bytes,
-    kv_key,
-    most_bytes,
-    opened,
-    parsed,
-    sealed,
-)
+from choreo_agents.engine.calling import Tenant
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.persistent_kv import copied, filled
 from choreo_agents.errors import ChoreoError
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.store import KVKey
+from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
+from choreo_agents.kv.tiers import HostKV
 
 _NO_ROOM = "there is no room for it now, neither in the pool nor on the host"
 _STARTED_AGAIN = "the engine has started again meanwhile: send it again"
@@ -126,7 +116,7 @@ class _Import:
             entry = self._want(message)
             if not self._core.cache.lost(entry):
                 return None
-            key = kv_key(message)
+            key = message.kv_key()
         try:
             kv = self._open(packet, key)
         except UnusableFileError as error:
@@ -173,7 +163,7 @@ class _Import:
             if segment is None:
                 self._note_arrival(message, entry, kv)
                 return None
-        with filled(self._tenant, pool, segment, kv):
+        with filled(core, pool, segment, kv):
             if self._tenant.closed or message.entry is not entry or not core.cache.lost(entry):
                 pool.unpin(segment)
                 self._tenant.require_open()

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents.sampling import BatchSampler, Draw, Lottery, Sampling, Tickets
+from choreo_agents.sampling import BatchSampler, Draw, DrawKernel, DrawnTokens, Sampling
 from choreo_agents.sampling.noise import noise_key
 
 pytest.importorskip("triton", reason="the extra `kernels` is not installed: make test-triton installs it")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET=1 is not set: make test-triton sets it", allow_module_level=True)
 
-from choreo_agents.sampling.lottery import lottery as room
+from choreo_agents.sampling import kernel as kernel_module
 
 SURE, NEAR, UNSURE = range(3)
 samplings = st.builds(
@@ -33,12 +33,12 @@ samplings = st.builds(
 @pytest.fixture(autouse=True, scope="module")
 def _small_blocks() -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(room.CONSTANTS, "BLOCK", 256)
+        patched.setitem(kernel_module.CONSTANTS, "BLOCK", 256)
         yield
 
 
-def lottery() -> Lottery:
-    made = Lottery.on(torch.device("cpu"))
+def draw_kernel() -> DrawKernel:
+    made = DrawKernel.on(torch.device("cpu"))
     assert made is not None
     return made
 
@@ -63,7 +63,7 @@ def test_the_same_tokens(seed, words, scale, dtype, wanted, strange) -> None:
         logits[0, seed % words] = strange
     draws = [Draw(each, noise_key(seed, row)) for row, each in enumerate(wanted)]
     before = logits.clone()
-    assert BatchSampler(lottery()).draw(logits, draws) == BatchSampler().draw(logits, draws)
+    assert BatchSampler(draw_kernel()).draw(logits, draws) == BatchSampler().draw(logits, draws)
     assert torch.equal(logits.nan_to_num(1.5), before.nan_to_num(1.5))
 
 
@@ -71,12 +71,12 @@ def test_some_rows_in_any_order_and_those_that_are_changed_beside_them() -> None
     logits, mask = rows_of(3, 5, 300, 2.0), torch.arange(300) % 3 == 0
     warm = Sampling(temperature=1.0, top_p=0.9)
     draws = [Draw(warm, noise_key(1, i), mask if i == 1 else None) for i in range(3)]
-    found = BatchSampler(lottery()).draw(logits, draws, [4, 0, 2])
+    found = BatchSampler(draw_kernel()).draw(logits, draws, [4, 0, 2])
     assert found == BatchSampler().draw(logits, draws, [4, 0, 2])
-    told: list[Tickets] = []
-    BatchSampler(lottery()).draw(logits, draws, [4, 0, 2], told.append)
+    told: list[DrawnTokens] = []
+    BatchSampler(draw_kernel()).draw(logits, draws, [4, 0, 2], told.append)
     assert not told, "nobody goes ahead with the words of some rows"
-    BatchSampler(lottery()).draw(logits, [draws[0], draws[2]], [4, 2], told.append)
+    BatchSampler(draw_kernel()).draw(logits, [draws[0], draws[2]], [4, 2], told.append)
     assert told[0].guessed() == [found[0], found[2]] == told[0].guesses.tolist()
 
 
@@ -86,9 +86,9 @@ def test_a_row_of_a_model_is_all_but_always_sure() -> None:
         logits = rows_of(seed, 8, 2000, 3.0, torch.bfloat16)
         for wanted in (Sampling(temperature=0.7, top_p=0.95), Sampling(temperature=1.0, top_k=50)):
             draws = [Draw(wanted, noise_key(seed, row)) for row in range(8)]
-            tickets = lottery().draw(logits, range(8), draws)
-            assert tickets is not None
-            kinds.update(row[2] for row in tickets._results)
+            drawn = draw_kernel().draw(logits, range(8), draws)
+            assert drawn is not None
+            kinds.update(row[2] for row in drawn._results)
     assert kinds[SURE] >= 0.95 * kinds.total()
 
 
@@ -96,38 +96,38 @@ def test_who_are_near_each_other_are_decided_exactly(monkeypatch: pytest.MonkeyP
     logits = rows_of(5, 64, 40, 1.0)
     draws = [Draw(Sampling(temperature=1.0), noise_key(9, row)) for row in range(64)]
     wanted = BatchSampler().draw(logits, draws)
-    monkeypatch.setitem(room.CONSTANTS, "MARGIN", 0.7)
-    tickets = lottery().draw(logits, range(64), draws)
-    assert tickets is not None
-    kinds = Counter(row[2] for row in tickets._results)
+    monkeypatch.setitem(kernel_module.CONSTANTS, "MARGIN", 0.7)
+    drawn = draw_kernel().draw(logits, range(64), draws)
+    assert drawn is not None
+    kinds = Counter(row[2] for row in drawn._results)
     assert kinds[SURE] > 8 and kinds[NEAR] > 4 and kinds[UNSURE] > 2, "all of them are met"
-    for token, exact in zip(tickets.tokens(), wanted, strict=True):
+    for token, exact in zip(drawn.tokens(), wanted, strict=True):
         assert token in (None, exact)
-    assert BatchSampler(lottery()).draw(logits, draws) == wanted
+    assert BatchSampler(draw_kernel()).draw(logits, draws) == wanted
 
 
 def test_of_two_that_are_near_the_second_may_be_higher(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = rows_of(5, 1, 40, 1.0)
     draw = Draw(Sampling(temperature=1.0), noise_key(9, 0))
     [wanted] = BatchSampler().draw(logits, [draw])
-    tickets = lottery().draw(logits, [0], [draw])
-    assert tickets is not None
-    row = tickets._results[0]
+    drawn = draw_kernel().draw(logits, [0], [draw])
+    assert drawn is not None
+    row = drawn._results[0]
     other = next(word for word in range(40) if word != wanted)
     bits = logits[0].view(torch.int32)
-    tickets._results = [[other, wanted, NEAR, int(bits[other]), int(bits[wanted]), row[5]]]
-    assert tickets.tokens() == [wanted] and tickets.guessed() == [other]
+    drawn._results = [[other, wanted, NEAR, int(bits[other]), int(bits[wanted]), row[5]]]
+    assert drawn.tokens() == [wanted] and drawn.guessed() == [other]
 
 
 def test_a_kernel_that_cannot_be_had_is_gone_without(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    from choreo_agents.sampling.lottery import kernels
+    from choreo_agents.sampling import triton_kernel
 
     class Refuses:
         def __getitem__(self, grid: Any) -> Any:
             raise RuntimeError("out of registers")
 
-    monkeypatch.setattr(kernels, "draw_kernel", Refuses())
+    monkeypatch.setattr(triton_kernel, "draw_kernel", Refuses())
     logits, draws = rows_of(1, 2, 50, 1.0), [Draw(Sampling()), Draw(Sampling(temperature=1.0), noise_key(2, 0))]
-    sampler = BatchSampler(lottery())
+    sampler = BatchSampler(draw_kernel())
     assert sampler.draw(logits, draws) == sampler.draw(logits, draws) == BatchSampler().draw(logits, draws)
     assert caplog.text.count("out of registers") == 1

@@ -1,4 +1,4 @@
-"""Rows and notes come back from their plain values as they were, through JSON; what is not theirs is refused."""
+"""Records of a thread's log come back from their plain values as they were, through JSON."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langgraph.store.memory import InMemoryStore
+from support.stored import log_of
 
-from choreo_agents.engine.lineage import DamagedRowError, LineageRow, Note
+from choreo_agents.engine.lineage import LoggedMessage
 from choreo_agents.engine.messages.message import Usage
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.store import KVKey
 from choreo_agents.sampling import SampledToken
 
 IDS = st.text("0123456789abcdef", min_size=32, max_size=32)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> LineageRow:
+def keys(draw: st.DrawFn) -> KVKey:
     parents = draw(st.lists(st.tuples(IDS, st.integers(-1000, 1000)), max_size=4))
     tokens = draw(st.lists(st.integers(0, 200_000), min_size=1, max_size=9))
-    return LineageRow(draw(IDS), draw(st.text(max_size=9)), tuple(tokens), tuple(parents), draw(st.integers(0, 99)))
+    return KVKey(draw(IDS), draw(st.text(max_size=9)), tuple(tokens), tuple(parents), draw(st.integers(0, 99)))
 
 
 SAMPLED = st.builds(
@@ -31,9 +33,10 @@ SAMPLED = st.builds(
     st.none() | st.floats(-9, 0),
     st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 0)), max_size=2).map(tuple),
 )
-NOTES = st.builds(
-    Note,
+RECORDS = st.builds(
+    LoggedMessage,
     IDS,
+    answers=st.lists(st.text(max_size=5), max_size=2).map(tuple),
     author=st.none() | st.text(max_size=5),
     role=st.none() | st.sampled_from(["user", "assistant"]),
     label=st.text(max_size=5),
@@ -50,38 +53,25 @@ NOTES = st.builds(
     ).map(tuple),
     thoughts=st.lists(st.tuples(IDS, st.none() | st.text(max_size=5)), max_size=2).map(tuple),
 )
+LOG = log_of(InMemoryStore(), "a thread's id")
 
 
 def through_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-@given(rows(), st.lists(rows(), max_size=3), st.integers(0, 4))
-def test_a_row_is_what_it_was(row: LineageRow, others: list[LineageRow], shared: int) -> None:
+@given(RECORDS)
+def test_a_record_is_what_it_was(record: LoggedMessage) -> None:
+    assert LOG._unpacked(through_json(LOG._packed(record, {})), {}) == record
+
+
+@given(keys(), st.lists(keys(), max_size=3), st.integers(0, 4))
+def test_a_key_is_what_it_was(key: KVKey, others: list[KVKey], shared: int) -> None:
     """Alone, and beside others, of which one may have read what it has read."""
-    like = replace(row, id="f" * 32, at=row.at + 3, parents=tuple((each, at - 3) for each, at in row.parents[:shared]))
-    known = {each.id: each for each in [*others, like]}
-    assert LineageRow.read(through_json(row.plain()), {}) == row
-    plain = through_json(row.plain(known.values()))
-    assert LineageRow.read(plain, known) == row
-    assert len(plain["parents"]) <= len(row.parents) - min(shared, len(row.parents))
-
-
-@given(NOTES)
-def test_a_note_is_what_it_was(note: Note) -> None:
-    assert Note.read(through_json(note.plain())) == note
-
-
-@pytest.mark.parametrize(
-    "plain",
-    [
-        {},
-        {"id": "a"},
-        {"id": "a", "model": "m", "tokens": [], "parents": [], "at": 0},
-        {"id": "a", "model": "m", "tokens": [1], "parents": [], "at": 0, "like": ["b", 1]},
-        {"id": "a", "model": "m", "tokens": [1], "parents": [], "at": 0, "like": 3},
-    ],
-)
-def test_what_is_no_row_is_refused(plain: Any) -> None:
-    with pytest.raises(DamagedRowError):
-        LineageRow.read(plain, {})
+    parents = tuple((each, at - 3) for each, at in key.parents[:shared])
+    like = replace(key, id="f" * 32, native_offset=key.native_offset + 3, parents=parents)
+    known, record = {each.id: each for each in [*others, like]}, LoggedMessage(key.id, key)
+    assert LOG._unpacked(through_json(LOG._packed(record, {})), {}) == record
+    plain = through_json(LOG._packed(record, known))
+    assert LOG._unpacked(plain, known) == record
+    assert len(plain["parents"]) <= len(key.parents) - min(shared, len(key.parents))

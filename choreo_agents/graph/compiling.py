@@ -1,0 +1,710 @@
+"""Reads the declarations of a graph into a chart, checks them, and binds each agent to its engine and its rules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
+
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableLambda,
+    RunnableParallel,
+    RunnableSequence,
+    RunnableWithFallbacks,
+)
+from langchain_core.runnables.base import RunnableBindingBase
+from langgraph.graph import END, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
+
+from choreo_agents.chat import CompiledConstraints, own_turns, required_call, required_tools, thinks
+from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError, VisibilityError
+from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.audit.chart import Chart, ChartNode, OwnTexts
+from choreo_agents.graph.audit.closure import bits, components, propagate
+from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.report import AuditReport, Hop
+from choreo_agents.graph.audit.static import CHANNELS, chart_as_run, violations_of
+from choreo_agents.graph.durable.finding import require_choice
+from choreo_agents.graph.engines import EngineChoice, Engines, choose_signer, require_distinct
+from choreo_agents.graph.langgraph_internals import AroundNode, is_cached, merges_by
+from choreo_agents.graph.nesting import observe, placed_node
+from choreo_agents.graph.outputs import OWN_CHANNELS
+from choreo_agents.graph.provenance import forward_sends, require_silent, sign
+from choreo_agents.graph.run_context import LineageChoice, Resolver
+from choreo_agents.graph.state import merge_entries, merge_updates
+from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
+from choreo_agents.graph.view.reader_rules import ReaderRules
+from choreo_agents.graph.visibility import (
+    EVERYONE,
+    START_SOURCE,
+    Positions,
+    VisibilityRule,
+    VisibilityTable,
+    private_in,
+)
+from choreo_agents.models import LoadedModel, ModelAdapter, instructions
+
+# The chart
+
+
+class DeclaringGraph(StateGraph[Any, Any, Any, Any]):
+    """The declarations of a `ChoreoGraph`, for the modules that read, bind, draw and run them."""
+
+    system: str | None
+    policy: Policy
+    positions: Positions
+    table: VisibilityTable
+    personas: dict[str, str]
+    """The persona that a function speaks for, by node."""
+    control_flow: set[tuple[str, str]]
+    """Pairs (source, reader) whose edge is declared to be control flow only; reader `EVERYONE`: all targets of a
+    route."""
+    origin: DeclaringGraph
+    """The graph from which it was compiled. This and the fields below hold for a compiled graph's builder."""
+    served: Mapping[str, Any] = {}
+    """The arguments `engine` and `strict` that it was compiled with."""
+    audited: AuditReport | None = None
+    engine: Engine | None = None
+    """The engine that signs its messages; None: it has no agents."""
+    engines: tuple[Engine, ...] = ()
+    """All engines that serve it, those of subgraphs included."""
+    declared = Chart(())
+    """All declarations, as the graph runs."""
+    changed: tuple[tuple[Hop, VisibilityRule], ...] = ()
+    """The edges that the policy re-encodes, and their new rules."""
+    resolver: Resolver | None = None
+    """Returns the tenant of a run; None: all runs are one tenant's."""
+    lineage: LineageChoice = None
+
+
+def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines: Engines | None = None) -> Chart:
+    """Return the chart of a graph with all that its subgraphs hold.
+
+    Args:
+        builder: The graph, compiled or not.
+        prefix: Path of the graph, with a `|` at its end: `team|`.
+        engines: Engines for the agents that have none yet; None: not known yet.
+    """
+    own = builder if isinstance(builder, DeclaringGraph) else None
+    nodes: list[ChartNode] = []
+    outside: list[str] = []
+    policies: list[tuple[str, Policy]] = []
+    for name, spec in builder.nodes.items():
+        path = prefix + name
+        inner = _graph_in(path, spec.runnable, is_ours=own is not None)
+        agent = next(find_runnable(spec.runnable, Agent), None)
+        if inner is None and agent is None:
+            persona = prefix + (name if own is None else own.personas.get(name, name))
+            is_silent = own is not None and name in own.table.silent
+            nodes.append(ChartNode(path, persona=persona, is_function=True, is_silent=is_silent))
+            clause = "" if is_silent else "says in a person's name, "
+            outside.append(f"the function {path!r}: what it reads, calls, {clause}and where it sends control")
+            continue
+        table = _own_table(name, agent if inner is None else None) if own is None else own.table
+        reads = table.reads(name, builder.nodes)
+        rules = {s if s == START_SOURCE else prefix + s: _prefix_contexts(rule, prefix) for s, rule in reads.items()}
+        undeclared = frozenset(prefix + source for source in table.undeclared(name, builder.nodes) or ())
+        if inner is not None:
+            chart = chart_of(inner.builder, f"{path}|", engines)
+            nodes += (_narrow_node(node, rules, undeclared) for node in chart.nodes)
+            outside += chart.outside
+            policies += chart.policies
+        elif agent is not None:
+            node = _agent_node(agent, path, prefix + (agent.persona or name), engines)
+            nodes.append(replace(node, rules=rules, undeclared=undeclared))
+            for label, prompt in (("prompt", agent.prompt), ("system prompt", agent.system)):
+                if callable(prompt):
+                    outside.append(f"the {label} of {path!r}, which a function makes from the state")
+            if agent.history is not None and agent.history.summary is not None:
+                outside.append(f"the summary that a function makes of what {path!r} does not see any more")
+            if agent.on_output is not None:
+                outside.append(f"the update of {path!r}: what its function writes, and where it sends control")
+            if callable(agent.choices):
+                outside.append(f"the answers that {path!r} may give, which a function makes from the state")
+    for source, branches in builder.branches.items():
+        outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
+    if builder.branches or any(node.is_function or node.routes for node in nodes):
+        paths = {prefix + name for name in builder.nodes}
+        nodes = [replace(n, may_be_sent=True) if n.name in paths and not n.is_function else n for n in nodes]
+    modules = {module for node in nodes for module in node.modules}
+    policies += [(prefix, own.policy.within(prefix, modules))] if own is not None and own.policy.confidential else []
+    chart = Chart(tuple(nodes), tuple(outside), tuple(policies))
+    for hop, rule in () if own is None else own.changed:
+        chart = chart.with_rule(prefix + hop.source, prefix + hop.reader, _prefix_contexts(rule, prefix))
+    return chart
+
+
+def _own_table(name: str, agent: Agent | None) -> VisibilityTable:
+    """Return the visibility table of an agent in a stock `StateGraph`, which declares itself what it reads."""
+    table = VisibilityTable()
+    for source, rule in ({} if agent is None else agent.rules).items():
+        table.declare(source, name, rule)
+    return table
+
+
+def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
+    """Return the graph that a node is, or has among its steps; None: it has none.
+
+    Args:
+        path: The node's path.
+        runnable: The node.
+        is_ours: True in a `ChoreoGraph`, False in a stock `StateGraph`.
+
+    Raises:
+        VisibilityError: The declarations cannot hold for the agents in there.
+    """
+    graphs = [*find_runnable(runnable, CompiledStateGraph)]
+    speaking = [graph for graph in graphs if any(agents_of(graph.builder))]
+    if len(speaking) > 1:
+        raise VisibilityError(
+            f"the node {path!r} holds {len(speaking)} graphs of agents, and what is declared of it is given to one: "
+            "make each a node of its own"
+        )
+    if speaking and not is_ours and "handles" not in speaking[0].output_channels:
+        raise VisibilityError(
+            f"what agents say in {path!r} leaves it in words alone: the output_schema of that graph has no 'handles', "
+            "and a StateGraph stands around it: derive it from ChoreoState"
+        )
+    return next(iter([*speaking, *graphs]), None)
+
+
+def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
+    """Yield all agents of a graph, those of its subgraphs included."""
+    for spec in builder.nodes.values():
+        yield from find_runnable(spec.runnable, Agent)
+        for inner in find_runnable(spec.runnable, CompiledStateGraph):
+            yield from agents_of(inner.builder)
+
+
+def _agent_node(agent: Agent, path: str, persona: str, engines: Engines | None) -> ChartNode:
+    prompt, served = agent.schema_prompt, agent.engine if engines is None else engines.of(agent)
+    return ChartNode(
+        path,
+        persona,
+        model="" if served is None else served.model.adapter.fingerprint,
+        keeps_kv=served is None or served.method == "choreo",
+        routes=agent.on_output is not None,
+        has_system=agent.system is not None or bool(agent.tools) or (prompt is not None and has_own_words(prompt.tree)),
+        has_prompt=agent.prompt is not None,
+        confidential=agent.confidential,
+        thinks=bool(agent.thinking) if served is None else thinks(served.chat, agent.thinking, agent.name),
+        calls=bool(agent.tools),
+        recalls=served is not None and served.chat.thoughts is not None and served.chat.thoughts.kept,
+        schema=None if prompt is None else prompt.schema.name,
+        modules=() if prompt is None else confidential_modules(prompt),
+    )
+
+
+def _narrow_node(node: ChartNode, rules: Mapping[str, VisibilityRule], undeclared: frozenset[str]) -> ChartNode:
+    """Return a subgraph's node with the sources that edges around the subgraph give it: no more than it sees of input.
+
+    Raises:
+        VisibilityError: The node cannot have them.
+    """
+    if node.is_function:
+        return node
+    merged = dict(node.rules)
+    for source, rule in rules.items():
+        try:
+            if rule.contexts and node.rules[START_SOURCE].mode.shows:
+                raise VisibilityError(f"words cannot be encoded there in {', '.join(rule.contexts)}")
+            narrowed = rule.narrowed(node.rules[START_SOURCE])
+        except VisibilityError as error:
+            raise VisibilityError(f"what {source!r} says cannot be given to {node.name!r}: {error}") from error
+        # A node that sees no input sees nothing of the source either, but nobody promised to keep the source out.
+        if source == START_SOURCE or narrowed.mode.shows or not rule.mode.shows:
+            merged[source] = narrowed
+    return replace(node, rules=merged, undeclared=node.undeclared | (undeclared & merged.keys()))
+
+
+def _prefix_contexts(rule: VisibilityRule, prefix: str) -> VisibilityRule:
+    """Return a rule with the paths of its contexts."""
+    return replace(rule, scope=tuple(prefix + name for name in rule.contexts)) if rule.contexts and prefix else rule
+
+
+def find_runnable(runnable: Any, kind: type[Any]) -> Iterator[Any]:
+    """Yield the runnables of a kind that a node is, or has inside sequences, bindings, fallbacks and parallel steps."""
+    if isinstance(runnable, kind):
+        yield runnable
+    elif isinstance(runnable, AroundNode):
+        yield from find_runnable(runnable.node, kind)
+    elif isinstance(runnable, RunnableSequence):
+        steps: list[Runnable[Any, Any]] = runnable.steps
+        for step in steps:
+            yield from find_runnable(step, kind)
+    elif isinstance(runnable, RunnableBindingBase):
+        yield from find_runnable(runnable.bound, kind)
+    elif isinstance(runnable, RunnableWithFallbacks):
+        for inner in (runnable.runnable, *runnable.fallbacks):
+            yield from find_runnable(inner, kind)
+    elif isinstance(runnable, RunnableParallel):
+        for inner in runnable.steps__.values():
+            yield from find_runnable(inner, kind)
+
+
+# Texts that the personas of a graph are given, as tokens
+
+
+def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: str = "") -> OwnTexts:
+    """Return the tokens of system prompts, prompts of schemas and imported modules, by persona and name of the context.
+
+    Args:
+        builder: The graph, compiled.
+        engine: The engine whose tokens are returned.
+        prefix: Path of the graph, with a `|` at its end: `team|`.
+    """
+    own_texts: dict[str, dict[str, frozenset[tuple[int, ...]]]] = {}
+    for name, spec in builder.nodes.items():
+        for inner in find_runnable(spec.runnable, CompiledStateGraph):
+            for persona, texts in texts_of(inner.builder, engine, f"{prefix}{name}|").items():
+                own_texts.setdefault(persona, {}).update(texts)
+        for agent in find_runnable(spec.runnable, Agent):
+            persona = prefix + (agent.persona or name)
+            own = own_texts.setdefault(persona, {})
+            by_context = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
+            fixed = agent.system if isinstance(agent.system, str) else None
+            if fixed is not None or agent.tools:
+                # Behind a public root they are later turns; behind private contexts also where there is no root.
+                orders = {True, bool(agent.shared_system) or agent.imported is not None}
+                forms = [form for later in orders for form in own_turns(fixed, agent.tools, engine.chat, later=later)]
+                if fixed is not None:
+                    forms.append(instructions(fixed, engine.chat, later=True))
+                encoded = {tuple(engine.model.encode(form.text)) for form in forms}
+                by_context = {**by_context, f"{persona}.system": {*by_context.get(f"{persona}.system", ()), *encoded}}
+            for context, texts in by_context.items():
+                own[context] = own.get(context, frozenset()) | texts
+    return own_texts
+
+
+class TextsByModel:
+    """The tokens of `texts_of` for each engine, computed once per model.
+
+    Args:
+        builder: The graph, compiled.
+    """
+
+    def __init__(self, builder: StateGraph[Any, Any, Any, Any]) -> None:
+        self._builder = builder
+        self._texts: WeakKeyDictionary[ModelAdapter, OwnTexts] = WeakKeyDictionary()
+
+    def __call__(self, engine: Engine) -> OwnTexts:
+        adapter = engine.model.adapter
+        if adapter not in self._texts:
+            self._texts[adapter] = texts_of(self._builder, engine)
+        return self._texts[adapter]
+
+
+# Control flow: loops that cannot end, and pairs of agents without a declared visibility
+
+_LISTED = 10
+"""Most pairs that a log message lists."""
+
+
+def log_unseen_pairs(builder: DeclaringGraph, chart: Chart) -> None:
+    """Log, once per graph shape, which agents may run after others that they do not see, and how to change that."""
+    pairs = unseen_pairs(builder, chart)
+    shareable = _shareable(chart, [*islice(pairs, 2 * _LISTED)])
+    lines = sorted(
+        f"{reader!r} may run after {source!r} and does not see it: graph.set_visibility({source!r}, {reader!r})"
+        for source, reader in shareable[:_LISTED]
+    )
+    if not lines:
+        return
+    if more := len(shareable[_LISTED:]) + sum(1 for _ in pairs):
+        lines.append(f"and {more} more pairs")
+    lines.append('Everyone sees everyone by ChoreoGraph(visibility="shared"); what is declared private is not noted')
+    _log_once("\n".join(lines))
+
+
+@lru_cache(maxsize=1024)
+def _log_once(note: str) -> None:
+    logging.getLogger(__name__).warning(note)
+
+
+def unseen_pairs(builder: DeclaringGraph, chart: Chart) -> Iterator[tuple[str, str]]:
+    """Yield every (source, reader) of a graph's own nodes where the reader may run after the source, sees nothing of
+    it, and no declaration says so.
+
+    Args:
+        builder: The graph. A route without known targets may lead to any node; a function's `Command` leads where its
+            annotation says.
+        chart: The chart of the graph.
+    """
+    names = list(builder.nodes)
+    speakers = {name: [node for node in chart.inside(name) if not node.is_function] for name in names}
+    kin: dict[str, set[str]] = {}
+    for name, said_by in speakers.items():
+        for node in said_by:
+            kin.setdefault(node.persona, set()).add(name)
+    specs = builder.nodes.items()
+    jumps = ((name, [*(spec.ends or ()), *filter(None, [spec.error_handler_node])]) for name, spec in specs)
+    following = _index(names, [*_successors(builder, names), *jumps])
+    predecessors = propagate(following, [1 << number for number in range(len(names))])
+    for number, name in enumerate(names):
+        reader = next((node for node in speakers[name] if node.name == name), None)
+        if reader is None:
+            continue
+        for source in map(names.__getitem__, bits(predecessors[number])):
+            passed = {(source, name), (source, EVERYONE)}
+            if source in reader.rules or source in kin[reader.persona] or builder.control_flow & passed:
+                continue
+            if speakers[source] and not any(node.confidential for node in speakers[source]):
+                yield source, name
+
+
+def _shareable(chart: Chart, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Return the pairs of which each can be shared without breaking a promise."""
+
+    def broken(*shared: tuple[str, str]) -> int:
+        changed = chart
+        for source, reader in shared:
+            changed = changed.with_rule(source, reader, VisibilityRule())
+        return len(violations_of(changed))
+
+    if not chart.guarded and not any(chart.private_pairs()):
+        return pairs
+    before = broken()
+    return pairs if broken(*pairs) <= before else [pair for pair in pairs if broken(pair) <= before]
+
+
+def require_bounded_loops(builder: DeclaringGraph, chart: Chart, stops: Container[str]) -> None:
+    """Raise `VisibilityError` if an agent is in a loop without an exit: its own messages alone outgrow the model's
+    context.
+
+    Nodes that may end a run or send control anywhere, by a `Command` or a route without known targets, count as exits.
+    So do all functions, also those whose edges stay in the loop: any of them may `interrupt` the run, which may never
+    be resumed.
+
+    Args:
+        builder: The graph.
+        chart: The chart of the graph.
+        stops: Nodes before or after which a run is interrupted: it goes on only if it is resumed.
+    """
+    nodes = {node.name: node for node in chart.nodes}
+    following = [*_successors(builder, [END])]
+    routed = nodes.keys() & {name for name, after in following if after}
+    for name in builder.nodes:
+        if name not in routed or nodes[name].is_function or nodes[name].routes or name in stops:
+            following.append((name, [END]))
+    names = [*builder.nodes, END]
+    successors = _index(names, following)
+    ending = propagate(successors, [1 << number for number in range(len(names))])[-1]
+    loops = (group for group in components(successors) if len(group) > 1 or group[0] in successors[group[0]])
+    endless = {names[number] for loop in loops for number in loop if not ending >> number & 1}
+    for name in builder.nodes:
+        if name in endless and name in nodes and not nodes[name].is_function:
+            raise VisibilityError(
+                f"{name!r} is in a loop that nothing ends: what it sees, its own messages at least, must outgrow the "
+                "model's context. Give the loop an exit"
+            )
+
+
+def _successors(builder: DeclaringGraph, anywhere: Collection[str]) -> Iterator[tuple[str, Collection[str]]]:
+    """Yield nodes and the nodes that may run after them; a node may come more than once.
+
+    Args:
+        builder: The graph.
+        anywhere: The nodes that may come after a route without known targets.
+    """
+    edges = [*builder.edges, *((start, end) for starts, end in builder.waiting_edges for start in starts)]
+    goes_on = {start for start, end in builder.edges if end != END}
+    # A node with another edge goes on in spite of its edge to END.
+    yield from ((start, [end]) for start, end in edges if end != END or start not in goes_on)
+    for name, branches in builder.branches.items():
+        yield from ((name, anywhere if branch.ends is None else branch.ends.values()) for branch in branches.values())
+
+
+def _index(names: Sequence[str], following: Iterable[tuple[str, Iterable[str]]]) -> list[list[int]]:
+    """Return for each name, by its index, the indices of its successors; unknown names are left out.
+
+    Args:
+        names: All names, each once.
+        following: Names, and some of the successors of each.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    successors: list[dict[int, None]] = [{} for _ in names]
+    for start, ends in following:
+        if start in numbers:
+            successors[numbers[start]].update((numbers[end], None) for end in ends if end in numbers)
+    return [list(row) for row in successors]
+
+
+Contexts = tuple[Mapping[str, Sequence[str]], frozenset[str]]
+"""Private contexts: system prompts by name, and the nodes whose messages are confidential."""
+
+
+# Checks of nodes and state
+
+
+def require_whole_agent(node: Any) -> None:
+    """Raise `InvalidRequestError` if an agent is wrapped or stands among other steps, which would hide its
+    declarations."""
+    if not isinstance(node, Agent) and any(True for _ in find_runnable(node, Agent)):
+        raise InvalidRequestError(
+            "an agent is wrapped, or stands in a sequence of runnables, where its declarations would bind nobody: add "
+            "the agent itself, with its tags and metadata, give retries, caching and timeouts to add_node, and make "
+            "each step a node of its own"
+        )
+
+
+def destinations_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Return the nodes that a function's annotation sends control to: `-> Command[Literal["pro", "con"]]`."""
+    try:
+        returned = get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return None
+    for kind in (returned, *get_args(returned)):
+        targets = get_args(kind)[0] if get_origin(kind) is Command else None
+        if get_origin(targets) is Literal:
+            return tuple(map(str, get_args(targets)))
+    return None
+
+
+def require_schemas(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple[str, str, VisibilityRule]]) -> None:
+    """Raise `VisibilityError` if a subgraph's input or output schema has no `messages`, so that a declared rule cannot
+    hold.
+
+    Args:
+        graph: The graph around.
+        declared: Its declarations, as (source, reader, rule).
+    """
+    nodes = graph.nodes.items()
+    graphs = {name: inner.builder for name, spec in nodes for inner in find_runnable(spec.runnable, CompiledStateGraph)}
+    for source, reader, rule in declared:
+        for node, end in ((source, "output_schema"), (reader, "input_schema")):
+            builder: Any = graphs[node] if rule.mode.shows and node in graphs else None
+            schema = getattr(builder, end) if builder is not None and any(agents_of(builder)) else None
+            if schema is not None and "messages" not in builder.schemas[schema]:
+                raise VisibilityError(
+                    f"the visibility {source!r} to {reader!r} cannot be {rule.words()!r}: {schema.__name__}, the {end} "
+                    f"of {node!r}, has no 'messages': derive it from ChoreoState"
+                )
+
+
+def require_channels(graph: StateGraph[Any, Any, Any, Any]) -> None:
+    """Raise `InvalidRequestError` if the state has no channels for the agents' messages and handles."""
+    if not any(agents_among(graph.nodes)):
+        return
+    missing = [name for name in ("handles", "messages") if name not in graph.channels]
+    handles, schema = graph.channels.get("handles"), graph.state_schema.__name__
+    if missing:
+        raise InvalidRequestError(
+            f"the state {schema} has no {' and no '.join(map(repr, missing))}, in which agents say what they say: "
+            f"derive it from ChoreoState, as class {schema}(ChoreoState)"
+        )
+    if not merges_by(handles, merge_entries, merge_updates):
+        raise InvalidRequestError(
+            f"the handles of the state {schema} would not be merged: derive it from ChoreoState, and leave that "
+            "channel as it is"
+        )
+
+
+# Binding agents
+
+
+def bind_graph(
+    bound: DeclaringGraph,
+    origin: DeclaringGraph,
+    engine: EngineChoice | None,
+    tenant: Resolver | None,
+    lineage: LineageChoice,
+    stops: Sequence[str],
+    *,
+    strict: bool,
+) -> None:
+    """Check a graph, and bind its agents to their engines and to what they may read.
+
+    Args:
+        bound: The copy of the graph that is bound.
+        origin: A copy that stays as it is.
+        stops: Nodes before or after which a run is interrupted.
+
+    The other arguments, and the errors, are those of `ChoreoGraph.compile`.
+    """
+    if tenant is not None and not callable(tenant):
+        raise InvalidRequestError(f"tenant must be a function of a run's config that returns a salt, not {tenant!r}")
+    require_names(origin)
+    require_channels(origin)
+    require_schemas(origin, origin.table.explicit())
+    bound.origin, bound.resolver = origin, tenant
+    engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
+    whole, bound.audited = chart_as_run(chart_of(origin, engines=engines).as_served(), origin.policy.on_violation)
+    bound.declared = replace(whole, texts=TextsByModel(bound))
+    # Agents are bound to the rules that the policy re-encoded.
+    bound.changed = tuple((hop, whole.by_name[hop.reader].rules[hop.source]) for hop in bound.audited.changed)
+    for hop, rule in bound.changed:
+        if hop.reader in bound.nodes:  # agents of subgraphs get their rules from the chart at run time
+            bound.table.change(hop.source, hop.reader, rule)
+    log_unseen_pairs(origin, whole)
+    require_bounded_loops(origin, whole, origin.nodes if "*" in stops else stops)
+    bound.nodes = _bound_nodes(bound, engines)
+    bind_routes(bound.branches)
+    if tenant is not None:
+        require_by_tenant(bound)
+    bound.engines = require_distinct([*engines.engines, *(agent.engine for agent in agents_of(bound))])
+    bound.engine, bound.lineage = choose_signer(bound.engines), lineage
+    require_choice(lineage, bound.engine, by_tenant=tenant is not None)
+
+
+def _bound_nodes(bound: DeclaringGraph, engines: Engines) -> dict[str, Any]:
+    """Return the nodes of a compiled graph: agents with their rules, and functions whose updates are signed."""
+    nodes: dict[str, Any] = {}
+    contexts = contexts_of(bound.nodes)
+    for name, spec in bound.nodes.items():
+        node: Any = spec.runnable
+        if isinstance(node, Agent):
+            nodes[name] = bind_agent(bound, name, spec, engines, contexts)
+        else:
+            signing = partial(sign, node=name, persona=bound.personas.get(name))
+            signing = partial(require_silent, node=name) if name in bound.table.silent else signing
+            graphs = find_runnable(node, CompiledStateGraph)  # the nodes of such a graph are observed one by one
+            holds_agents = any(isinstance(g.builder, DeclaringGraph) or any(agents_of(g.builder)) for g in graphs)
+            placed = placed_node(node if holds_agents else observe(node), name, signing, holds_agents=holds_agents)
+            nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
+    return nodes
+
+
+def require_names(graph: DeclaringGraph) -> None:
+    """Raise `VisibilityError` if a declaration names no node or private context."""
+    chart = chart_of(graph)
+    contexts = [context.name for context in chart.contexts]
+    # Whether an agent thinks may depend on its model, and this chart has no engine yet. So a policy may name thoughts
+    # of any agent.
+    thoughts = {f"{name}.thoughts" for name, _ in agents_among(graph.nodes)}
+    contexts += thoughts & graph.policy.confidential.keys()
+    graph.table.require_nodes(graph.nodes)
+    require_personas(graph.personas, graph.nodes)
+    systems, confidential = contexts_of(graph.nodes)
+    graph.table.require_contexts([*systems, *confidential])
+    graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
+
+
+def contexts_of(nodes: Mapping[str, Any]) -> Contexts:
+    """Return the private contexts that a scope can name because the graph's own agents have their text.
+
+    Returns:
+        System prompts by the name of the context, and the nodes whose messages are confidential.
+    """
+    systems: dict[str, dict[str, None]] = {}
+    for name, agent in agents_among(nodes):
+        if isinstance(agent.system, str):
+            systems.setdefault(f"{agent.persona or name}.system", {})[agent.system] = None
+    confidential = frozenset(name for name, agent in agents_among(nodes) if agent.confidential)
+    return {context: [*texts] for context, texts in systems.items()}, confidential
+
+
+def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
+    """Raise `VisibilityError` if a function is declared to speak for a persona that no agent of the graph has."""
+    speakers = {agent.persona or name for name, agent in agents_among(nodes)}
+    for name, persona in personas.items():
+        if persona not in speakers:
+            raise VisibilityError(
+                f"the function {name!r} is to speak for {persona!r}, which is no persona of the graph's agents: "
+                f"{', '.join(sorted(speakers))}"
+            )
+
+
+def bind_agent(
+    graph: DeclaringGraph,
+    name: str,
+    spec: Any,
+    engines: Engines,
+    contexts: Contexts,
+) -> Any:
+    """Return an agent's node for LangGraph, bound to an engine, its visibility rules and the checks of its views at
+    call time.
+
+    Args:
+        graph: The graph, with its declarations as they will hold.
+        name: The agent's node.
+        spec: The node as the graph has it.
+        engines: The graph's engines; an agent may have its own.
+        contexts: The private contexts of all nodes, from `contexts_of`.
+
+    Raises:
+        InvalidRequestError: The agent has no engine, or names none of the graph's; its model cannot be constrained to
+            its output format; or it writes a channel that the state does not have.
+    """
+    agent, chart = spec.runnable, graph.declared
+    engine = engines.of(agent)
+    if engine is None:
+        raise InvalidRequestError(
+            f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
+        )
+    _require_served(name, agent, engine.model, graph.channels)
+    sources = graph.table.reads(name, graph.nodes)
+    hidden = [context for context in chart.guarded if name not in context.owners]
+    forbidden = {
+        channel: frozenset(context.name for context in hidden if chart.forbids(context, agent.persona or name, channel))
+        for channel in CHANNELS
+    }
+    undeclared, positions = graph.table.undeclared(name, graph.nodes), agent.positions or graph.positions
+    guard = Guard(private_in(sources), forbidden, graph.policy.on_violation, graph.declared)
+    strict, by_tenant = graph.served["strict"], graph.resolver is not None
+    rules = ReaderRules(
+        sources, undeclared, graph.system, positions, *contexts, guard, strict=strict, by_tenant=by_tenant, node=name
+    )
+    choreo = {"reads": {source: rule.mode.name for source, rule in sources.items()}}
+    return replace(spec, runnable=agent.bound(engine, rules), metadata={**(spec.metadata or {}), "choreo": choreo})
+
+
+def _require_served(node: str, agent: Agent, model: LoadedModel, channels: Iterable[str]) -> None:
+    """Raise unless a model can be constrained to an agent's response format and calls, and its channel exists.
+
+    Raises:
+        GrammarError: The format cannot be compiled for this model.
+        InvalidRequestError: The model's tokens cannot be constrained, or the graph's state lacks the channel.
+    """
+    if agent.output_key is not None and agent.output_key not in channels:
+        available = ", ".join(name for name in channels if name not in OWN_CHANNELS)
+        raise InvalidRequestError(
+            f"node {node!r} writes {agent.output_key!r}, which the graph's state has not: it has "
+            f"{available or 'no channels of its own'}; add one to the state's schema"
+        )
+    if agent.response_format is not None:
+        CompiledConstraints(model).of(agent.response_format.grammar, agent.tools)
+    required_call(model, *required_tools(agent.tools, agent.tool_choice))
+
+
+def require_by_tenant(graph: DeclaringGraph) -> None:
+    """Raise `InvalidRequestError` unless all agents of a graph serve each run for its tenant, subgraphs included."""
+    for agent in agents_of(graph):
+        if not agent.reader_rules().by_tenant:
+            raise InvalidRequestError(
+                f"agent {agent.name!r} stands in a subgraph that serves one tenant: compile that with tenant=..., too"
+            )
+    for node, _ in agents_among(graph.nodes):
+        if is_cached(graph, node):
+            raise InvalidRequestError(
+                f"what agent {node!r} says is cached for all runs: leave cache_policy out, or compile for each tenant"
+            )
+
+
+def bind_routes(branches: Mapping[str, dict[str, Any]]) -> None:
+    """Let the routes of a graph send messages on with the metadata that they have in its state."""
+
+    def bound(path: Any) -> AroundNode:
+        def run(state: Any, config: RunnableConfig) -> Any:
+            return forward_sends(path.invoke(state, config), config, fresh=True)
+
+        async def arun(state: Any, config: RunnableConfig) -> Any:
+            return forward_sends(await path.ainvoke(state, config), config, fresh=True)
+
+        return AroundNode(path, run, arun)
+
+    for routes in branches.values():
+        routes |= {name: route._replace(path=bound(route.path)) for name, route in routes.items()}
+
+
+def agents_among(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Agent]]:
+    """Yield the agents among nodes, by name."""
+    return ((name, spec.runnable) for name, spec in nodes.items() if isinstance(spec.runnable, Agent))

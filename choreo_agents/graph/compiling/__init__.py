@@ -1,4 +1,0 @@
-"""The steps of `ChoreoGraph.compile`.
-
-Read `charting`, then `flow` and `binding`.
-"""
