@@ -48,7 +48,7 @@ def require_known(
         spelt |= {**(inside or {}), **{argument: f"{argument}=..." for argument in names}}
         if (match := nearest(name, spelt)) is not None:
             raise UnknownArgumentError(f"{owner} has no argument {name!r}: did you mean {spelt[match]}?")
-        hint = f"it takes {', '.join(names)}" if names else "it takes none by name"
+        hint = f"it takes {', '.join(names)}" if names else "it takes no keyword arguments"
         raise UnknownArgumentError(f"{owner} has no argument {name!r}: {hint}")
 
 
@@ -103,7 +103,7 @@ class Options(BaseModel):
             owner = self.error_name or type(self).__name__
             if args:
                 first = next(iter(type(self).model_fields))
-                raise UnknownArgumentError(f"{owner} takes settings by name: {first}=..., not {args[0]!r} alone")
+                raise UnknownArgumentError(f"{owner} takes keyword arguments only: pass {first}=..., not {args[0]!r}")
             require_known(owner, settings, type(self).model_fields)
             try:
                 super().__init__(**settings)

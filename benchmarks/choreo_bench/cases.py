@@ -45,7 +45,7 @@ class DirectOptions(SumOptions):
     """Options of a single call: what it is asked."""
 
     task: Literal["sums", "notes"] = Field(
-        default="sums", description="What is asked: sums, or what a debate's first agent is asked."
+        default="sums", description="Problem: a sum, or the first question of a debate's first agent."
     )
 
 
@@ -66,12 +66,12 @@ class DrawnMergeOptions(MergeOptions):
 class DrawnQuestionsOptions(QuestionsOptions):
     """Options of questions that are drawn."""
 
-    questions: int = Field(default=2, ge=1, description="Questions that are asked.")
+    questions: int = Field(default=2, ge=1, description="Number of questions.")
     facts: int = Field(default=6, ge=1, description="Facts in the answerer's notes.")
     both_orders: bool = Field(
         default=False,
-        description="Whether each problem makes two items, its questions in either order: to learn from, where side by "
-        "side nobody can tell which of them is the first.",
+        description="Whether each problem becomes two items, with its questions in either order: for training, where "
+        "parallel questions have no order.",
     )
 
 
@@ -79,7 +79,7 @@ class DrawnDilemmaOptions(DilemmaOptions):
     """Options of games that are drawn."""
 
     every_strategy: bool = Field(
-        default=False, description="Whether Alice has each strategy in turn, whatever --alice says: to learn from."
+        default=False, description="Whether Alice gets each strategy in turn, whatever --alice is: for training."
     )
 
 

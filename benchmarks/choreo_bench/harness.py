@@ -39,15 +39,15 @@ ReportOption = Annotated[Path | None, typer.Option("--report", help="Also write 
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Also draw the figures to this PNG file.")]
 JournalOption = Annotated[
     Path | None,
-    typer.Option("--out", help="Write each result to this JSONL file as it comes; started again, it goes on there."),
+    typer.Option("--out", help="Write each result to this JSONL file at once; a second run continues it."),
 ]
 CountOption = Annotated[int, typer.Option("--n", min=1, help="Problems of each task, or items of each workflow.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="Of the first problem; the others follow.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="Seed of the first problem; others follow.")]
 SplitOption = Annotated[
     Literal["train", "dev", "test"],
-    typer.Option("--split", help="Which problems; the embedded model was trained on [b]train[/b]."),
+    typer.Option("--split", help="Split of problems; the embedded model was trained on [b]train[/b]."),
 ]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Of the processor.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 
 
 def typed_command() -> str:
@@ -70,7 +70,7 @@ def numbers(text: str) -> list[int]:
     except ValueError:
         lengths = [0]
     if min(lengths) < 1:
-        raise ValueError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
+        raise ValueError(f"lengths must be numbers of 1 or more, separated by commas, not {text!r}")
     return lengths
 
 
@@ -178,8 +178,8 @@ def require_embedded(model: LoadedModel) -> None:
     """Raise `ValueError` if a model does not speak the language that problems are drawn in."""
     if not model.has_embedded_vocabulary:
         raise ValueError(
-            f"{model.name!r} does not speak the embedded language, which problems are drawn in: score it with choreo "
-            "eval WORKFLOW --inputs, train it with choreo train distill"
+            f"{model.name!r} was not trained on the embedded language, in which problems are generated: score it with "
+            "choreo eval WORKFLOW --inputs, train it with choreo train distill"
         )
 
 
@@ -232,7 +232,7 @@ class Display:
 
     def left_out(self, split: Split, item: str, reason: str) -> None:
         """Name an item that cannot be taught."""
-        self._say(f"{split} item {escape(repr(item))} is left out:[/] {escape(reason)}")
+        self._say(f"{split} item {escape(repr(item))} is skipped:[/] {escape(reason)}")
 
     def training(self, passage: TrainingProgress) -> None:
         """Count epochs, and say how fast this process is."""

@@ -72,7 +72,7 @@ def play_all(
     """
     without = [name for name in variants if name.endswith(TUNED_SUFFIX) and adapter is None]
     if without:
-        raise InvalidRequestError(f"{without[0]!r} is played with an adapter: give its folder")
+        raise InvalidRequestError(f"{without[0]!r} needs an adapter: pass its folder")
     identities = {name: _identity_of(adapter) if name.endswith(TUNED_SUFFIX) else "" for name in variants}
     for name, identity in identities.items():
         require_known(journal, name, items, identity)

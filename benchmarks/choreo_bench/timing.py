@@ -61,8 +61,8 @@ def timed_model(
             loaded = loading.model(path if name in SHAPES else name)
         if longest > loaded.adapter.max_positions:
             raise InvalidRequestError(
-                f"{longest} tokens are to be read at once, the context of {name!r} has {loaded.adapter.max_positions}: "
-                f"give {shorter}"
+                f"{longest} tokens are read at once, but the context of {name!r} is {loaded.adapter.max_positions}: "
+                f"use {shorter}"
             )
         yield loaded, path
 

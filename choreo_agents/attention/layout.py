@@ -45,7 +45,7 @@ class Read:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.length > 0, "an empty run crashes the attention kernel: leave it out"
+        assert self.length > 0, "empty runs crash the attention kernel: leave them out"
         assert all(span.count > 0 for span in self.spans)
         if self.causal:
             assert len(self.spans) == 1 and self.spans[0].count == self.length and self.spans[0].shift == 0

@@ -62,7 +62,7 @@ def answer_format(spec: Any) -> Grammar | None:
         schema = body.get("schema", body if body.keys() - _BESIDE else None) if isinstance(body, Mapping) else None
         if not isinstance(schema, Mapping) or len(spec) > 2:
             raise InvalidRequestError(
-                'response_format has no schema: {"type": "json_schema", "json_schema": {"name": "...", "schema": '
+                'response_format has no schema: pass {"type": "json_schema", "json_schema": {"name": "...", "schema": '
                 f"{{...}}}}}}, not {spec!r}"
             )
         return Grammar.model_validate({"json_schema": schema})
@@ -118,7 +118,7 @@ def thinks(chat: ChatFormat, requested: Thinks, agent: str) -> bool:
     """
     if chat.thoughts is None and requested:
         raise InvalidRequestError(
-            f"{agent!r} is to think, and the chat template of its model knows of no thoughts: leave thinking out"
+            f"{agent!r} has `thinking`, but the chat template of its model does not support it: leave it out"
         )
     if requested is None:
         return chat.thoughts is not None and chat.thoughts.usual
@@ -179,15 +179,15 @@ class ChatRequest:
             raise InvalidRequestError(f'reuse must be "prefix" or "anywhere", not {self.reuse!r}')
         if isinstance(self.inherits, str) or not all(isinstance(name, str) for name in self.inherits):
             raise InvalidRequestError(
-                f'inherits must be names in a list, as in ("parent.system",), not {self.inherits!r}'
+                f'inherits must be a list of names, such as ("parent.system",), not {self.inherits!r}'
             )
         if self.inherits and self.reuse == "prefix":
             raise InvalidRequestError(
-                'what is inherited has another prefix: use reuse="anywhere", or leave inherits out'
+                'inherited prompts start with another prefix: use reuse="anywhere", or leave inherits out'
             )
 
         if self.effort is not None and (self.parents or self.reuse == "anywhere"):
             raise InvalidRequestError(
-                f"reasoning_effort={self.effort!r} is told with whole prompts alone: leave it out, or parents and "
-                'reuse="anywhere"'
+                f"reasoning_effort={self.effort!r} works with whole prompts only: leave it out, or leave out parents "
+                'and reuse="anywhere"'
             )

@@ -119,8 +119,8 @@ class ChatCall:
             prompt, limit = self.prompt(), model.adapter.max_positions
             if len(prompt) > limit:  # before it is cut, which takes longer than to encode it
                 raise ContextLengthError(
-                    f"the messages and tools have {len(prompt)} tokens, the model's context ends at {limit}: "
-                    "show fewer or shorter ones"
+                    f"the messages and tools have {len(prompt)} tokens, but the model's context is {limit}: pass fewer "
+                    "or shorter ones"
                 )
             return [*cutter.cut(prompt, header)]
         for span in self._spans():

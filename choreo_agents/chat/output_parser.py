@@ -34,8 +34,9 @@ def require_names(model: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> Non
         read = OutputParser(model, tools, "").parse(model.encode(tools_format(model.chat).grammar.write([call]))).calls
         if [(parsed["name"], parsed["args"]) for parsed in read] != [(name, call.arguments)]:
             raise InvalidRequestError(
-                f"this model cannot write a call of {name!r} with {', '.join(map(repr, required)) or 'nothing'} that "
-                "is read as one: rename the tool, or what it requires, to letters, digits and underscores"
+                f"this model cannot write a parsable call of {name!r} with "
+                f"{', '.join(map(repr, required)) or 'nothing'}: rename the tool or its arguments, with letters, "
+                "digits and underscores only"
             )
 
 

@@ -132,8 +132,8 @@ def whole_prompt(
         text = whole(template_turns(messages), tools, header, thinks=thinks, effort=effort)
     if text is None and effort is not None:
         raise InvalidRequestError(
-            f"reasoning_effort={effort!r} changes nothing in what the model's chat template writes: leave it out, or "
-            "bound its thoughts by `thinking`"
+            f"reasoning_effort={effort!r} has no effect in the model's chat template: leave it out, or limit thoughts "
+            "with `thinking`"
         )
     if text is None:
         spans = spans_of(messages, tools, model.chat)

@@ -34,15 +34,15 @@ def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any) -> De
     if tools is None:
         tools = ()
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise InvalidRequestError(f"the tools of {agent!r} must be in a list, as in [search], not {tools!r:.80}")
+        raise InvalidRequestError(f"the tools of {agent!r} must be a list, such as [search], not {tools!r:.80}")
     described = [_describe(agent, tool) for tool in tools]
     names = [tool["function"]["name"] for tool in described]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise InvalidRequestError(f"{agent!r} has several tools named {twice[0]!r}: nobody could tell which is called")
+        raise InvalidRequestError(f"{agent!r} has several tools named {twice[0]!r}: give each its own name")
     if choice not in ("auto", "none", *(["required", *names] if names else [])):
-        hint = f"its tools are {', '.join(names)}: name one" if names else "it has no tools: give it some"
+        hint = f"its tools are {', '.join(names)}: use one of them" if names else "it has no tools: pass some"
         raise InvalidRequestError(
-            f"tool_choice={choice!r} of {agent!r} cannot be kept, for {hint}, or leave tool_choice out"
+            f"tool_choice={choice!r} of {agent!r} is not possible: {hint}, or leave tool_choice out"
         )
     return () if choice == "none" else tuple(described)
 
@@ -70,8 +70,8 @@ def required_tools(tools: Described, choice: Any) -> tuple[Described, tuple[str,
     if choice in ("any", "required", True) and names:
         return tools, names
     if choice not in names:
-        available = ", ".join(map(repr, names)) or "it has no tools: give it some"
-        raise InvalidRequestError(f"tool_choice={choice!r} is none of the tools that are there: {available}")
+        available = ", ".join(map(repr, names)) or "there are no tools: pass some"
+        raise InvalidRequestError(f"tool_choice={choice!r} names no tool; available: {available}")
     return tools, (choice,)
 
 
@@ -80,13 +80,13 @@ def _describe(agent: str, tool: Tool) -> Mapping[str, Any]:
         description = convert_to_openai_tool(tool)
     except Exception as error:  # whatever a tool's own code, or pydantic, raises
         raise InvalidRequestError(
-            f"{tool!r}, a tool of {agent!r}, cannot be described: give a function with a docstring, a pydantic model, "
-            f"a LangChain tool or its description ({' '.join(str(error).split()):.200})"
+            f"cannot describe {tool!r}, a tool of {agent!r}: pass a function with a docstring, a pydantic model, a "
+            f"LangChain tool or its description ({' '.join(str(error).split()):.200})"
         ) from error
     function = description.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(
-            f"{tool!r}, a tool of {agent!r}, is no function: tools that a provider runs itself cannot be called here"
+            f"{tool!r}, a tool of {agent!r}, is not a function: tools that the provider runs itself are not supported"
         )
     if not isinstance(function.get("parameters", {}), Mapping | None):
         raise InvalidRequestError(f"the parameters of {function['name']!r}, a tool of {agent!r}, must be a JSON schema")

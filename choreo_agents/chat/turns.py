@@ -127,9 +127,9 @@ def words_in(message: BaseMessage) -> str:
         return "\n".join([*filter(None, [str(message.text)]), *(f"[{kind} left out: no text]" for kind in foreign)])
     empty = any(isinstance(part, dict) and part.get("type") == "text" and part.get("text") is None for part in blocks)
     if foreign or empty:
-        wrong = f"holds more than text, {foreign[0]!r}" if foreign else 'has a block of text without "text"'
+        wrong = f"holds more than text, {foreign[0]!r}" if foreign else 'has a text block without "text"'
         author = f"{message.name!r}" if message.name else {"human": "the user", "ai": "the model"}.get(message.type)
-        again = f", or remove it from its thread by RemoveMessage({message.id!r})" if message.id else ""
+        again = f", or remove the message with RemoveMessage({message.id!r})" if message.id else ""
         raise InvalidRequestError(f"a message of {author or message.type} {wrong}: leave that out{again}")
     return str(message.text)
 

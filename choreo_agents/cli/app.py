@@ -23,14 +23,14 @@ def _commands() -> dict[str, typer.Typer | Callable[..., Any]]:
         "replay": replay,
         "fork": fork,
         "models": group(
-            "See whether a model can be served, and how it is fed.\n\n"
-            "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json "
-            "and the tokenizer's files, and ends with 0 if the model can be served here, with 2 if it cannot.",
+            "Check whether a model can be served, and show its prompts.\n\nStart with [b]choreo models check PATH[/b] "
+            "on a folder or hub name: it needs only config.json and the tokenizer's files, no weights, and exits with "
+            "0 if the model can be served here, else with 2.",
             lambda: {"check": models.check},
         ),
-        "inspect": group("See what an engine holds, or has done.", _inspections),
+        "inspect": group("Inspect what an engine holds, or has done.", _inspections),
         "pml": group(
-            "Schemas whose modules are encoded once, and prompts of them.",
+            "Schemas whose modules are encoded once, and their prompts.",
             lambda: {"check": pml.check, "layout": pml.layout, "run": pml.run_prompt},
         ),
     }

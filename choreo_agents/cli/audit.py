@@ -19,17 +19,17 @@ _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
 
 
 def audit(
-    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or what makes one.")],
+    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or its factory.")],
     rules: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SOURCE:READER=MODE", help="Try another rule for an edge.")
+        list[str] | None, typer.Option("--set", metavar="SOURCE:READER=MODE", help="Set another visibility of an edge.")
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option("--keep", metavar="CONTEXT[=READER,...]", help="Try a policy: who alone may have a context."),
+        typer.Option("--keep", metavar="CONTEXT[=READER,...]", help="Set a policy: who alone may have a context."),
     ] = None,
     as_json: JsonOption = False,
     mermaid: Annotated[
-        bool, typer.Option("--mermaid", help="Print the graph with the paths drawn in, for a Mermaid renderer.")
+        bool, typer.Option("--mermaid", help="Print the graph with the paths as a Mermaid diagram.")
     ] = False,
 ) -> None:
     """List which agents can be influenced by which private context, and how: proved from the graph alone.
@@ -69,7 +69,7 @@ def _with_changes(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> Chor
         pair, _, mode = spelled.partition("=")
         source, colon, reader = pair.partition(":")
         if not colon or not mode:
-            raise ValueError(f"spell a rule as SOURCE:READER=MODE, not {spelled!r}")
+            raise ValueError(f"a rule must be SOURCE:READER=MODE, not {spelled!r}")
         graph = graph.with_rule(source, reader, cast("Mode", mode))  # `with_rule` rejects an unknown mode
     if keep:
         new = {name: frozenset(filter(None, names.split(","))) for name, _, names in (k.partition("=") for k in keep)}
@@ -94,7 +94,7 @@ def _print(console: Console, target: str, report: AuditReport) -> None:
         if (more := len(report.listed) - ROWS) > 0:
             console.print(f"[dim]and {more:,} more: --json for all of them[/]")
     else:
-        console.print(f"No private context of [b]{escape(target)}[/b] reaches anybody but its owner.")
+        console.print(f"No private context of [b]{escape(target)}[/b] reaches any other persona.")
     blocked = report.blocked_rows()
     for reader, messages, unseen in islice(blocked, ROWS):
         console.print(f"[dim]blocked: {escape(f'{reader} reads {messages} as encoded without {unseen}')}[/]")
@@ -103,6 +103,6 @@ def _print(console: Console, target: str, report: AuditReport) -> None:
     for hop in report.changed:
         console.print(f"[green]re-encoded by the policy:[/] {escape(f'{hop.source} -> {hop.reader}')}")
     if report.outside:
-        console.print(f"[dim]Outside the proof: {escape('; '.join(report.outside))}.[/]")
+        console.print(f"[dim]Not covered by the audit: {escape('; '.join(report.outside))}.[/]")
     for finding in report.violations:
         console.print(f"[red bold]broken:[/] {escape(finding.violation)} ({finding.channel})")

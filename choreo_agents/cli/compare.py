@@ -34,8 +34,8 @@ def table_of(comparison: Comparison, title: str) -> RenderableType:
         table.add_row(*row)
     note = (
         "choreo: from the cache. baseline: text with a prefix cache. naive: text without one. All are forced to the "
-        f"same tokens; times are medians ({comparison.repeats} of each, in turn, on fresh engines), without functions "
-        "and tools. First token: mean, from a node's start, encoding of what it reads included."
+        f"same tokens; times are medians ({comparison.repeats} runs of each, in turn, on fresh engines), without "
+        "functions and tools. First token: mean time from the start of a node, including encoding."
     )
     return Group(table, Text(note, style="dim"))
 
@@ -48,8 +48,8 @@ def summary(comparison: Comparison, name: str) -> Text:
         for twin in ("baseline", "naive")
     )
     return Text(
-        f"Against text with a prefix cache, choreo encoded {encoded} tokens. Its agents' first words came {spoke}, and "
-        f"the whole {name} was over {ended}. Against text without one it was over {ended_plain}."
+        f"Against text with a prefix cache, choreo encoded {encoded} tokens. Its agents' first tokens came {spoke}, "
+        f"and the whole {name} ended {ended}. Against text without one it ended {ended_plain}."
     )
 
 
@@ -70,17 +70,17 @@ def _times(ratio: float, more: str, less: str, same: str) -> str:
 
 @takes_loading
 def compare(
-    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: the graph, compiled or not, or what makes one.")],
+    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: the graph, compiled or not, or its factory.")],
     path: Annotated[Path, typer.Argument(metavar="INPUTS", help="A JSONL file: a state or a question on each line.")],
     model: ModelOption = "embedded",
-    methods: Annotated[str, typer.Option(help="With commas between; the first runs functions and tools.")] = (
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas; the first runs functions and tools.")] = (
         "choreo,baseline,naive"
     ),
     strategies: Annotated[
-        str, typer.Option(help="By which synthesizers merge instead: [b]parallel,sequential[/b], say.")
+        str, typer.Option(help="Merging strategies to compare, such as [b]parallel,sequential[/b].")
     ] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method; times are medians.")] = 3,
-    seed: Annotated[int | None, typer.Option(help="Of the runs.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the runs.")] = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
@@ -106,7 +106,7 @@ def compare(
         from choreo_agents.workflows.playing import read_json_lines
 
         stack.enter_context(current_folder())
-        lines, app = read_json_lines(path, _INPUT, "state and no question in quotes"), named_graph(target)
+        lines, app = read_json_lines(path, _INPUT, "a state or a quoted question"), named_graph(target)
         if not isinstance(app, CompiledChoreoGraph):
             app = app.compile(engine=stack.enter_context(Engine.load(load(console, model, loading))))
         with bar(console, "runs") as update:
@@ -135,9 +135,9 @@ def _show(console: Console, comparison: Comparison) -> None:
     for number, item in enumerate(comparison.inputs, start=1):
         if item.differs is not None:
             console.print(
-                f"[yellow]input {number}: {escape(item.differs)} is the first to say something else; final answers:[/]"
+                f"[yellow]input {number}: {escape(item.differs)} is the first to answer differently; final answers:[/]"
             )
             for method, answer in item.answers.items():
                 console.print(f"  {method}: {escape(answer)}")
     same = sum(item.differs is None for item in comparison.inputs)
-    console.print(f"{same} of {len(comparison.inputs)} inputs were answered word for word alike, decoding freely.")
+    console.print(f"{same} of {len(comparison.inputs)} inputs have identical answers, decoding freely.")

@@ -168,7 +168,7 @@ class DebateDisplay(PlayDisplay):
             yield agent, Text(notes, style="yellow" if agent in mistaken else "dim")
         if mistaken:
             wrong = f"The notes of {' and '.join(mistaken)} are wrong on purpose"
-            yield "watch", Text(f"{wrong}: see who convinces whom.", style="bold")
+            yield "watch", Text(f"{wrong}: see which agent convinces the others.", style="bold")
 
     def render(self) -> RenderableType:
         table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
@@ -198,7 +198,7 @@ class TreeDisplay(PlayDisplay):
 
     def rows(self) -> Iterator[tuple[str, Text]]:
         yield from super().rows()
-        watch = "Candidates slip, and so do voters, who read them all: see what most vote for."
+        watch = "Candidates make mistakes, and so do voters, who read them all: watch the majority."
         yield "watch", Text(watch, style="bold")
 
     def render(self) -> RenderableType:

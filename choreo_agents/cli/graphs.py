@@ -25,11 +25,11 @@ def named_graph(target: str) -> ChoreoGraph | CompiledChoreoGraph:
     """
     module_name, colon, name = target.partition(":")
     if not colon or not name:
-        raise InvalidRequestError(f"name the graph as module:graph, not {target!r}")
+        raise InvalidRequestError(f"a graph must be named as module:graph, not {target!r}")
     with current_folder():
         graph = _import_object(module_name.removesuffix(".py").replace("/", "."), name)
     if not isinstance(graph, ChoreoGraph | CompiledChoreoGraph):
-        raise InvalidRequestError(f"{target!r} is no ChoreoGraph, and does not make one: it is {graph!r}")
+        raise InvalidRequestError(f"{target!r} is neither a ChoreoGraph nor a factory of one: it is {graph!r}")
     return graph
 
 
@@ -37,7 +37,7 @@ def _import_object(module_name: str, name: str) -> Any:
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise InvalidRequestError(f"there is no module {module_name!r}: {error}") from error
+        raise InvalidRequestError(f"cannot import the module {module_name!r}: {error}") from error
     for part in name.split("."):
         value = getattr(value, part, None)
     if not callable(value) or isinstance(value, ChoreoGraph | CompiledChoreoGraph):

@@ -19,10 +19,10 @@ def memory(
     model: ModelOption = "embedded",
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
-    seed: Annotated[int, typer.Option(max=2**32 - 1, help="Chooses the question and the agents' notes.")] = 31,
-    pool_tokens: Annotated[int, typer.Option(min=1, help="Tokens of KV that the pool has room for.")] = 4096,
-    host_tokens: Annotated[int, typer.Option(min=0, help="Tokens that the host keeps of what left the pool.")] = 0,
-    disk: Annotated[Path | None, typer.Option(help="A folder for what has no room there either.")] = None,
+    seed: Annotated[int, typer.Option(max=2**32 - 1, help="Seed of the question and the agents' notes.")] = 31,
+    pool_tokens: Annotated[int, typer.Option(min=1, help="Capacity of the KV pool, in tokens.")] = 4096,
+    host_tokens: Annotated[int, typer.Option(min=0, help="Capacity of host memory for evicted KV, in tokens.")] = 0,
+    disk: Annotated[Path | None, typer.Option(help="Folder for KV that fits into neither.")] = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
@@ -46,7 +46,7 @@ def memory(
         token_bytes = loaded.adapter.geometry.bytes_per_token
         budget = Memory(kv_budget_bytes=pool_tokens * token_bytes, host_bytes=host_tokens * token_bytes, disk=disk)
         setting = setting_of(loaded, seed, agents=agents, rounds=rounds, reports=0, memory=budget)
-        with console.status("holding the debate ..."):
+        with console.status("running the debate ..."):
             memory_map = run_method(setting, "choreo").memory
         if as_json:
             typer.echo(json.dumps(memory_map.as_object(), indent=2))
@@ -57,8 +57,8 @@ def memory(
                 table.add_row(escape(name), *("none" if count is None else f"{count:,}" for count in counts))
             console.print(table)
         console.print(
-            f"{memory_map.hit_rate:.0%} of the tokens that calls read or asked for were found encoded. Messages: "
-            f"{memory_map.evicted} left the pool, {memory_map.restored_from_host} came back from the host, "
-            f"{memory_map.restored_from_disk} from the disk; {memory_map.lost} left the last tier, "
-            f"{memory_map.recomputed} were computed again."
+            f"{memory_map.hit_rate:.0%} of the tokens that calls read or asked for were in the cache. Messages: "
+            f"{memory_map.evicted} evicted from the pool, {memory_map.restored_from_host} restored from the host, "
+            f"{memory_map.restored_from_disk} from disk; {memory_map.lost} dropped from the last tier, "
+            f"{memory_map.recomputed} recomputed."
         )

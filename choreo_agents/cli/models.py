@@ -35,12 +35,12 @@ def check(
         typer.Option(
             "--chat",
             metavar="NAME=VALUE",
-            help="A variable of the chat template, such as enable_thinking=true; date=2026-01-31: the day it writes.",
+            help="A variable of the chat template, such as enable_thinking=true; date=2026-01-31: its date.",
         ),
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option("--measure/--no-measure", help="Load the weights, if they are there and fit, and measure."),
+        typer.Option("--measure/--no-measure", help="Load the weights, if they are available and fit, and measure."),
     ] = True,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
@@ -115,10 +115,12 @@ def report_check(console: Console, report: ModelCheck, *, measured: bool, measur
     if measured:
         console.print(f"[green]{name} can be served exactly[/]")
     elif not report.memory.holds_weights:
-        console.print(f"[red]{name} cannot be served here:[/] its weights do not fit what {report.device} has free")
+        console.print(
+            f"[red]{name} cannot be served here:[/] its weights do not fit into the free memory of {report.device}"
+        )
     else:
-        why = "are not here; loading them measures the rest" if measure else "were not measured"
-        console.print(f"[green]{name} can be served[/], as far as its small files tell: its weights {why}")
+        why = "are not downloaded; loading them measures the rest" if measure else "were not measured"
+        console.print(f"[green]{name} can be served[/], according to its small files: its weights {why}")
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
@@ -144,18 +146,18 @@ def _facts(report: ModelCheck) -> Iterator[tuple[str, str]]:
     facts, dtype, memory = report.facts, report.dtype, report.memory
     yield "model type", escape(facts.model_type)
     own, served = (str(value).removeprefix("torch.") for value in (dtype.own, dtype.served))
-    quantised = "" if dtype.quantised is None else f", quantised by {escape(dtype.quantised)}"
+    quantised = "" if dtype.quantised is None else f", quantised with {escape(dtype.quantised)}"
     yield "dtype", f"{served} on {report.device} ({escape(dtype.why)}; stored in {own}{quantised})"
     yield "context", f"{facts.context:,} tokens; {_layers(report)}"
     by = "as stored" if memory.measured else "by the configuration"
     fits = "fits" if memory.holds_context else "does not fit" if memory.holds_weights else "the weights do not fit"
     yield (
         "memory",
-        f"weights {_size(memory.weights)} ({by}); KV {_size(memory.kv_per_token)} a token, "
-        f"{_size(memory.kv_of_context)} a whole context: {fits} in the {_size(memory.free)} that are free",
+        f"weights {_size(memory.weights)} ({by}); KV {_size(memory.kv_per_token)} per token, "
+        f"{_size(memory.kv_of_context)} for a whole context: {fits} into {_size(memory.free)} of free memory",
     )
     for token in facts.stop_tokens:
-        note = "part of what closes a turn" if token.closes else "no message has it: it is left out"
+        note = "part of what closes a turn" if token.closes else "not in any message: it is left out"
         yield "stops at", f"{_show_ends(token.text)} ({token.id}, {' and '.join(token.said_by)}): {note}"
     ends = _show_ends(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it"
     yield "an answer ends with", ends
@@ -164,7 +166,7 @@ def _facts(report: ModelCheck) -> Iterator[tuple[str, str]]:
 def _layers(report: ModelCheck) -> str:
     layers = report.facts.layers
     if set(layers) == {"all"}:
-        return "every layer sees all of it"
+        return "full attention in every layer"
     return ", ".join(
         f"{number} {'layer sees' if number == 1 else 'layers see'} {'all' if far == 'all' else f'the last {far}'}"
         for far, number in layers.items()
@@ -214,11 +216,11 @@ def report_measured(console: Console, loaded: LoadedModel, figures: Mapping[str,
         f"{adapter.parameters / 1e6:,.2f} M parameters in {str(geometry.dtype).removeprefix('torch.')}, context of "
         f"{adapter.max_positions:,} tokens, {geometry.bytes_per_token / 1024:,.1f} KiB of keys and values a token"
     )
-    console.print(f"here {figures['attends']} attends, and the rest is computed by {escape(figures['computed_by'])}")
+    console.print(f"attention by {figures['attends']}, the rest computed by {escape(figures['computed_by'])}")
     if why := figures["nothing_faster"]:
-        console.print(f"nothing faster attends: {escape(why)}")
+        console.print(f"no faster attention backend: {escape(why)}")
     console.print(
-        f"moving cached keys changes logits by {probe.error:.2g} at most; {probe.tolerance:.2g} would be rounding"
+        f"moving cached keys changes logits by at most {probe.error:.2g}; rounding is up to {probe.tolerance:.2g}"
     )
 
 

@@ -23,9 +23,9 @@ _SHOWN = 60
 
 @takes_loading
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Schemas, and prompts of them.", metavar="FILE...")],
+    files: Annotated[list[Path], typer.Argument(help="Files of schemas and of their prompts.", metavar="FILE...")],
     model: Annotated[
-        str | None, typer.Option("--model", help="Count tokens with this model: finds what is too long, too.")
+        str | None, typer.Option("--model", help="Count tokens with this model: reports what is too long, too.")
     ] = None,
     loading: Loading = USUAL,
 ) -> None:
@@ -51,7 +51,7 @@ def check(
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         console.print(f"[red bold]{count}[/] in {len({problem.file for problem in problems})} of {len(files)} files")
         raise typer.Exit(1)
-    console.print(f"[green]nothing wrong[/] in {len(files)} {'file' if len(files) == 1 else 'files'}")
+    console.print(f"[green]no problems[/] in {len(files)} {'file' if len(files) == 1 else 'files'}")
 
 
 @takes_loading
@@ -83,23 +83,23 @@ def layout(
 @takes_loading
 def run_prompt(
     schema: Annotated[Path, typer.Argument(help="A schema.")],
-    prompt: Annotated[Path, typer.Argument(help="A prompt of it.")],
+    prompt: Annotated[Path, typer.Argument(help="A prompt of the schema.")],
     model: ModelOption = "embedded",
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--folder", help="Where encoded modules are kept, and found by the next run; without it, nowhere."
+            "--folder", help="Folder for encoded modules, which the next run reads; by default they are not stored."
         ),
     ] = None,
     salt: Annotated[
         str,
-        typer.Option(
-            envvar="CHOREO_SALT", help="With --folder: the secret that its files are sealed with.", metavar="TEXT"
-        ),
+        typer.Option(envvar="CHOREO_SALT", help="With --folder: the secret that signs its files.", metavar="TEXT"),
     ] = "",
-    speaker: Annotated[str | None, typer.Option("--speaker", help="Who answers, if the model writes names.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of the answer.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the answer.")] = 0.0,
+    speaker: Annotated[
+        str | None, typer.Option("--speaker", help="Agent that answers, if the model writes names.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of the answer.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of the answer.")] = 0.0,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
@@ -120,8 +120,7 @@ def run_prompt(
 
         if folder is not None and not salt:
             raise ValueError(
-                "files in --folder are sealed, for other runs, with a secret of yours: put it into CHOREO_SALT, or "
-                "give it with --salt"
+                "files in --folder are signed with a secret, which other runs need: set CHOREO_SALT, or pass --salt"
             )
         parsed_schema = Schema.from_file(schema)
         parsed_prompt = parsed_schema.prompt_file(prompt)

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from choreo_agents.engine.recording.format import Recording, RunStarted
     from choreo_agents.graph.replaying import ReplayReport
 
-TargetArgument = Annotated[
-    str, typer.Argument(help="[b]module:graph[/b]: the graph, compiled or not, or what makes one.")
-]
-FileArgument = Annotated[Path, typer.Argument(help="What [b]engine.record(path)[/b] has written.")]
+TargetArgument = Annotated[str, typer.Argument(help="[b]module:graph[/b]: the graph, compiled or not, or its factory.")]
+FileArgument = Annotated[Path, typer.Argument(help="A file that [b]engine.record(path)[/b] wrote.")]
 RecordedModelOption = Annotated[
-    str | None, typer.Option("--model", help="Where the recording's model is; by default where it was.")
+    str | None, typer.Option("--model", help="Folder or hub name of the recorded model; by default the recorded one.")
 ]
 SaltOption = Annotated[
-    str, typer.Option(envvar="CHOREO_SALT", help="The tenant's secret, if the engine was recorded with one.")
+    str, typer.Option(envvar="CHOREO_SALT", help="The tenant's salt, if the engine was recorded with one.")
 ]
 
 
@@ -55,7 +53,7 @@ def record(path: FileArgument, as_json: JsonOption = False) -> None:
             for line in (header, *recording.lines):
                 typer.echo(line.model_dump_json())
         else:
-            content = "words, confidential ones too" if header.confidential else "words"
+            content = "text, including that of confidential agents" if header.confidential else "words"
             key = "tenant's salt" if header.keyed == "salt" else "file beside it"
             console.print(f"[b]{escape(header.model)}[/b] ({header.fingerprint}), method {header.method}")
             console.print(f"{content}; {len(recording.steps())} steps; digests keyed by the {key}")
@@ -66,7 +64,7 @@ def record(path: FileArgument, as_json: JsonOption = False) -> None:
 
 def _warn_if_cut(console: Console, recording: Recording) -> None:
     if recording.cut is not None:
-        console.print(f"[yellow]The recording is not whole: {escape(recording.cut)}.[/]")
+        console.print(f"[yellow]The recording is incomplete: {escape(recording.cut)}.[/]")
 
 
 def _run_table(recording: Recording, run: RunStarted) -> Table:
@@ -94,9 +92,9 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
 
 def run(
     path: FileArgument,
-    html: Annotated[Path, typer.Option(help="Where the page is written; what is there is replaced.")],
+    html: Annotated[Path, typer.Option(help="File for the page; an existing one is replaced.")],
     beside: Annotated[
-        Path | None, typer.Option(help="Another recording, whose runs can be looked at beside these: a fork, say.")
+        Path | None, typer.Option(help="Another recording to show beside this one: of a fork, for example.")
     ] = None,
 ) -> None:
     """Write an HTML page that shows a recording's runs: when agents spoke, what each call read, and what that saved.
@@ -152,8 +150,8 @@ def fork(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="[b]alice.system[/b], [b]alice.prompt[/b], [b]alice:2.words[/b] (what it says the second time), "
-            "[b]run.seed[/b] or [b]input[/b] (the words of its last message).",
+            help="[b]alice.system[/b], [b]alice.prompt[/b], [b]alice:2.words[/b] (its second answer), [b]run.seed[/b] "
+            "or [b]input[/b] (the text of its last message).",
         ),
     ] = None,
     model: RecordedModelOption = None,
@@ -203,7 +201,7 @@ def _run_again(
         values, header, graph = named_values("--set", changes), read_recording(path).header, named_graph(target)
         if not isinstance(graph, CompiledChoreoGraph):
             if header.adapter is not None and header.adapter not in header.adapters:
-                raise ValueError(f"the record does not say where its adapter {header.adapter!r} is")
+                raise ValueError(f"the recording does not contain the folder of its adapter {header.adapter!r}")
             adapter = None if header.adapter is None else header.adapters[header.adapter]
             settings: Any = {"method": header.method, "seed": header.seed, "salt": salt, "adapter": adapter}
             engine = stack.enter_context(Engine.load(load(console, model or header.model, loading), **settings))
@@ -228,7 +226,7 @@ def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
     calls = [call for call in report.calls if not call.same]
     if calls:
         columns = ("run", "agent", "superstep", "what differs", "recorded", "now")
-        table = titled("calls that are not as recorded", columns)
+        table = titled("calls that differ from the recording", columns)
         for call in calls:
             then = "[dim]masked[/]" if call.recorded is None and call.outcome != "new" else escape(call.recorded or "")
             now = "[dim]confidential[/]" if call.words is None else escape(call.words)
@@ -236,12 +234,12 @@ def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
             table.add_row(str(call.run + 1), escape(call.place[0]), str(call.place[1]), escape(reason), then, now)
         console.print(table)
     for author, superstep, *_ in report.missing:
-        console.print(f"[yellow]not said any more:[/] {escape(author)}, superstep {superstep}")
+        console.print(f"[yellow]does not occur any more:[/] {escape(author)}, superstep {superstep}")
     for line in report.differences:
         console.print(f"[red bold]differs:[/] {escape(line)}")
     console.print(
-        f"{len(report.calls) - len(calls)} of {len(report.calls)} calls are as recorded: {report.taken} tokens taken, "
-        f"{report.sampled} sampled."
+        f"{len(report.calls) - len(calls)} of {len(report.calls)} calls match the recording: {report.taken} tokens "
+        f"forced, {report.sampled} sampled."
     )
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]")

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 RepeatsOption = Annotated[
     int | None,
     typer.Option(
-        "--repeats", min=1, help="Timed runs of each method in the comparison: by default 5, or 1 of other models."
+        "--repeats", min=1, help="Timed runs of each method in the comparison: by default 5, or 1 for other models."
     ),
 ]
 _TEMPERATURES = {"debate": 0.0, "tree_of_thoughts": 1.0}
 """Default temperatures for bundled problems: candidates of a tree must differ for votes to matter."""
 HtmlOption = Annotated[
     Path | None,
-    typer.Option("--html", help="Write a page of the run to this file: [b]choreo inspect run[/b] has more."),
+    typer.Option("--html", help="Write a page of the run to this file; see [b]choreo inspect run[/b]."),
 ]
-NoCompareOption = Annotated[bool, typer.Option("--no-compare", help="Only play it, under one method.")]
+NoCompareOption = Annotated[bool, typer.Option("--no-compare", help="Only run it, under one method.")]
 
 
 @takes_loading
@@ -61,16 +61,16 @@ def run_case(
     case: Case,
     make_options: MakeOptions,
     model: ModelOption = "embedded",
-    method: Annotated[str, typer.Option(help="How it is served; [b]choreo eval[/b] compares them.")] = "choreo",
+    method: Annotated[str, typer.Option(help="Method to serve it; [b]choreo eval[/b] compares them.")] = "choreo",
     seed: Annotated[
-        int, typer.Option(max=2**32 - 1, help="Chooses one of twenty tasks, and draws what is sampled.")
+        int, typer.Option(max=2**32 - 1, help="Seed of sampling, and of the choice among twenty tasks.")
     ] = 0,
     inputs: InputsOption = None,
     out: OutOption = None,
     prompts: PromptsOption = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Of all that is said: by default 0.7; 1 in our trees, 0 in our debates."),
+        typer.Option(min=0.0, help="Sampling temperature: by default 0.7; 1 in bundled trees, 0 in bundled debates."),
     ] = None,
     top_p: TopPOption = 0.95,
     max_tokens: MaxTokensOption = None,
@@ -90,9 +90,9 @@ def run_case(
 
         variant, *more = require_variants(case, method)
         if more:
-            raise ValueError(f"--method takes one of {', '.join(case.variants)}: choreo eval compares several")
+            raise ValueError(f"--method must be one of {', '.join(case.variants)}; choreo eval compares several")
         if inputs is None and out is not None:
-            raise ValueError("--out keeps the results of many items: give a file of them with --inputs")
+            raise ValueError("--out stores the results of many items: pass a file of them with --inputs")
         items = [] if inputs is None else read_items(case, inputs)
         options = make_options()
         if inputs is not None and isinstance(options, RecordOptions):
@@ -101,7 +101,7 @@ def run_case(
         if html is not None and not html.parent.is_dir():
             raise ValueError(f"--html {html}: there is no folder {str(html.parent)!r}")
         if inputs is not None and (no_compare or repeats or html):
-            raise ValueError("--reports, --repeats, --no-compare and --html are for our own problems, not for --inputs")
+            raise ValueError("--reports, --repeats, --no-compare and --html apply to bundled problems, not to --inputs")
         if temperature is None:
             temperature = 0.7 if inputs is not None else _TEMPERATURES.get(case.name, 0.7)
         loaded = load(console, model, loading)
@@ -145,11 +145,11 @@ def _play_all(
                 typer.echo(json.dumps(record, ensure_ascii=False))
     scores = [record["score"] for record in records if record["score"] is not None]
     scored = setting.setup.case.scored
-    worth = f"{scored}: {mean(scores):.1%} of {len(scores)}" if scores else "nothing to judge them by"
+    worth = f"{scored}: {mean(scores):.1%} of {len(scores)}" if scores else "there are no answers to score them"
     where = "" if journal.path is None else f"; results are in {escape(str(journal.path))}"
     console.print(f"{len(items)} items, {worth}{where}")
     if failed := [record for record in records if "error" in record]:
-        console.print(f"[red]{len(failed)} could not be played[/]; the first: ", end="")
+        console.print(f"[red]{len(failed)} failed[/]; the first: ", end="")
         console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)
     if len(failed) == len(items):
         raise typer.Exit(1)
@@ -159,11 +159,10 @@ def run_doc(case: Case) -> str:
     """Return the `--help` text of a workflow's command."""
     spelled = case.name.replace("_", "-")
     return (
-        f"{case.summary}\n\nThe task is one of twenty in the embedded model's language, and shown as it is worked on. "
-        "With --inputs every line of a file is worked on, many at a time; each result is a line of JSON, in --out or "
-        "else on stdout.\n\n"
-        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo run {spelled} --seed 7\n"
-        f"  choreo run {spelled} --model path/or/hub-name --inputs items.jsonl --out results.jsonl"
+        f"{case.summary}\n\nThe task is one of twenty in the embedded model's language, and its progress is shown. "
+        "With --inputs every line of a file is processed, many at a time; each result is a line of JSON, in --out or "
+        f"else on stdout.\n\nMethods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo run {spelled} --seed "
+        f"7\n  choreo run {spelled} --model path/or/hub-name --inputs items.jsonl --out results.jsonl"
     )
 
 
@@ -198,13 +197,13 @@ def show(
         f"{cost.ttft_mean_s * 1e3:,.1f} ms, end to end {cost.end_to_end_s * 1e3:,.0f} ms"
     )
     if repeats:
-        with bar(console, "the same words under three methods") as update:
+        with bar(console, "the same answers under three methods") as update:
             comparison = compared(setting, repeats, lambda completed, total: update(completed=completed, total=total))
         extra = as_object(comparison)
         [item] = comparison.inputs
-        console.print("", table_of(comparison, "the baseline's words under three methods"), "")
+        console.print("", table_of(comparison, "the baseline's answers under three methods"), "")
         console.print(summary(comparison, case.name.split("_")[0]))
-        note = f"{escape(item.differs)} is the first to say something else" if item.differs else "all say the same"
+        note = f"{escape(item.differs)} is the first to answer differently" if item.differs else "all answers agree"
         console.print(f"Decoding freely from the cache and from text, {note}.")
     if as_json:
         result, messages = asdict(run.result), display.messages()

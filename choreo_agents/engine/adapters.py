@@ -95,8 +95,8 @@ class AdapterRegistry:
         current = self._named_by(tenant).get(name)
         if current is not None and current.key != loaded.key:
             own = name in self._by_tenant.get(tenant, {})
-            owner = f"that of {str(current.folder)!r}" if own else "the engine's own"
-            raise AdapterError(f"another adapter is called {name!r}, {owner}: name this otherwise")
+            owner = f"that of {str(current.folder)!r}" if own else "the engine's default"
+            raise AdapterError(f"the adapter name {name!r} is taken by {owner}: pass another name")
         return name
 
     def folders(self, tenant: str) -> dict[str, str]:
@@ -140,7 +140,7 @@ class AdapterRegistry:
         by_name = self._named_by(tenant)
         if name not in by_name:
             names = ", ".join(map(repr, by_name)) or "none"
-            raise AdapterError(f"there is no adapter {name!r}: load it with load_adapter; loaded are {names}")
+            raise AdapterError(f"adapter {name!r} is not loaded: load it with load_adapter(); loaded: {names}")
         return by_name[name]
 
 
@@ -149,8 +149,8 @@ def _usable_name(loaded: Loaded, name: str | None) -> str:
     name = loaded.name if name is None else name
     if name in ("", BASE):
         raise AdapterError(
-            f"the adapter in {str(loaded.folder)!r} cannot be called {name!r}: rename the folder, or load it with "
-            "load_adapter(folder, name) under another name"
+            f"the adapter name {name!r} is reserved, in {str(loaded.folder)!r}: rename the folder, or use "
+            "load_adapter(folder, name)"
         )
     return name
 
@@ -167,7 +167,7 @@ def read_loaded(model: ModelAdapter, folder: str | Path) -> Loaded:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise AdapterError(f"there is no folder {str(folder)!r}: give one that a training run or peft has written")
+        raise AdapterError(f"there is no folder {str(folder)!r}: pass one that a training run or peft wrote")
     loaded = Loaded(folder, None, None)
     if (folder / MAPPER_FILE).is_file():
         mapper = load_mapper(folder, model.geometry, model.kinds, model.weights)

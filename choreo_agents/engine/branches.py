@@ -242,7 +242,7 @@ class Branches:
         require_strategy(strategy)
         branches = as_list(branches, "branches", "a list of handles")
         if not branches:
-            raise InvalidRequestError("there is no branch to merge: give a list of one at least")
+            raise InvalidRequestError("there is no branch to merge: pass a list of at least one")
         chat, scope = self._tenant.core.model.chat, self._tenant.scope()
         owned = Leases(self._tenant, scope, [])
         try:

@@ -377,8 +377,8 @@ class Tenant:
             usual = isinstance(call, Decode) and not call.sampling.is_bounded and call.played is None
             if usual and self.find(handle).finish_reason == "length":
                 warnings.warn(
-                    "an answer was cut, since nobody has said how long it may be: set max_tokens, where 2,048 are the "
-                    "default, or less where the context or KV memory ends",
+                    "an answer was truncated at the default limit: set max_tokens (the default is 2,048, or less where "
+                    "the context or KV memory ends)",
                     CutAnswerWarning,
                     stacklevel=2,
                 )
@@ -437,7 +437,7 @@ class Tenant:
     def require_tenancy(self) -> None:
         """Raise `EngineClosedError` once the tenancy has ended."""
         if self.closed:
-            raise EngineClosedError("this tenancy was closed: begin another with tenant()")
+            raise EngineClosedError("this tenant's engine was closed: open another with tenant()")
 
     def stop(self) -> None:
         """Let no more calls start, and write KV that is to be kept."""
@@ -518,10 +518,10 @@ def plan_call(kind: type, content: Any, args: tuple[Any, ...], options: dict[str
     if not any(isinstance(call, Prefill | Decode) for call in batch):
         return _plan_of_one(require_one(kind(content, *args, **options)))
     if args or options:
-        raise InvalidRequestError(f"a batch of {kind.__name__} calls takes no other arguments: give them to each call")
+        raise InvalidRequestError(f"a batch of {kind.__name__} calls takes no other arguments: set them on each call")
     for call in batch:
         if not isinstance(call, kind):
-            raise InvalidRequestError(f"a batch holds {kind.__name__} calls only, not {call!r}")
+            raise InvalidRequestError(f"a batch must hold {kind.__name__} calls only, not {call!r}")
     return _plan_of_batch(batch)
 
 
@@ -529,7 +529,9 @@ def require_one(call: Any) -> Any:
     """Return a call that has one answer; raises `InvalidRequestError` if it asks for several."""
     sampling = getattr(call, "sampling", None)
     if isinstance(sampling, Sampling) and sampling.n > 1:
-        raise InvalidRequestError(f"{sampling.n} answers come as a list: pass the call in one, decode([Decode(...)])")
+        raise InvalidRequestError(
+            f"{sampling.n} answers are returned as a list: pass the call in one, decode([Decode(...)])"
+        )
     return call
 
 

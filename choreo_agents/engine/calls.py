@@ -54,11 +54,11 @@ class Thinking:
         texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, PromptText)
         if not texts or not isinstance(self.answer, str | PromptText) or not self.end.strip():
             raise InvalidRequestError(
-                "end and before must be texts, of which end says something, answer a text or a PromptText, and after a "
+                "`end` (not empty) and `before` must be strings, `answer` a string or a PromptText, and `after` a "
                 f"PromptText: not {self!r}"
             )
         if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 0:
-            raise InvalidRequestError(f"the budget of thoughts must be a number of tokens, not {self.budget!r}")
+            raise InvalidRequestError(f"the thinking budget must be a number of tokens, not {self.budget!r}")
 
     @classmethod
     def of(cls, chat: ChatFormat, name: str | None, budget: int | None = None) -> Thinking:
@@ -74,7 +74,7 @@ class Thinking:
         """
         thoughts = chat.thoughts
         if thoughts is None:
-            raise InvalidRequestError("the model's chat template knows of no thoughts: decode without thinking")
+            raise InvalidRequestError("the model's chat template does not support thinking: leave `thinking` out")
         before, _, after = thoughts.close.partition(thoughts.end)
         lead = PromptText.special(after)
         if name is not None:

@@ -131,13 +131,13 @@ def answer_paths(model: LoadedModel, sampling: Sampling, ends: frozenset[int]) -
     paths = AnswerPaths(choices, lead, ends, sampling.max_tokens)
     if paths.needed > sampling.max_tokens:
         raise InvalidRequestError(
-            f"answer_prefix and the longest choice take up to {paths.needed} tokens, max_tokens is "
+            f"answer_prefix and the longest choice take up to {paths.needed} tokens, but max_tokens is "
             f"{sampling.max_tokens!r}: raise it, or shorten them"
         )
     if not ends and paths.is_ambiguous():
         raise InvalidRequestError(
-            f"one of the choices {sampling.choices!r} starts another, and no token can say that it ends there: "
-            "give stop_tokens"
+            f"one of the choices {sampling.choices!r} is a prefix of another, and no stop token tells them apart: pass "
+            "stop_tokens"
         )
     return paths
 
@@ -160,7 +160,7 @@ def _paths(model: LoadedModel, text: str, name: str, banned: frozenset[int]) -> 
         try:
             path = tuple(model.encode(PromptText.plain(spelled)))
         except (TypeError, UnicodeError) as error:
-            raise InvalidRequestError(f"the {name} {text!r} cannot be tokenized: {error}") from error
+            raise InvalidRequestError(f"cannot tokenize the {name} {text!r}: {error}") from error
         if path:
             written[path] = model.decode(list(path), special=False)
     # Special tokens have no text: a path with one of them decodes to another text, as does a normalised one.
@@ -168,14 +168,14 @@ def _paths(model: LoadedModel, text: str, name: str, banned: frozenset[int]) -> 
     faithful = [path for path, decoded in written.items() if decoded.endswith(text) and max(path) < size]
     if not faithful:
         raise InvalidRequestError(
-            f"the {name} {text!r} cannot be written: its tokens say {sorted(written.values())!r}; "
-            "give a text without special tokens that the tokenizer leaves as it is"
+            f"the {name} {text!r} cannot be forced: its tokens decode to {sorted(written.values())!r}; use a text "
+            "without special tokens that the tokenizer does not change"
         )
     allowed = frozenset(path for path in faithful if banned.isdisjoint(path))
     if not allowed:
         raise InvalidRequestError(
-            f"the {name} {text!r} cannot be written: it holds a token that ends the message; "
-            "leave it out, or choose other stop_tokens or another closing"
+            f"the {name} {text!r} cannot be forced: it contains a token that ends the message; leave it out, or choose "
+            "other stop_tokens or another turn_suffix"
         )
     return allowed
 
@@ -281,8 +281,8 @@ def _require_alone(constraint: Constraint, sampling: Sampling) -> None:
         raise InvalidRequestError(f"constraint must be a Constraint with a key and a function, not {constraint!r}")
     if sampling.choices or sampling.constraint is not None:
         raise InvalidRequestError(
-            f"the constraint {constraint.key!r} and the sampling both say what the answer is: leave choices "
-            "and constraint out of it"
+            f"the constraint {constraint.key!r} conflicts with the sampling: leave choices and constraint out of the "
+            "sampling"
         )
 
 

@@ -333,7 +333,7 @@ class EngineCore:
             if self._closed:
                 raise EngineClosedError("the engine is closed: load a new one")
             if not self.loop.answers():
-                raise DeviceLostError("the device computes no more: load the engine again, in a new process")
+                raise DeviceLostError("the device has stopped computing: load the engine again, in a new process")
             self._end.detach()
             _close(self.lock, self.loop, self._disk)
             with self.lock:

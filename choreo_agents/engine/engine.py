@@ -340,13 +340,13 @@ class EngineAdmin:
             EngineClosedError: It is being closed, which waits for the engine's thread, and this is that thread.
         """
         if not isinstance(salt, str):
-            raise InvalidRequestError(f"a salt must be a text, not {salt!r}")
+            raise InvalidRequestError(f"a salt must be a string, not {salt!r}")
         # Folders are created and read without the lock.
         created = None if salt in self._open else Tenant(self.core, salt)
         with self.core.lock:
             while (tenant := self._open.get(salt)) is not None and tenant.closing:
                 if self.core.loop.is_here:
-                    raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
+                    raise EngineClosedError("this tenant is being closed: open it again after that")
                 self._closed.wait()
             tenant = tenant or created or Tenant(self.core, salt)
             if calls_per_second is not None:
@@ -424,7 +424,7 @@ def _load_model(
     if not isinstance(model, LoadedModel):
         return load_model(model, backend=backend, **explicit)
     if explicit:
-        raise InvalidRequestError(f"the model is loaded already: give {' and '.join(explicit)} to load_model")
+        raise InvalidRequestError(f"the model is loaded already: pass {' and '.join(explicit)} to load_model()")
     return model
 
 
@@ -461,8 +461,8 @@ def twin_of(engine: Engine, method: MethodName) -> Engine:
     core, tenant = engine._core, engine._tenant
     if core.execution.elsewhere:
         raise InvalidRequestError(
-            f"methods are compared by engines of this process, and {engine!r} computes elsewhere: compile the graph "
-            f"with Engine.load({core.model.name!r}) to compare it"
+            f"methods can be compared by engines of this process only, but {engine!r} is remote: compile the graph "
+            f"with Engine.load({core.model.name!r})"
         )
     with core.lock:
         folders, own = core.adapters.folders(tenant.name), core.adapters.default

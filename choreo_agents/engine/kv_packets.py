@@ -19,8 +19,8 @@ from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
 from choreo_agents.kv.tiers import HostKV
 
-_NO_ROOM = "there is no room for it now, neither in the pool nor on the host"
-_STARTED_AGAIN = "the engine has started again meanwhile: send it again"
+_NO_ROOM = "neither the pool nor the host has memory for it now"
+_STARTED_AGAIN = "the engine was restarted meanwhile: send it again"
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ class _Import:
             self._tenant.require_open()
             message = self._core.table.known(packet.id)
             if message is None or message.tenant != self._tenant.name:
-                return "it is not known here: what it is computed from comes first"
+                return "it is unknown here: send its parents first"
             if not self._core.method.keeps_kv:
-                return f"an engine of method {self._core.settings.method!r} keeps no KV"
+                return f"an engine with method {self._core.settings.method!r} has no KV"
             if not message.leases and (message.entry is None or not message.entry.wanted):
-                return "nobody leases it here, or waits for it"
+                return "no call here leases it, or waits for it"
             entry = self._want(message)
             if not self._core.cache.lost(entry):
                 return None

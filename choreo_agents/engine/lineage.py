@@ -202,7 +202,7 @@ class LineageExchange:
         with self._tenant.core.lock:
             self._tenant.require_open()
             importer = _Importer(self._tenant, log)
-            for message_id in {*ids, *log.keys, *log.messages}:
+            for message_id in dict.fromkeys([*ids, *log.keys, *log.messages]):
                 importer.make(message_id)
             for message_id in [*importer.made]:
                 importer.apply(message_id)
@@ -302,7 +302,7 @@ class _Importer:
             return
         lost = next((parent for parent, _ in key.parents if parent in self.refused), None)
         if lost is not None:
-            self.refused[message_id] = f"it comes of {lost}, and {self.refused[lost]}"
+            self.refused[message_id] = f"its ancestor {lost} cannot be restored: {self.refused[lost]}"
             return
         adapter, mapper = _split_encoder(key.model)
         parents = tuple(self.made[parent] for parent, _ in key.parents)
@@ -310,9 +310,9 @@ class _Importer:
         lineage = Lineage(key.tokens, parents, placement, self._tenant.name, adapter, mapper)
         handle, loaded = self._tenant.message_ids.handle(lineage), self._tenant.core.adapters
         if handle.id != message_id or handle.model != key.model:
-            self.refused[message_id] = "another model has made it, or another tenant"
+            self.refused[message_id] = "another model or tenant created it"
         elif (adapter and adapter not in loaded.loras) or (mapper and mapper not in loaded.mappers):
-            self.refused[message_id] = f"the adapter {adapter or mapper!r} that encoded it is not loaded"
+            self.refused[message_id] = f"it was encoded with the adapter {adapter or mapper!r}, which is not loaded"
         else:
             usage = record.usage or Usage.of_existing(0)
             message = Message(handle, lineage, record.author, record.role, usage, record.label, record.origin)
@@ -348,6 +348,7 @@ class _Importer:
             if not entered.scoped[thread]:
                 self._table.lease(entered, thread)
         for thought_id, call in () if record is None else record.thoughts:
+            self.make(thought_id)  # the engine may know thoughts that are lost from the log
             thought = self.made.get(thought_id)
             pairs = [(earlier.message, earlier.call) for earlier in message.thoughts]
             if thought is not None and (thought, call) not in pairs and len(pairs) < message.leases:

@@ -250,15 +250,15 @@ class PersistentKV:
         if files:
             assert self.store is not None
             raise OSError(
-                f"{len(files)} of {len(message_ids)} files in {str(self.store.folder)!r} cannot be removed, or were "
-                f"kept again meanwhile, such as {files[0]!r}: see to the folder, and discard them again"
+                f"{len(files)} of {len(message_ids)} files in {str(self.store.folder)!r}, such as {files[0]!r}, cannot "
+                "be removed or were written again meanwhile: check the folder, and unpersist them again"
             )
 
     def wait(self) -> None:
         """Wait until all earlier writes and removals were tried; `flush` raises their errors."""
         self._core.lock.require_own()
         if self.store is not None and self._core.loop.is_here:
-            raise InvalidRequestError("files are waited for on the engine's own thread, which may have to read them")
+            raise InvalidRequestError("waiting for files on the engine's own thread, which may have to read them")
         self._wait()
 
     def flush(self) -> None:
@@ -293,7 +293,7 @@ class PersistentKV:
         """Give a job to the writing thread; return False, with an error for `flush`, if there can be none."""
         with self._lock:
             if self._closed:
-                raise EngineClosedError("nothing more is written here: the engine, or its tenancy, was closed")
+                raise EngineClosedError("nothing can be written: the engine or the tenant was closed")
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="choreo-write")
                 try:
@@ -351,8 +351,8 @@ class PersistentKV:
 
 
 WITHOUT_SALT = (
-    "KV that outlives its engine is sealed with a key made of the tenant's salt, and this one has none: "
-    "load the engine with salt=..., a secret of yours, the same in every process that is to read the files"
+    "persistent KV is signed with a key derived from the tenant's salt, but this tenant has none: load the engine with "
+    "salt=..., a secret that is the same in every process that reads the files"
 )
 
 

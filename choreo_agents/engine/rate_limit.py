@@ -66,6 +66,6 @@ class RateLimiter(Throttler):  # type: ignore[misc]
                     await self.acquire()
                     await asyncio.sleep(0)  # without a wait, nothing else yields to other tasks
         except TimeoutError as error:
-            raise RequestTimeoutError("no start in time: see calls_per_second, and the call's timeout_s") from error
+            raise RequestTimeoutError("the call did not start in time: raise calls_per_second or timeout_s") from error
         if self._closed:
             raise EngineClosedError("the engine was closed before this call could start")

@@ -265,11 +265,11 @@ class RequestBuilder:
             call,
             call.header,
             "header",
-            "the header is empty: the first token is sampled from what its last token encodes. Give "
-            "engine.chat.header(None), or other text",
+            "the header is empty, but the first token is sampled behind its last token: pass engine.chat.header(None), "
+            "or other text",
         )
         if not isinstance(call.sampling, Sampling):
-            raise InvalidRequestError(f"sampling must be a Sampling, as in Sampling(seed=1), not {call.sampling!r}")
+            raise InvalidRequestError(f"`sampling` must be a Sampling, such as Sampling(seed=1), not {call.sampling!r}")
         # First of all: names, seeds and samplers must use the same sampling.
         call = replace(call, sampling=call.sampling.with_defaults(self.core.model.sampling_defaults))
         self._tokens(call.sampling.forced_token_ids or (), "sampling.forced_token_ids")
@@ -288,7 +288,7 @@ class RequestBuilder:
         ends = (stops if led is None else led.ends).difference(named or ())
         left_out = frozenset[int]() if call.turn_suffix is None else ends - closes
         if not isinstance(call.thinking, Thinking | None):
-            raise InvalidRequestError(f"thinking must be a Thinking, not {call.thinking!r}")
+            raise InvalidRequestError(f"`thinking` must be a Thinking, not {call.thinking!r}")
         thoughts = 0 if call.thinking is None else longest_thoughts(model, call.thinking)
         return [
             ReadCall(call, tokens, closing, sample, stops, over, led, left_out, closes, thoughts)
@@ -379,12 +379,12 @@ class RequestBuilder:
         """Return the lineage of a mapped copy: the same tokens at the same place."""
         mapper = self.core.adapters.find(call.adapter, self.message_ids.tenant).mapper_key
         if len(parents) != 1 or not mapper:
-            raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
+            raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: pass one, and a mapper")
         [source] = parents
         at = source.native_offset
         if read.tokens != source.tokens or call.offsets is not None or call.position is not None:
             raise InvalidRequestError(
-                "a mapped copy says what its parent says, where that was encoded: give its tokens as content, and no "
+                "a mapped copy has the tokens and the place of its parent: pass these tokens as content, and no "
                 "offsets; or use map()"
             )
         return Lineage(source.tokens, parents, Placement((at,), at), self.message_ids.tenant, mapper=mapper)
@@ -436,7 +436,7 @@ class RequestBuilder:
                     return tuple(self.core.model.encode(content))
                 return self._encoded(content)
             except (TypeError, UnicodeError) as error:
-                raise InvalidRequestError(f"the {name} cannot be tokenized: {error}") from error
+                raise InvalidRequestError(f"cannot tokenize the {name}: {error}") from error
         if isinstance(content, bytes | bytearray | Mapping) or not isinstance(content, Iterable):
             raise InvalidRequestError(f"the {name} must be text or token ids, not {content!r:.80}")
         size = self.core.model.adapter.vocabulary_size
@@ -457,19 +457,18 @@ class RequestBuilder:
         return replace(read, call=call, led=led)
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
-        lower = "lower max_tokens or the budget of its thoughts" if thinks else "lower max_tokens"
+        lower = "lower max_tokens or the thinking budget" if thinks else "lower max_tokens"
         end, most = self.core.method.reach(lineage, added), self.core.model.adapter.max_positions
         if end > most:
             raise ContextLengthError(
-                f"the view and its new message reach position {end}, the model's context ends at {most}: "
-                f"show fewer or shorter messages, or {lower}"
+                f"the view and the new message reach position {end}, but the model's context ends at {most}: show "
+                f"fewer or shorter messages, or {lower}"
             )
         room = self.core.method.room(lineage, added)
         if room > self.core.total_tokens:
             raise KVBudgetError(
-                f"the call and what it reads need KV memory for {room} tokens, "
-                f"the engine has {self.core.total_tokens} in all: "
-                f"load it with a larger kv_budget_bytes, or {lower}"
+                f"the call and what it reads need KV memory for {room} tokens, but the engine has "
+                f"{self.core.total_tokens} in all: load it with a larger kv_budget_bytes, or {lower}"
             )
 
     def _call_seed(self, lineage: Lineage, sampling: Sampling) -> int:
@@ -521,7 +520,7 @@ def _token(item: Any, size: int) -> int:
     except TypeError:
         token = -1
     if isinstance(item, bool) or not 0 <= token < size:
-        raise InvalidRequestError(f"{item!r} is no token: ids run from 0 to {size - 1}")
+        raise InvalidRequestError(f"{item!r} is not a token id: they run from 0 to {size - 1}")
     return token
 
 

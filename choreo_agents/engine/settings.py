@@ -62,7 +62,7 @@ class Scheduling(Options):
     def _plans(cls, policy: Any) -> Any:
         if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
             raise ValueError(
-                f"a policy is an object with plan(waiting, running, free_tokens, limits), such as "
+                "a scheduling policy must have plan(waiting, running, free_tokens, limits), such as "
                 f"FirstComeFirstServed(), not {policy!r}"
             )
         return policy

@@ -87,7 +87,7 @@ def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
     expected = shapes_of(tenant.core.model.adapter.geometry, tokens)
     if not isinstance(kv, HostKV) or kv.shapes() != expected:
         actual = kv.shapes() if isinstance(kv, HostKV) else kv
-        raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {actual!r}, not {expected!r}")
+        raise InvalidRequestError(f"the KV does not fit {tokens} tokens of this model: {actual!r}, not {expected!r}")
 
 
 def require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
@@ -166,7 +166,7 @@ class KVTransfer:
         """
         if not self._tenant.core.method.keeps_kv:
             method = self._tenant.core.settings.method
-            raise InvalidRequestError(f"an engine of method {method!r} keeps no KV to read")
+            raise InvalidRequestError(f"an engine with method {method!r} has no KV to read")
         with in_pool(self._tenant, handle) as (pool, segment):
             return pool.read(segment)
 
@@ -199,14 +199,14 @@ class KVTransfer:
             CapacityError: Pinned and running messages leave no memory for it now.
         """
         if not isinstance(call, Prefill):
-            raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
+            raise InvalidRequestError(f"only a Prefill can be imported, not {call!r}")
         tenant, core, scope = self._tenant, self._tenant.core, self._tenant.scope()
         [read] = tenant.builder.read([call])
         with core.lock:
             tenant.require_open()
             placed = tenant.builder.place(read)
             if placed.lineage.mapper:
-                raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
+                raise InvalidRequestError("a cache mapper's copy cannot be imported: map its source instead")
             require_shapes(tenant, kv, len(read.tokens))
             lineage = placed.lineage.at(require_native(tenant, placed.lineage, native_offset))
             existing, pool = core.table.get(tenant.message_ids.handle(lineage).id), core.pool

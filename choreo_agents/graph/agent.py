@@ -121,7 +121,7 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
         named = {"name": name, "persona": persona or name, "assistant_prefix": assistant_prefix or name}
         for option, text in named.items():
             if not isinstance(text, str) or not text:
-                raise InvalidRequestError(f"the {option} of an agent must be a text with something in it, not {text!r}")
+                raise InvalidRequestError(f"the {option} of an agent must be a non-empty string, not {text!r}")
         if positions not in (None, *get_args(Positions)):
             raise InvalidRequestError(f"positions must be 'sequential' or 'parallel', not {positions!r}")
         self.name: str = name
@@ -147,7 +147,7 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
         self.metadata: Mapping[str, Any] = dict(metadata or {})
         if not isinstance(engine, Engine | str | None):
             raise InvalidRequestError(
-                f"engine must be an Engine, as of Engine.load(), or one's name: not {engine!r:.80}"
+                f"engine must be an Engine, such as Engine.load(), or the name of one: not {engine!r:.80}"
             )
         self.engine: Engine | None = None if isinstance(engine, str) else engine
         self.engine_name: str | None = engine if isinstance(engine, str) else None
@@ -220,16 +220,16 @@ def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
     """
     if agent.engine is None:
         raise InvalidRequestError(
-            f"agent {agent.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
-            f"{'' if agent.engine_name is None else f', itself and not the name {agent.engine_name!r}'}"
+            f"agent {agent.name!r} has no engine: compile the ChoreoGraph with engine=..., or pass the agent an "
+            f"engine{'' if agent.engine_name is None else f' instead of the name {agent.engine_name!r}'}"
         )
     context = RunContext.of(config)
     engine = context.twin(agent.engine)
     if agent.reader_rules().by_tenant:
         if context.tenant is None:
             raise InvalidRequestError(
-                f"agent {agent.name!r} serves several tenants, and runs outside of the graph that says which: run what "
-                "compile(tenant=...) has made"
+                f"agent {agent.name!r} serves several tenants, but runs outside of its graph: run the graph that "
+                "compile(tenant=...) returned"
             )
         engine = engine.tenant(context.tenant.salt)
     if engine is agent.engine:
@@ -253,7 +253,7 @@ def _require_one_system(agent: Agent) -> None:
     if agent.schema_prompt is not None and agent.system is not None:
         raise InvalidRequestError(
             f"agent {agent.name!r} has a prompt of schema {agent.schema_prompt.schema.name!r} and a system prompt, "
-            "and both stand in one place: write the system prompt into the prompt, as <system>...</system>"
+            "which take the same place: write the system prompt into the prompt, as <system>...</system>"
         )
 
 
@@ -268,14 +268,16 @@ def _require_one_constraint(agent: Agent) -> None:
     twice = [source for source, is_set in sources.items() if is_set]
     if agent.tools and (agent.choices is not None or agent.sampling.choices):
         raise InvalidRequestError(
-            f"{agent.name!r} has tools, and choices for all that it may say: no call is among them. Write them as "
-            "response_format={'regex': 'yes|no'}, which may stand beside tools, or leave one of them out"
+            f"{agent.name!r} has tools and choices, but choices exclude calls: use "
+            "response_format={'regex': 'yes|no'}, which works with tools, or leave one of them out"
         )
     if len(twice) > 1:
-        raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
+        raise InvalidRequestError(
+            f"{agent.name!r} has several constraints of its answer: leave out {' or '.join(twice)}"
+        )
     if (key := agent.output_key) is not None and (not isinstance(key, str) or key in ("", *OWN_CHANNELS)):
         raise InvalidRequestError(
-            f"{agent.name!r} cannot write {key!r}: name a channel of your own in the graph's state"
+            f"{agent.name!r} cannot write {key!r}: name another channel of the graph's state, one of your own"
         )
 
 
@@ -284,9 +286,7 @@ def _split_prompt(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt |
     if isinstance(prompt, SchemaPrompt):
         return None, prompt
     if isinstance(prompt, Schema):
-        raise InvalidRequestError(
-            f"the prompt of {name!r} is a schema, which says nothing yet: write schema.prompt(...)"
-        )
+        raise InvalidRequestError(f"the prompt of {name!r} is a schema, not a prompt: pass schema.prompt(...)")
     return require_prompt(name, "prompt", prompt), None
 
 
@@ -295,13 +295,13 @@ def _required_sampling(name: str, sampling: Any) -> Sampling:
         try:
             sampling = Sampling(**sampling)
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"the sampling of {name!r} cannot be: {error}") from error
+            raise InvalidRequestError(f"the sampling of {name!r} is invalid: {error}") from error
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(f"the sampling of {name!r} must be a Sampling, not {type(sampling).__name__}")
     if sampling is not None and sampling.n != 1:
         raise InvalidRequestError(
-            f"the sampling of {name!r} asks for {sampling.n} answers, and an agent says one message at a time: "
-            f"Worker({name!r}, n={sampling.n}) says several"
+            f"the sampling of {name!r} asks for {sampling.n} answers, but an agent gives one: use Worker({name!r}, "
+            f"n={sampling.n})"
         )
     return Sampling() if sampling is None else sampling
 
@@ -309,6 +309,6 @@ def _required_sampling(name: str, sampling: Any) -> Sampling:
 def _required_update(name: str, update: Update | None) -> Update | None:
     if update is not None:
         if not callable(update):
-            raise InvalidRequestError(f"the update of {name!r} must be a function, not {type(update).__name__}")
+            raise InvalidRequestError(f"on_output of {name!r} must be a function, not {type(update).__name__}")
         required_arguments(name, "on_output", update, ["said", "state"])
     return update

@@ -25,10 +25,10 @@ _warned: WeakKeyDictionary[Seals, set[tuple[str, str]]] = WeakKeyDictionary()
 _ENCODED = "encoded"
 """Key in a note: digest of the text that its handle encodes; empty: the handle encodes more than the text."""
 
-NO_REFERENCE = "it is no answer of a ChatChoreo or an Agent: let one of this engine give it, and hand its message on"
-_CUT = "what it stopped at stands in its encoding: have it end without a stop text"
-_UNKNOWN = "this engine has no such encoding of this tenant's: it was forgotten, or another engine or tenant gave it"
-UNPROVEN = "no signature proves its reference: hand on the message that this engine and tenant gave in this thread"
+NO_REFERENCE = "it is not an answer of a ChatChoreo or an Agent on this engine: pass such an answer unchanged"
+_CUT = "its encoding includes the stop text: decode it without `stop`"
+_UNKNOWN = "this engine has no such encoding for this tenant: it was deleted, or another engine or tenant made it"
+UNPROVEN = "its signature is missing or invalid: pass the message unchanged, in the thread and tenant that made it"
 
 
 class AnswerSigner:
@@ -72,7 +72,7 @@ class AnswerSigner:
             if not isinstance(encoding, MessageHandle):
                 lost.append(f"{message.id!r} ({encoding or NO_REFERENCE})")
         if lost:
-            warnings.warn(f"merged messages are encoded again from their words: {'; '.join(lost)}", LineageWarning, 5)
+            warnings.warn(f"merged messages are encoded again from their text: {'; '.join(lost)}", LineageWarning, 5)
         return parents
 
 
@@ -89,7 +89,7 @@ def warn_unencoded(engine: Engine, reader: str, reasons: Mapping[str, str]) -> N
     warned.update((reader, author) for author in new)
     if new:
         named = "; ".join(f"{author!r} ({why})" for author, why in new.items())
-        warnings.warn(f"{reader!r} reads the words, and not the encodings, of {named}", LineageWarning, stacklevel=2)
+        warnings.warn(f"{reader!r} reads the text instead of the KV of {named}", LineageWarning, stacklevel=2)
 
 
 def answers_in(messages: Iterable[BaseMessage]) -> list[MessageHandle]:
@@ -116,10 +116,10 @@ def encoding_of(message: BaseMessage, engines: Iterable[Engine]) -> MessageHandl
     if handle is None:
         return None
     if (encoded := note_of(message).get(_ENCODED)) != digest_of(message):
-        return _CUT if encoded == "" else "its words were edited: hand it on as the model gave it"
+        return _CUT if encoded == "" else "its text was edited: pass the message unchanged"
     engine = next((engine for engine in engines if engine.model.adapter.fingerprint == handle.base_model), None)
     if engine is None:
-        return "another model gave it: give ChatChoreo the engine that reads it"
+        return "another model gave it: pass ChatChoreo the engine that reads it"
     try:
         engine.usage(handle)
     except HandleError:

@@ -113,21 +113,19 @@ class ChoreoGraph(DeclaringGraph):
         """
         agent = node if action is None else action
         if isinstance(agent, str):
-            raise InvalidRequestError(
-                f"node {node!r} runs nothing: add_node(Agent({node!r})), or give what runs behind it"
-            )
+            raise InvalidRequestError(f"node {node!r} has no action: call add_node(Agent({node!r})), or pass an action")
         if isinstance(agent, type) and issubclass(agent, Agent):
             raise InvalidRequestError(
-                f"{agent.__name__} is a class, and a node is one of its agents: {agent.__name__}(name)"
+                f"{agent.__name__} is a class, not an agent: pass an instance, {agent.__name__}(name)"
             )
         require_whole_agent(agent)
         if isinstance(agent, Agent) and persona is not None:
-            raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
+            raise InvalidRequestError(f"agent {agent.name!r} sets its persona itself: use Agent(persona={persona!r})")
         graphs = [*find_runnable(agent, CompiledStateGraph)]
         inside = [*find_runnable(agent, Agent), *(member for inner in graphs for member in agents_of(inner.builder))]
         if writes is not None and (inside or graphs or persona is not None or tuple(writes)):
             raise InvalidRequestError(
-                f"writes={writes!r}: only () can be said, of a function that speaks for nobody and writes no messages"
+                f"writes={writes!r} is not supported: only (), for functions without persona that write no messages"
             )
         before = set(self.nodes)
         if isinstance(agent, Agent) and agent.on_output is not None:
@@ -174,7 +172,7 @@ class ChoreoGraph(DeclaringGraph):
         """
         explicit = visibility is not None or history is not None or scope is not None
         if end_key == END and explicit:
-            raise VisibilityError("END sees nothing: leave visibility, history and scope out")
+            raise VisibilityError("END reads nothing: leave visibility, history and scope out")
         starts = [start_key] if isinstance(start_key, str) else start_key
         if start_key == START and scope is not None and visibility is None:
             visibility = REENCODED
@@ -254,7 +252,7 @@ class ChoreoGraph(DeclaringGraph):
         """
         agents = {n: agent.with_system(text) for n, agent in agents_among(self.nodes) if node in (n, agent.persona)}
         if not agents:
-            raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
+            raise VisibilityError(f"the graph has no agent or persona named {node!r}: {', '.join(self.nodes)}")
         changed = self._copy()
         changed.nodes |= {name: replace(self.nodes[name], runnable=agent) for name, agent in agents.items()}
         changed.table.describe(personas=_instructed(changed.nodes))
@@ -277,7 +275,7 @@ class ChoreoGraph(DeclaringGraph):
                     changed.table.change(source, name, merged, explicit=True)
             changed.nodes[name] = replace(spec, runnable=node.merging_by(strategy))
         if not merging:
-            raise InvalidRequestError("the graph has no synthesizer that could merge otherwise")
+            raise InvalidRequestError("the graph has no synthesizer whose strategy could be set")
         return changed
 
     def _copy(self) -> Self:

@@ -112,7 +112,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         differing = sum(item.differs is not None for item in self.inputs)
-        return table_html(f"{len(self.inputs)} inputs, {differing} answered otherwise", self.columns, self.rows())
+        return table_html(f"{len(self.inputs)} inputs, {differing} with different answers", self.columns, self.rows())
 
 
 class CompareOptions(TypedDict, total=False):
@@ -165,17 +165,15 @@ async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: U
     methods, strategies = options.get("methods", METHODS), options.get("strategies", ())
     repeats = options.get("repeats", 3)
     if not inputs or isinstance(inputs, str | Mapping):
-        raise InvalidRequestError(
-            f"give the inputs to compare on as a list, of states or of a user's words: not {inputs!r:.80}"
-        )
+        raise InvalidRequestError(f"the inputs to compare must be a list of states or user texts: not {inputs!r:.80}")
     each_once = len({*methods, *strategies}) == len(methods) + len(strategies) >= 2
     if "choreo" not in methods or not {*methods} <= {*METHODS} or not each_once or repeats < 1:
         raise InvalidRequestError(
-            f"compare takes 'choreo' and others of {', '.join(METHODS)}, or strategies, each once; repeats from 1 on: "
-            f"not methods={methods!r}, strategies={strategies!r}, repeats={repeats!r}"
+            f"compare takes 'choreo' and others of {', '.join(METHODS)}, or strategies, each once, and repeats of 1 or "
+            f"more: not methods={methods!r}, strategies={strategies!r}, repeats={repeats!r}"
         )
     if cast(Any, app.builder).resolver is not None:
-        raise InvalidRequestError("a graph that serves several tenants is not compared: compile it without tenant=...")
+        raise InvalidRequestError("cannot compare a graph that serves several tenants: compile it without tenant=...")
     ways: dict[str, tuple[CompiledChoreoGraph, MethodName]] = {method: (app, method) for method in methods}
     ways |= {strategy: (_with_strategy(app, strategy), "choreo") for strategy in strategies}
     free, compared, tell = [name for name in ways if name != "naive"], [], options.get("progress")
@@ -240,7 +238,9 @@ async def _run(
                 values = part
         elapsed = time.perf_counter() - started
         if nodes := (await graph.aget_state(called)).next:
-            raise InvalidRequestError(f"a run stops at {', '.join(nodes)}: graphs are compared that come to their end")
+            raise InvalidRequestError(
+                f"a run was interrupted at {', '.join(nodes)}: only complete runs can be compared"
+            )
         stats = [engine.stats() for engine in twins.values()]
     messages = values.get("messages") or [""]
     run.answer = str(getattr(messages[-1], "text", messages[-1]))
@@ -271,15 +271,15 @@ class _Run:
     def require(self, number: int, forced: Mapping[_Place, Any] | None) -> None:
         """Raise `InvalidRequestError` if its words cannot be forced, or other agents spoke than in the first run."""
         if not self.tokens:
-            raise InvalidRequestError(f"no agent speaks for input {number}: there is nothing to compare")
+            raise InvalidRequestError(f"no agent answers input {number}: there is nothing to compare")
         if self.ambiguous:
             raise InvalidRequestError(
-                f"{', '.join(sorted(self.ambiguous))} speaks several times in one place, in branches of a subgraph or "
-                "in a graph that a function calls again: such calls cannot be told apart, and are not compared"
+                f"{', '.join(sorted(self.ambiguous))} ran several times in one place, in branches of a subgraph or in "
+                "a graph that a function calls again: such calls cannot be compared"
             )
         known = {place for place, tokens in (forced or {}).items() if tokens is not None}
         if forced is not None and not self.tokens.keys() <= known:
-            raise InvalidRequestError(f"input {number} has other agents speak when it is run again: it is not compared")
+            raise InvalidRequestError(f"input {number} runs other agents when it is run again: it cannot be compared")
 
 
 class _Results:
@@ -334,7 +334,7 @@ def _initial_state(value: Any, number: int) -> Any:
     """Return a copy of an input in which all messages have ids, the same in every run."""
     state = {"messages": [HumanMessage(value)]} if isinstance(value, str) else copy.deepcopy(value)
     if not isinstance(state, Mapping):
-        raise InvalidRequestError(f"input {number} is no state and no text: {value!r}")
+        raise InvalidRequestError(f"input {number} is neither a state nor a text: {value!r}")
     if "messages" not in state:
         return state
     messages = convert_to_messages([state["messages"]] if isinstance(state["messages"], str) else state["messages"])

@@ -181,13 +181,11 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
         if tenant is None:
             salt = resolver(called)
             if not isinstance(salt, str) or not salt:
-                raise InvalidRequestError(
-                    f"compile(tenant=...) must name the tenant of a run by its salt, not {salt!r}"
-                )
+                raise InvalidRequestError(f"compile(tenant=...) must return the salt of a run's tenant, not {salt!r}")
             return RunTenant(salt, thread)
         if thread != tenant.thread:
             raise InvalidRequestError(
-                f"{thread!r} is not the thread of the run around: call with a config of its own, not with a node's"
+                f"{thread!r} is not the thread of the enclosing run: call with a config of your own, not with a node's"
             )
         return tenant
 
@@ -225,7 +223,7 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
             yield None, None, lambda _: config if tenant is None else _marked(config, called, tenant)
             return
         if thread is None or not called["configurable"]["thread_id"]:  # LangGraph calls 0 otherwise at every turn
-            raise InvalidRequestError('name the thread: {"configurable": {"thread_id": "..."}}')
+            raise InvalidRequestError('the config has no thread_id: pass {"configurable": {"thread_id": "..."}}')
         use = object()
         _USES[use] = saver, thread, tenant
         # Until there is a checkpoint, the thread belongs to the oldest call. Once there is one, only its mark counts:
@@ -235,8 +233,8 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
         def owned(metadata: dict[str, Any] | None) -> RunnableConfig:
             if (first.mark if metadata is None else metadata.get(_MARK)) != tenant.mark:
                 raise ForeignThreadError(
-                    f"thread {thread!r} is not this tenant's: a thread belongs to the tenant that began it, and one "
-                    "that was begun without compile(tenant=...) to none. Begin another"
+                    f"thread {thread!r} does not belong to this tenant: a thread belongs to the tenant that began it. "
+                    "Use another thread_id"
                 )
             return _marked(config, called, replace(tenant, saver=saver))
 
@@ -329,7 +327,7 @@ def require_compiled(app: Any) -> None:
     """Raise `InvalidRequestError` unless it is a `CompiledChoreoGraph`."""
     if not isinstance(app, CompiledChoreoGraph):
         raise InvalidRequestError(
-            f"{app!r:.80} is no compiled graph: give what ChoreoGraph.compile(engine=...) returns"
+            f"{app!r:.80} is not a compiled graph: pass what ChoreoGraph.compile(engine=...) returns"
         )
 
 
@@ -338,7 +336,7 @@ def _require_options(graph: CompiledChoreoGraph, state: Any, options: Mapping[st
     ignore."""
     require_known("a run of a graph", options, {*_OPTIONS} - {"self"})
     if isinstance(state, str | BaseMessage) or (isinstance(state, list) and state):
-        raise InvalidRequestError(f'a run takes a state, {{"messages": ...}}, not {str(state)[:80]!r}')
+        raise InvalidRequestError(f'a run takes a state, such as {{"messages": ...}}, not {str(state)[:80]!r}')
     if isinstance(state, Mapping) and state and state.keys().isdisjoint(graph.builder.channels):
         require_known("the state of the graph", state, graph.builder.channels)
 

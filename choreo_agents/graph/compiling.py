@@ -106,8 +106,8 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
             persona = prefix + (name if own is None else own.personas.get(name, name))
             is_silent = own is not None and name in own.table.silent
             nodes.append(ChartNode(path, persona=persona, is_function=True, is_silent=is_silent))
-            clause = "" if is_silent else "says in a person's name, "
-            outside.append(f"the function {path!r}: what it reads, calls, {clause}and where it sends control")
+            clause = "" if is_silent else "writes in a person's name, "
+            outside.append(f"the function {path!r}: what it reads, calls, {clause}and where it routes")
             continue
         table = _own_table(name, agent if inner is None else None) if own is None else own.table
         reads = table.reads(name, builder.nodes)
@@ -123,13 +123,13 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines:
             nodes.append(replace(node, rules=rules, undeclared=undeclared))
             for label, prompt in (("prompt", agent.prompt), ("system prompt", agent.system)):
                 if callable(prompt):
-                    outside.append(f"the {label} of {path!r}, which a function makes from the state")
+                    outside.append(f"the {label} of {path!r}, which a function computes from the state")
             if agent.history is not None and agent.history.summary is not None:
-                outside.append(f"the summary that a function makes of what {path!r} does not see any more")
+                outside.append(f"the summary, by a function, of messages outside the history of {path!r}")
             if agent.on_output is not None:
-                outside.append(f"the update of {path!r}: what its function writes, and where it sends control")
+                outside.append(f"on_output of {path!r}: what it writes, and where it routes")
             if callable(agent.choices):
-                outside.append(f"the answers that {path!r} may give, which a function makes from the state")
+                outside.append(f"the choices of {path!r}, which a function computes from the state")
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     if builder.branches or any(node.is_function or node.routes for node in nodes):
@@ -166,13 +166,13 @@ def _graph_in(path: str, runnable: Any, *, is_ours: bool) -> Any:
     speaking = [graph for graph in graphs if any(agents_of(graph.builder))]
     if len(speaking) > 1:
         raise VisibilityError(
-            f"the node {path!r} holds {len(speaking)} graphs of agents, and what is declared of it is given to one: "
-            "make each a node of its own"
+            f"the node {path!r} has {len(speaking)} graphs of agents, but its declarations apply to one: make each a "
+            "node of its own"
         )
     if speaking and not is_ours and "handles" not in speaking[0].output_channels:
         raise VisibilityError(
-            f"what agents say in {path!r} leaves it in words alone: the output_schema of that graph has no 'handles', "
-            "and a StateGraph stands around it: derive it from ChoreoState"
+            f"messages of agents in {path!r} leave it as text only: the output_schema of that graph has no 'handles', "
+            "and it is inside a StateGraph: derive the schema from ChoreoState"
         )
     return next(iter([*speaking, *graphs]), None)
 
@@ -216,10 +216,10 @@ def _narrow_node(node: ChartNode, rules: Mapping[str, VisibilityRule], undeclare
     for source, rule in rules.items():
         try:
             if rule.contexts and node.rules[START_SOURCE].mode.shows:
-                raise VisibilityError(f"words cannot be encoded there in {', '.join(rule.contexts)}")
+                raise VisibilityError(f"text cannot be encoded in {', '.join(rule.contexts)} there")
             narrowed = rule.narrowed(node.rules[START_SOURCE])
         except VisibilityError as error:
-            raise VisibilityError(f"what {source!r} says cannot be given to {node.name!r}: {error}") from error
+            raise VisibilityError(f"messages of {source!r} cannot be passed to {node.name!r}: {error}") from error
         # A node that sees no input sees nothing of the source either, but nobody promised to keep the source out.
         if source == START_SOURCE or narrowed.mode.shows or not rule.mode.shows:
             merged[source] = narrowed
@@ -314,14 +314,14 @@ def log_unseen_pairs(builder: DeclaringGraph, chart: Chart) -> None:
     pairs = unseen_pairs(builder, chart)
     shareable = _shareable(chart, [*islice(pairs, 2 * _LISTED)])
     lines = sorted(
-        f"{reader!r} may run after {source!r} and does not see it: graph.set_visibility({source!r}, {reader!r})"
+        f"{reader!r} may run after {source!r} but does not see it: graph.set_visibility({source!r}, {reader!r})"
         for source, reader in shareable[:_LISTED]
     )
     if not lines:
         return
     if more := len(shareable[_LISTED:]) + sum(1 for _ in pairs):
         lines.append(f"and {more} more pairs")
-    lines.append('Everyone sees everyone by ChoreoGraph(visibility="shared"); what is declared private is not noted')
+    lines.append('ChoreoGraph(visibility="shared") lets everyone see everyone. Private pairs are not listed')
     _log_once("\n".join(lines))
 
 
@@ -403,8 +403,8 @@ def require_bounded_loops(builder: DeclaringGraph, chart: Chart, stops: Containe
     for name in builder.nodes:
         if name in endless and name in nodes and not nodes[name].is_function:
             raise VisibilityError(
-                f"{name!r} is in a loop that nothing ends: what it sees, its own messages at least, must outgrow the "
-                "model's context. Give the loop an exit"
+                f"{name!r} is in a loop without an exit: its view, at least its own messages, will exceed the model's "
+                "context. Add an exit to the loop"
             )
 
 
@@ -450,9 +450,9 @@ def require_whole_agent(node: Any) -> None:
     declarations."""
     if not isinstance(node, Agent) and any(True for _ in find_runnable(node, Agent)):
         raise InvalidRequestError(
-            "an agent is wrapped, or stands in a sequence of runnables, where its declarations would bind nobody: add "
-            "the agent itself, with its tags and metadata, give retries, caching and timeouts to add_node, and make "
-            "each step a node of its own"
+            "an agent is wrapped, or inside a sequence of runnables, so that its declarations have no effect: add the "
+            "agent itself, with its tags and metadata, pass retries, caching and timeouts to add_node, and make each "
+            "step a node of its own"
         )
 
 
@@ -485,8 +485,8 @@ def require_schemas(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tu
             schema = getattr(builder, end) if builder is not None and any(agents_of(builder)) else None
             if schema is not None and "messages" not in builder.schemas[schema]:
                 raise VisibilityError(
-                    f"the visibility {source!r} to {reader!r} cannot be {rule.words()!r}: {schema.__name__}, the {end} "
-                    f"of {node!r}, has no 'messages': derive it from ChoreoState"
+                    f"the visibility of {source!r} to {reader!r} cannot be {rule.words()!r}: {schema.__name__}, the "
+                    f"{end} of {node!r}, has no 'messages': derive it from ChoreoState"
                 )
 
 
@@ -498,13 +498,13 @@ def require_channels(graph: StateGraph[Any, Any, Any, Any]) -> None:
     handles, schema = graph.channels.get("handles"), graph.state_schema.__name__
     if missing:
         raise InvalidRequestError(
-            f"the state {schema} has no {' and no '.join(map(repr, missing))}, in which agents say what they say: "
-            f"derive it from ChoreoState, as class {schema}(ChoreoState)"
+            f"the state {schema} has no {' and no '.join(map(repr, missing))}, which agents write: derive it from "
+            f"ChoreoState, as class {schema}(ChoreoState)"
         )
     if not merges_by(handles, merge_entries, merge_updates):
         raise InvalidRequestError(
-            f"the handles of the state {schema} would not be merged: derive it from ChoreoState, and leave that "
-            "channel as it is"
+            f"the 'handles' of the state {schema} have another reducer: derive it from ChoreoState, and leave that "
+            "channel unchanged"
         )
 
 
@@ -531,7 +531,7 @@ def bind_graph(
     The other arguments, and the errors, are those of `ChoreoGraph.compile`.
     """
     if tenant is not None and not callable(tenant):
-        raise InvalidRequestError(f"tenant must be a function of a run's config that returns a salt, not {tenant!r}")
+        raise InvalidRequestError(f"tenant must be a function from a run's config to a salt, not {tenant!r}")
     require_names(origin)
     require_channels(origin)
     require_schemas(origin, origin.table.explicit())
@@ -608,7 +608,7 @@ def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> N
     for name, persona in personas.items():
         if persona not in speakers:
             raise VisibilityError(
-                f"the function {name!r} is to speak for {persona!r}, which is no persona of the graph's agents: "
+                f"the persona {persona!r} of the function {name!r} is not one of the graph's agents: "
                 f"{', '.join(sorted(speakers))}"
             )
 
@@ -638,7 +638,7 @@ def bind_agent(
     engine = engines.of(agent)
     if engine is None:
         raise InvalidRequestError(
-            f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
+            f"agent {name!r} has no engine: use compile(engine=Engine.load(...)), or pass the agent one"
         )
     _require_served(name, agent, engine.model, graph.channels)
     sources = graph.table.reads(name, graph.nodes)
@@ -667,8 +667,8 @@ def _require_served(node: str, agent: Agent, model: LoadedModel, channels: Itera
     if agent.output_key is not None and agent.output_key not in channels:
         available = ", ".join(name for name in channels if name not in OWN_CHANNELS)
         raise InvalidRequestError(
-            f"node {node!r} writes {agent.output_key!r}, which the graph's state has not: it has "
-            f"{available or 'no channels of its own'}; add one to the state's schema"
+            f"node {node!r} writes {agent.output_key!r}, but the graph's state has "
+            f"{available or 'no channels of its own'}: add it to the state's schema"
         )
     if agent.response_format is not None:
         CompiledConstraints(model).of(agent.response_format.grammar, agent.tools)
@@ -680,12 +680,12 @@ def require_by_tenant(graph: DeclaringGraph) -> None:
     for agent in agents_of(graph):
         if not agent.reader_rules().by_tenant:
             raise InvalidRequestError(
-                f"agent {agent.name!r} stands in a subgraph that serves one tenant: compile that with tenant=..., too"
+                f"agent {agent.name!r} is in a subgraph that serves one tenant: compile that with tenant=..., too"
             )
     for node, _ in agents_among(graph.nodes):
         if is_cached(graph, node):
             raise InvalidRequestError(
-                f"what agent {node!r} says is cached for all runs: leave cache_policy out, or compile for each tenant"
+                f"the cache of agent {node!r} is shared by all runs: leave cache_policy out, or compile for each tenant"
             )
 
 

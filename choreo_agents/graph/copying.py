@@ -41,7 +41,7 @@ class GraphCopy:
         copied = self._copy_graph(app, InMemorySaver() if kept else None, "")
         for name in [*self._texts, *self._nodes]:
             if name not in self._used:
-                raise InvalidRequestError(f"the graph has nothing of that name that can be replaced or set: {name!r}")
+                raise InvalidRequestError(f"the graph has nothing named {name!r} that can be replaced or set")
         copied.config = app.config
         return copied
 
@@ -83,7 +83,7 @@ class GraphCopy:
                 agent = agent.with_system(text)
             if (text := self._texts.get(f"{name}.prompt")) is not None:
                 if agent.schema_prompt is not None:
-                    raise InvalidRequestError(f"agent {agent.name!r} has a prompt of a schema, which cannot be set")
+                    raise InvalidRequestError(f"agent {agent.name!r} has a schema prompt, which cannot be set")
                 agent = copy.copy(agent)
                 agent.prompt = instance_prompt(agent.name, text) if isinstance(agent, Worker) else text
             self._used |= {f"{name}.system", f"{name}.prompt"}

@@ -28,7 +28,7 @@ class Engines:
             isinstance(name, str) and isinstance(engine, Engine) for name, engine in self._named.items()
         ):
             raise InvalidRequestError(
-                f"engine must be an Engine, as of Engine.load(), or a dict of Engines by name: not {given!r:.80}"
+                f"engine must be an Engine, such as Engine.load(), or a dict of Engines by name: not {given!r:.80}"
             )
         self.engines = tuple(dict.fromkeys([given] if isinstance(given, Engine) else self._named.values()))
         """All engines given to the graph, each once."""
@@ -43,14 +43,14 @@ class Engines:
             return agent.engine
         names = ", ".join(map(repr, self._named))
         if agent.engine_name is not None and agent.engine_name not in self._named:
-            has = f"has {names}" if self._named else "has no names for engines: compile(engine={...})"
-            raise InvalidRequestError(f"agent {agent.name!r} runs on engine {agent.engine_name!r}, and the graph {has}")
+            has = f"has {names}" if self._named else "has no named engines: compile(engine={...})"
+            raise InvalidRequestError(f"agent {agent.name!r} runs on engine {agent.engine_name!r}, but the graph {has}")
         if agent.engine_name is not None:
             return self._named[agent.engine_name]
         if len(self._named) > 1:
             raise InvalidRequestError(
-                f"agent {agent.name!r} does not say on which engine it runs, and the graph has {names}: "
-                f"Agent(..., engine={next(iter(self._named))!r})"
+                f"agent {agent.name!r} names no engine, and the graph has several, {names}: pass Agent(..., "
+                f"engine={next(iter(self._named))!r})"
             )
         return next(iter(self.engines), None)
 
@@ -65,8 +65,8 @@ def require_distinct(engines: Iterable[Engine | None]) -> tuple[Engine, ...]:
     if len({engine.model.adapter.fingerprint for engine in different}) < len(different):
         names = ", ".join(repr(engine.model.name) for engine in different)
         raise InvalidRequestError(
-            f"agents of the graph, or of its subgraphs, run on several engines of one model ({names}), and none of "
-            "these knows what another has encoded: load it once, and give all of them the same engine"
+            f"agents of the graph or its subgraphs run on several engines of one model ({names}), which do not share "
+            "KV: load it once, and use the same engine for all of them"
         )
     return different
 
@@ -85,7 +85,7 @@ def choose_signer(engines: Sequence[Engine]) -> Engine | None:
         if not engine.lineage.seals.agree(salted[0].lineage.seals):
             names = f"{salted[0].model.name!r} and {engine.model.name!r}"
             raise InvalidRequestError(
-                f"the engines of {names} have different salts, and what is said in a graph is one tenant's: load them "
-                "with the same salt, or compile(tenant=...)"
+                f"the engines of {names} have different salts, but a graph runs for one tenant: load them with the "
+                "same salt, or use compile(tenant=...)"
             )
     return next(iter([*salted, *engines]), None)

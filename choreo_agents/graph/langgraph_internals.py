@@ -262,7 +262,7 @@ def delete_thread(saver: Any, thread: str) -> None:
             saver.delete_thread(thread)
     except NotImplementedError:
         raise InvalidRequestError(
-            f"the checkpointer {type(saver).__name__} does not say how a thread is deleted: nothing was forgotten"
+            f"the checkpointer {type(saver).__name__} does not implement delete_thread(): nothing was deleted"
         ) from None
 
 

@@ -89,8 +89,8 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
         entries = entries_in(state) if holds_agents else []
         if any(entry.get("select") == REENCODED.name for entry in entries):
             raise VisibilityError(
-                f"a send hands messages to {name!r} {REENCODED.name!r}, and that is a graph, whose agents see what is "
-                f"declared to it: declare them to {name!r} {REENCODED.name!r}, and send them shared"
+                f"a send passes messages to {name!r} as {REENCODED.name!r}, but it is a graph, whose agents see what "
+                f"is declared to it: set their visibility to {name!r} to {REENCODED.name!r}, and send them shared"
             )
         place = _task_place(config, name, says_there=graph is not None)
         outer, depth = RunContext.of(config), len(task_parts_of(config))

@@ -50,14 +50,14 @@ class Output:
         try:
             value = json.loads(text) if self.adapter is None else self.adapter.validate_json(text)
         except (ValueError, RecursionError) as error:
-            raise ConstraintError(f"what {self.speaker!r} said is not the output that it has: {error}", text) from error
+            raise ConstraintError(f"the answer of {self.speaker!r} does not match its format: {error}", text) from error
         if self.adapter is not None:
             # Round trip: under the schema's aliases, and without computed fields.
             value = self.adapter.dump_python(value, mode="json", by_alias=True, round_trip=True)
         large = next(_too_large(value), None)
         if large is not None:
             raise ConstraintError(
-                f"what {self.speaker!r} said holds {large!r}, which is no number that a checkpoint can carry: bound it "
+                f"the answer of {self.speaker!r} contains {large!r}, a number that checkpoints cannot store: limit it "
                 "in the schema",
                 text,
             )
@@ -88,8 +88,8 @@ def output_of(name: str, spec: Any) -> Output | None:
             grammar = Grammar.model_validate(spec if is_description else {"json_schema": dict(spec)})
         elif isinstance(spec, str):
             raise InvalidRequestError(
-                f"the output of {name!r} is a text, {spec!r}: write {{'regex': ...}}, or {{'grammar': ...}} if it is "
-                "one in Lark's notation"
+                f"the output of {name!r} is a string, {spec!r}: pass {{'regex': ...}}, or {{'grammar': ...}} for a "
+                "Lark grammar"
             )
         else:
             adapter = TypeAdapter(spec)
@@ -117,7 +117,7 @@ def _too_large(value: Any) -> Iterator[int | float]:
 def _regex(name: str, pattern: re.Pattern[Any]) -> Grammar:
     if not isinstance(pattern.pattern, str) or pattern.flags & ~re.UNICODE:
         raise InvalidRequestError(
-            f"the output of {name!r} is a regular expression of bytes or with flags, {pattern!r}: give one of text, "
-            "and write flags into it, as in '(?i)yes|no'"
+            f"the output of {name!r} is a regular expression of bytes or with flags, {pattern!r}: pass a string, with "
+            "flags inside, such as '(?i)yes|no'"
         )
     return Grammar(kind="regex", text=pattern.pattern)

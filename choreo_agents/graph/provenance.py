@@ -90,8 +90,8 @@ def require_few(name: str, listed: Any) -> None:
     """Raise `InvalidRequestError` if a channel or its update has more than `MOST_MESSAGES`."""
     if isinstance(listed, list | tuple) and len(listed) > MOST_MESSAGES:
         raise InvalidRequestError(
-            f"{name!r} of the state would hold {len(listed):,} messages, at most {MOST_MESSAGES:,}: remove those that "
-            "nobody is to see any more (RemoveMessage), or begin another thread with a summary"
+            f"{name!r} of the state would hold {len(listed):,} messages, more than {MOST_MESSAGES:,}: remove old ones "
+            "(RemoveMessage), or begin another thread with a summary"
         )
 
 
@@ -320,7 +320,7 @@ def sign(
             messages = to_messages([] if written is None else written)
         except (NotImplementedError, ValueError) as error:
             # Unsigned it would count as input, and be visible to agents from whom the node is hidden.
-            raise InvalidRequestError(f"node {author!r} wrote to messages what is no message: {error}") from error
+            raise InvalidRequestError(f"node {author!r} wrote to `messages` what is not a message: {error}") from error
         standing = _standing(config)
         messages = [m if m.type == "remove" else signed(m, standing.get(str(m.id))) for m in messages]
         return Overwrite(messages) if is_overwrite else messages
@@ -337,7 +337,7 @@ def require_silent(output: Any, config: RunnableConfig, node: str) -> Any:
 
     def refuse(channel: str, _: Any) -> Any:
         raise VisibilityError(
-            f"node {author_of(config, node)!r} was added with writes=(), and writes {channel!r}: leave one of them out"
+            f"node {author_of(config, node)!r} was added with writes=(), but writes {channel!r}: remove one of the two"
         )
 
     changes = {channel: partial(refuse, channel) for channel in ("messages", "handles")}

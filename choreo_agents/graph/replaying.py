@@ -105,7 +105,9 @@ class ReplayReport:
             (call.run + 1, *call.place[:2], call.outcome, ", ".join(call.differs), call.recorded, call.words)
             for call in self.calls
         )
-        title = f"{len(self.changed)} of {len(self.calls)} messages are not as recorded; {self.sampled} tokens sampled"
+        title = (
+            f"{len(self.changed)} of {len(self.calls)} messages differ from the record; {self.sampled} tokens sampled"
+        )
         return table_html(title, columns, rows)
 
 
@@ -215,7 +217,9 @@ async def afork(
             graph_input = _input_of(recording, run, Packing(builder), None if number else changes.graph_input)
             values, outcome = await _run_again(graph, run, graph_input, config, answers, options.get("context"))
             if answers.ended is not None and not answers.is_open and outcome != answers.ended.outcome:
-                differences.append(f"run {run.run + 1} ended otherwise: {answers.ended.outcome} then, {outcome} now")
+                differences.append(
+                    f"run {run.run + 1} ended otherwise: {answers.ended.outcome} in the record, {outcome} now"
+                )
             if progress is not None:
                 progress(number + 1, len(runs))
     calls = [call for run in replayed for call in sorted(run.calls, key=lambda call: (call.place[1], call.place))]
@@ -233,8 +237,8 @@ def recorded_engine(app: CompiledChoreoGraph, header: RecordingHeader) -> Engine
             return engine
     ours = ", ".join(f"{engine.model.name!r} ({engine.model.adapter.fingerprint})" for engine in engines)
     raise ReplayError(
-        f"recorded with the model {header.model!r} ({header.fingerprint}), here is {ours or 'none'}: compile the graph "
-        "with an engine of that model and dtype"
+        f"the recording was made with the model {header.model!r} ({header.fingerprint}), this graph runs "
+        f"{ours or 'none'}: compile it with an engine of that model and dtype"
     )
 
 
@@ -244,11 +248,11 @@ def _require_begun(recording: Recording, runs: Sequence[RunStarted]) -> None:
     for run in runs:
         where = f"run {run.run + 1} of {str(recording.path)!r}"
         if run.travels:
-            raise ReplayError(f"{where} goes on from an earlier checkpoint, which is not in the record")
+            raise ReplayError(f"{where} continues from an earlier checkpoint, which is not in the recording")
         if run.goes_on and run.thread not in begun:
             raise ReplayError(
-                f"{where} goes on with thread {run.thread!r}, which began before the record: record it from its first "
-                "run"
+                f"{where} continues thread {run.thread!r}, which began before the recording: record the thread from "
+                "its first run"
             )
         begun |= {run.thread} if run.kept else set()
 
@@ -259,15 +263,15 @@ def _input_of(recording: Recording, run: RunStarted, packing: Packing, changed: 
         return changed
     if run.input is None:
         raise ReplayError(
-            f"the input of run {run.run + 1} of {str(recording.path)!r} is not in the record, since it is confidential "
-            "or of types that the graph's schemas do not name: record(path, confidential=True)"
+            f"the input of run {run.run + 1} of {str(recording.path)!r} is not in the recording: it is confidential, "
+            "or of types that the graph's schemas do not name. Record with record(path, confidential=True)"
         )
     graph_input = packing.unpack(run.input)
     if changed is None:
         return graph_input
     if graph_input is not None and not isinstance(graph_input, Mapping):
         raise InvalidRequestError(
-            f"the input of the run is a {type(graph_input).__name__}, whose words cannot be set: give another input"
+            f"the input of the run is a {type(graph_input).__name__}, whose text cannot be set: pass another input"
         )
     messages: list[BaseMessage | AnyMessage] = [*convert_to_messages((graph_input or {}).get("messages") or [])]
     last = messages[-1].model_copy(update={"content": changed}) if messages else HumanMessage(changed)
@@ -298,18 +302,18 @@ async def _run_again(
 def _notes(recording: Recording, runs: Sequence[RunStarted], again: Sequence[_RunAnswers], n_set: int) -> Iterator[str]:
     """Yield the remarks on a replay in which `n_set` messages were set."""
     if recording.cut is not None:
-        yield f"the record is not whole: {recording.cut}; it was run again up to there"
+        yield f"the recording is incomplete: {recording.cut}; it was replayed up to there"
     elif cut := [str(run.run + 1) for run, answers in zip(runs, again, strict=True) if answers.is_open]:
-        yield f"nobody waited for the end of run {', '.join(cut)}: it was run again up to there"
+        yield f"run {', '.join(cut)} was not awaited to its end: it was replayed up to there"
     if skipped := [str(run.run + 1) for run in recording.runs if run not in runs]:
-        yield f"run {', '.join(skipped)} is another graph's, or part of one's, and was not made again"
+        yield f"run {', '.join(skipped)} belongs to another graph, or is part of a run, and was not replayed"
     count = sum(call.outcome == "set" for run in again for call in run.calls)
     if count < n_set:
-        yield f"{n_set - count} of the messages that were set are not said any more"
+        yield f"{n_set - count} of the messages that were set do not occur any more"
     if masked := sorted({name for run in again for name in run.masked}):
         yield (
-            f"what {', '.join(masked)} said is masked in the record, and was decoded again: record(path, "
-            "confidential=True) keeps it"
+            f"messages of {', '.join(masked)} are masked in the recording, and were decoded again: record(path, "
+            "confidential=True) stores them"
         )
 
 
@@ -375,7 +379,7 @@ class _RunAnswers:
         size = request.engine.model.adapter.vocabulary_size
         is_theirs = all(0 <= token < size for token in match.tokens)
         if not is_theirs or self._digests.of("tokens", list(match.tokens)) != match.digest:
-            raise ReplayError(f"what {request.author!r} says in the record is damaged: its tokens are not the model's")
+            raise ReplayError(f"the record of {request.author!r} is damaged: its tokens are not the model's")
         return Answer(match.tokens, match.is_set)
 
     def compare(self, request: CallRequest, result: CallResult) -> None:
@@ -441,10 +445,10 @@ def _changes_of(settings: Mapping[str, Any]) -> _Changes:
         elif dot and attribute == "words" and isinstance(value, str):
             author, _, number = target.rpartition(":")
             if not author or not number.isdecimal() or not int(number):
-                raise InvalidRequestError(f"name a call as NODE:NUMBER, from 1 on, as in judge:1, not {target!r}")
+                raise InvalidRequestError(f"a call must be NODE:NUMBER, from 1, such as judge:1, not {target!r}")
             changes.words[author, int(number)] = value
         else:
-            raise InvalidRequestError(f"a fork can set {_MEANT}, each to text, not {name!r} to {value!r}")
+            raise InvalidRequestError(f"a fork can set {_MEANT}, each to a text, not {name!r} to {value!r}")
     return changes
 
 
@@ -458,7 +462,7 @@ def call_named(recording: Recording, author: str, number: int) -> RecordedCall:
     calls = [call for group in supersteps.values() for call in sorted(group, key=lambda call: (call.branch, call.call))]
     if not calls:
         speakers = ", ".join(sorted({call.author for call in recording.calls()})) or "nobody"
-        raise InvalidRequestError(f"{author!r} does not speak in {str(recording.path)!r}: {speakers} do")
+        raise InvalidRequestError(f"{author!r} has no calls in {str(recording.path)!r}: only {speakers}")
     if number > len(calls):
-        raise InvalidRequestError(f"{author!r} speaks {len(calls)} times in {str(recording.path)!r}, not {number}")
+        raise InvalidRequestError(f"{author!r} has {len(calls)} calls in {str(recording.path)!r}, not {number}")
     return calls[number - 1]

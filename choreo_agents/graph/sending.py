@@ -47,7 +47,7 @@ def send(
         InvalidRequestError: A message is chosen twice, or `handles` is passed.
     """
     if "handles" in update:
-        raise InvalidRequestError("say which messages to send by shared= and reencoded=, not by handles=")
+        raise InvalidRequestError("pass the messages to send as shared= and reencoded=, not as handles=")
     if slips := [name for name in update if name not in state and nearest(name, ("shared", "reencoded"))]:
         require_known("send", slips, ("shared", "reencoded"))
     entries: list[HandleEntry] = list(state.get("handles") or [])
@@ -60,11 +60,11 @@ def send(
     chosen: dict[str, HandleEntry] = {}
     for mode, items in ((SHARED, shared), (REENCODED, reencoded)):
         if isinstance(items, str | Mapping):
-            raise InvalidRequestError(f"{mode.name} must be a list of messages, not {items!r:.80} alone")
+            raise InvalidRequestError(f"{mode.name} must be a list of messages, not {items!r:.80}")
         for item in items:
             entry = _find_entry(item, entries)
             if entry["message_id"] in chosen:
-                raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: choose it once")
+                raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: pass it once")
             behind = _supersteps_since(entry, entries, at)
             chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode.name, "behind": behind})
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
@@ -99,5 +99,5 @@ def _find_entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:
         name = item.get("message_id") if isinstance(item, Mapping) else item
         matching = [entry for entry in entries if entry["message_id"] == name]
     if not matching:
-        raise UnknownHandleError(f"the state has no message {name!r}: choose from state['handles']")
+        raise UnknownHandleError(f"the state has no message {name!r}: pass one of state['handles']")
     return matching[0]

@@ -222,8 +222,8 @@ class Signer:
         if self.seals not in _warned:
             _warned.add(self.seals)
             warnings.warn(
-                "a message or handle that no signature proves to be of this thread is input: it was said in another or "
-                "under another salt, or somebody has made it up (engines of all processes need one salt=...)",
+                "a message or handle without a valid signature of this thread is treated as input: it is from another "
+                "thread or salt, or was made up (engines of all processes need the same salt=...)",
                 ProvenanceWarning,
                 stacklevel=3,
             )

@@ -42,12 +42,12 @@ class Synthesizer(Agent):
         **options: Any,
     ) -> None:
         if isinstance(merges, str) or not merges:
-            raise InvalidRequestError(f"merges must name the nodes whose messages are merged, not {merges!r}")
+            raise InvalidRequestError(f"merges must be the names of nodes whose messages are merged, not {merges!r}")
         sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode_of_strategy(strategy))
         positions = _positions(strategy)
         if options.get("positions") not in (None, positions):
             raise InvalidRequestError(
-                f"strategy {strategy!r} places its branches itself: leave positions={options['positions']!r} out"
+                f"strategy {strategy!r} sets the positions itself: leave positions={options['positions']!r} out"
             )
         reads = {**sources, **rules_of(options.pop("reads", {}))}
         super().__init__(name, reads=reads, **{**options, "positions": positions})

@@ -51,18 +51,17 @@ class VisibilityMode:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"\w[\w '-]*", self.name):
-            raise VisibilityError(f"a visibility mode is named by words, which stand on edges, not by {self.name!r}")
+            raise VisibilityError(f"a mode's name must consist of letters, digits, spaces, ' and -, not {self.name!r}")
         if self.name in _HOPS:
-            raise VisibilityError(f"{self.name!r} says in an audit how else a text gets on: give the mode another name")
+            raise VisibilityError(f"the mode name {self.name!r} is reserved for audits: choose another name")
         if self.attends_to not in ("encoding", "words", "nothing"):
             raise VisibilityError(
-                f"mode {self.name!r} must say that its reader attends to 'encoding', 'words' or 'nothing', not to "
-                f"{self.attends_to!r}"
+                f"attends_to of mode {self.name!r} must be 'encoding', 'words' or 'nothing', not {self.attends_to!r}"
             )
         if self.transform is not None and not self.encodes_again:
-            raise VisibilityError(f"mode {self.name!r} re-words what is not encoded again: attend to 'words'")
+            raise VisibilityError(f"mode {self.name!r} has a transform: it must attend to 'words'")
         if self.keeps_out and self.shows:
-            raise VisibilityError(f"mode {self.name!r} cannot both show a source and keep it out")
+            raise VisibilityError(f"mode {self.name!r} cannot show a source and keep it out")
 
     def __repr__(self) -> str:
         return repr(self.name)
@@ -110,7 +109,7 @@ class VisibilityMode:
         """
         text = words if self.transform is None else self.transform(words)
         if not isinstance(text, str):
-            raise VisibilityError(f"mode {self.name!r} must make words of words, not {type(text).__name__}")
+            raise VisibilityError(f"mode {self.name!r} must return text, not {type(text).__name__}")
         return text
 
 
@@ -133,12 +132,12 @@ def mode_of(spelling: str | VisibilityMode) -> VisibilityMode:
     """
     if isinstance(spelling, VisibilityMode):
         if _NAMED.get(spelling.name, spelling) != spelling:
-            raise VisibilityError(f"there is another visibility {spelling.name!r}: give yours a name of its own")
+            raise VisibilityError(f"there is another visibility mode {spelling.name!r}: choose another name")
         return spelling
     mode = _NAMED.get(spelling) if isinstance(spelling, str) else None
     if mode is None:
         names = ", ".join(map(repr, _NAMED))
-        raise VisibilityError(f"there is no visibility {spelling!r}: use one of {names}, or a VisibilityMode")
+        raise VisibilityError(f"unknown visibility {spelling!r}: use one of {names}, or a VisibilityMode")
     return mode
 
 
@@ -207,10 +206,10 @@ class VisibilityRule:
         meant = mode_of(mode)
         counted = isinstance(history, int) and not isinstance(history, bool) and history >= 1
         if history not in ("all", "last") and not counted:
-            raise VisibilityError(f"history must be 'all', 'last' or a number from 1 on, not {history!r}")
+            raise VisibilityError(f"history must be 'all', 'last' or a number of 1 or more, not {history!r}")
         named = _check_scope(scope)
         if named != "reader" and not meant.encodes_again:
-            raise VisibilityError(f"scope {named!r} says what words are encoded in: {meant!r} encodes none")
+            raise VisibilityError(f"scope {named!r} applies to text that is encoded again, but {meant!r} encodes none")
         for name, value in (("mode", meant), ("history", history), ("scope", named)):
             object.__setattr__(self, name, value)
 
@@ -242,7 +241,7 @@ class VisibilityRule:
             return inner if self.mode.shows else self
         first, mode = sorted((self.mode, inner.mode), key=lambda m: (m.encodes_again, m.transform is not None, m.name))
         if first.transform not in (None, mode.transform):
-            raise VisibilityError(f"{self.mode!r} and {inner.mode!r} both re-word")
+            raise VisibilityError(f"{self.mode!r} and {inner.mode!r} both transform the text")
         limits = {rule.history for rule in (self, inner)} - {"all"}
         history: History = "all"
         if limits:
@@ -290,7 +289,7 @@ def rule_of(
     if isinstance(spelling, VisibilityRule):
         for name, value in (("history", history), ("scope", scope)):
             if value is not None:
-                raise VisibilityError(f"{name} {value!r} is given beside {spelling}, which has its own")
+                raise VisibilityError(f"{name} {value!r} conflicts with {spelling}: set it in the VisibilityRule")
         return spelling
     mode = SHARED if spelling is None else spelling
     return VisibilityRule(mode, "all" if history is None else history, "reader" if scope is None else scope)
@@ -384,7 +383,9 @@ class VisibilityTable:
                 _require_same(source, reader, rules[source], rule)
             if origin != "pair":
                 return
-        rules[source], self._origins[source, reader] = rule, origin
+        # A pair that a policy has changed overrides the rule for everyone, also if an edge declares it anew.
+        is_changed = origin == "edge" and self._origins.get((source, reader)) == "changed"
+        rules[source], self._origins[source, reader] = rule, "changed" if is_changed else origin
 
     def change(self, source: str, reader: str, rule: VisibilityRule, *, explicit: bool = False) -> None:
         """Replace a declaration, whoever made it; `explicit`: the new one counts as declared for this very pair.
@@ -491,7 +492,7 @@ class VisibilityTable:
                         narrowed = narrowed.narrowed(result[name])
                 except VisibilityError as error:
                     raise VisibilityError(
-                        f"what {source!r} passes on of {name!r} to {reader!r} is not clear: {error}. Declare this pair"
+                        f"how {reader!r} sees {name!r} through {source!r} is ambiguous: {error}. Declare this pair"
                     ) from error
                 result[name] = narrowed if narrowed.mode.shows else VisibilityRule(UNSEEN)
         return result
@@ -519,8 +520,8 @@ class VisibilityTable:
             for name, allowed in ((reader, names), (source, names | {START_SOURCE, EVERYONE})):
                 if name not in allowed:
                     raise VisibilityError(
-                        f"the visibility {source!r} to {reader!r} names no node: {name!r}. "
-                        f"Nodes: {', '.join(sorted(names))}"
+                        f"the visibility of {source!r} to {reader!r} names {name!r}, which is not a node. Nodes: "
+                        f"{', '.join(sorted(names))}"
                     )
 
     def require_contexts(self, contexts: Iterable[str]) -> None:
@@ -532,8 +533,8 @@ class VisibilityTable:
                 if name not in names:
                     choices = f"there are {', '.join(map(repr, sorted(names)))}" if names else "the graph has none"
                     raise VisibilityError(
-                        f"the visibility {source!r} to {reader!r} names no private context that words can be "
-                        f"encoded in: {name!r}: {choices}"
+                        f"the scope of the visibility of {source!r} to {reader!r} names {name!r}, which is not a "
+                        f"private context: {choices}"
                     )
 
     def _rules(self) -> Iterator[tuple[str, str, VisibilityRule]]:
@@ -551,12 +552,12 @@ def rule_between(table: Mapping[str, Mapping[str, VisibilityRule]], source: str,
 
 def _require_pair(source: str, reader: str) -> None:
     if source == reader:
-        raise VisibilityError(f"{reader!r} always sees its own messages: leave the rule out")
+        raise VisibilityError(f"{reader!r} always sees its own messages: leave this rule out")
 
 
 def _require_same(source: str, reader: str, declared: VisibilityRule, rule: VisibilityRule) -> None:
     """Raise `VisibilityError` if a pair is declared in two ways."""
     if declared != rule:
         raise VisibilityError(
-            f"how {reader!r} sees {source!r} is declared twice: {declared} and {rule}. Keep one of them"
+            f"the visibility of {source!r} to {reader!r} is declared twice: {declared} and {rule}. Keep one of them"
         )

@@ -43,7 +43,7 @@ class Worker(Agent):
         **options: Any,
     ) -> None:
         if not isinstance(n, int) or n < 1:
-            raise InvalidRequestError(f"a worker says at least one message at a time, not {n!r}")
+            raise InvalidRequestError(f"n of a worker must be at least 1, not {n!r}")
 
         super().__init__(name, prompt=prompt, **options)
         self.prompt = instance_prompt(name, self.prompt)
@@ -78,13 +78,13 @@ class Worker(Agent):
         """
         if not isinstance(state, Mapping):
             raise InvalidRequestError(
-                f"an instance of {self.name!r} takes its instruction with the state, which must be a TypedDict's, "
-                f"not {type(state).__name__}"
+                f"an instance of {self.name!r} takes its instruction with the state, which must be a mapping, not "
+                f"{type(state).__name__}"
             )
         for option, text in (("instruction", instruction), ("speaker", speaker)):
             if not isinstance(text, str | None):
                 raise InvalidRequestError(
-                    f"the {option} of an instance of {self.name!r} must be a text, not {text!r:.80}"
+                    f"the {option} of an instance of {self.name!r} must be a string, not {text!r:.80}"
                 )
         # Always set both: the state may have those of an earlier instance.
         channels = {INSTRUCTION: instruction, SPEAKER: speaker}

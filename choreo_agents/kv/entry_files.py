@@ -47,7 +47,7 @@ class DiskThread:
             EngineClosedError: `end` was called.
         """
         if not self.is_open:
-            raise EngineClosedError("the engine was closed or started again before its files were read: ask again")
+            raise EngineClosedError("the engine was closed or restarted before its files were read: call again")
         future = self._thread.submit(store.load, key)
         future.add_done_callback(lambda _: then())
         return future

@@ -82,13 +82,13 @@ def pool_bytes(geometry: KVGeometry, device: torch.device, context: int) -> int:
     budget = int(free * share)
     log = logging.getLogger(__name__)
     holds = budget // geometry.bytes_per_token
-    share_text = f"{share:.0%} of the {free / 2**30:,.1f} GiB that {device} has free: {budget / 2**30:,.1f} GiB for KV"
+    share_text = f"{budget / 2**30:,.1f} GiB for KV ({share:.0%} of the {free / 2**30:,.1f} GiB free on {device})"
     if holds >= context:
-        log.info("%s, %s tokens, or %s contexts of the model", share_text, f"{holds:,}", f"{holds // context:,}")
+        log.info("%s: %s tokens, or %s contexts of the model", share_text, f"{holds:,}", f"{holds // context:,}")
     else:
         log.warning(
-            "%s hold %s tokens, and not the %s of one context of the model, which take %s GiB: longer views are "
-            "refused. Free memory, or give Memory(kv_budget_bytes=...)",
+            "%s: %s tokens, less than one context of the model (%s tokens, %s GiB). Longer views are refused. Free "
+            "memory, or set Memory(kv_budget_bytes=...)",
             share_text,
             f"{holds:,}",
             f"{context:,}",

@@ -34,7 +34,8 @@ class KVPool:
         if blocks < 1:
             least = geometry.bytes_per_token * block_tokens
             raise KVBudgetError(
-                f"a KV budget of {budget_bytes!r} bytes holds no block of {block_tokens} tokens: give at least {least}"
+                f"a KV budget of {budget_bytes!r} bytes is less than a block of {block_tokens} tokens: set at least "
+                f"{least}"
             )
         self.geometry = geometry
         self.block_tokens = block_tokens
@@ -43,7 +44,7 @@ class KVPool:
             self.keys = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
             self.values = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
         except RuntimeError as error:
-            raise KVBudgetError(f"{device} has no room for a KV budget of {budget_bytes!r} bytes: {error}") from error
+            raise KVBudgetError(f"{device} has no memory for a KV budget of {budget_bytes!r} bytes: {error}") from error
         self._allocator = BlockAllocator(blocks)
         self._live: set[Segment] = set()
         self._used: Counter[str] = Counter()
@@ -158,7 +159,7 @@ class KVPool:
         """Return the keys and the values of all layers."""
         sides = self.keys, self.values
         if not all(sides):
-            raise EngineClosedError("the engine was closed or started again, and this memory given up: ask again")
+            raise EngineClosedError("the engine was closed or restarted, and this memory freed: call again")
         return sides
 
     def read(self, segment: Segment) -> HostKV:

@@ -60,7 +60,7 @@ def read_adapter(folder: Path, model: PreTrainedModel, base: str) -> LoraAdapter
     unknown = [name for name in tensors if not name.endswith((_DOWN, _UP))]
     if unknown or downs.keys() != ups.keys() or not downs:
         wrong = unknown[0] if unknown else next(iter(downs.keys() ^ ups.keys()), "no lora_A")
-        raise AdapterError(f"the adapter in {str(folder)!r} is no plain LoRA: it has {wrong!r}")
+        raise AdapterError(f"the adapter in {str(folder)!r} is not plain LoRA: it has {wrong!r}")
     scales, like = _scales(config, folder, downs), {"device": model.device, "dtype": model.dtype}
     parts = {name: LowRank(down.to(**like), ups[name].to(**like), scales[name]) for name, down in downs.items()}
     adapter = LoraAdapter(folder.name, _fingerprint(tensors, parts), parts)
@@ -145,26 +145,26 @@ def exchanged(folder: Path, names: Sequence[str]) -> Iterator[Path]:
 def require_base(subject: str, trained: str | None, serves: str) -> None:
     """Raise `AdapterError` if something was trained on other weights than those it is to serve."""
     if trained is not None and trained != serves:
-        raise AdapterError(f"{subject} was trained on the weights {trained!r}, this model's are {serves!r}")
+        raise AdapterError(f"{subject} was trained for the weights {trained!r}, but this model's are {serves!r}")
 
 
 def _read_config(folder: Path) -> Any:
     from peft import LoraConfig, PeftConfig  # noqa: PLC0415 - takes seconds, and most runs have no adapter
 
     if not (folder / CONFIG_FILE).is_file():
-        raise AdapterError(f"there is no {CONFIG_FILE} in {str(folder)!r}: give a folder that peft has written")
+        raise AdapterError(f"there is no {CONFIG_FILE} in {str(folder)!r}: pass a folder that peft wrote")
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise AdapterError(f"{CONFIG_FILE} in {str(folder)!r} cannot be read: {error}") from error
     if not isinstance(config, LoraConfig):
-        raise AdapterError(f"the adapter in {str(folder)!r} is a {config.peft_type}: only LoRA can be served")
+        raise AdapterError(f"the adapter in {str(folder)!r} is a {config.peft_type}: only LoRA is supported")
     options = ["bias"] if config.bias not in (None, "none") else []
     options += [name for name in (*_MORE_WEIGHTS, *_NOT_ALONE) if getattr(config, name, None)]
     if str(config.init_lora_weights).startswith(_OTHER_WEIGHTS):
         options.append(f"init_lora_weights={config.init_lora_weights!r}")
     if options:
-        raise AdapterError(f"the adapter in {str(folder)!r} uses {options[0]}, which cannot be served token by token")
+        raise AdapterError(f"the adapter in {str(folder)!r} uses {options[0]}, which is not supported")
     return config
 
 
@@ -185,7 +185,7 @@ def _scales(config: Any, folder: Path, downs: Mapping[str, Tensor]) -> dict[str,
 
     def number(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise AdapterError(f"{where} says that alpha is {value!r}, which is no number")
+            raise AdapterError(f"{where} has alpha={value!r}, which is not a number")
         return float(value)
 
     def left_s() -> float:
@@ -193,11 +193,11 @@ def _scales(config: Any, folder: Path, downs: Mapping[str, Tensor]) -> dict[str,
 
     alphas, scales = config.alpha_pattern or {}, dict[str, float]()
     if not isinstance(alphas, dict):
-        raise AdapterError(f"{where} cannot be read: its alpha_pattern is no object")
+        raise AdapterError(f"{where} cannot be read: its alpha_pattern is not an object")
     try:
         patterns = [(regex.compile(rf"(.*\.)?({pattern})$"), number(alpha)) for pattern, alpha in alphas.items()]
     except (regex.error, RecursionError) as error:
-        raise AdapterError(f"{where} has an alpha_pattern that cannot be read: {error}") from error
+        raise AdapterError(f"{where} has an invalid alpha_pattern: {error}") from error
     usual = number(config.lora_alpha)
     try:
         for module, down in downs.items():
@@ -205,7 +205,7 @@ def _scales(config: Any, folder: Path, downs: Mapping[str, Tensor]) -> dict[str,
             rank = down.shape[0]
             scales[module] = next(fitting, usual) / (rank**0.5 if config.use_rslora else rank)
     except TimeoutError:
-        raise AdapterError(f"{where} has an alpha_pattern that takes too long to be matched") from None
+        raise AdapterError(f"{where} has an alpha_pattern that takes too long to match") from None
     return scales
 
 

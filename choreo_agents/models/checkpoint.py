@@ -138,7 +138,7 @@ class Checkpoint:
             )
         if missing := sorted(loading_info["missing_keys"]):
             raise OSError(
-                f"the weights of {self.name!r} are not complete: {len(missing)} are missing, among them {missing[0]!r}"
+                f"the weights of {self.name!r} are incomplete: {len(missing)} are missing, among them {missing[0]!r}"
             )
         require_served(model.dtype)
         if dtype is None and quantization_of(self.config) is None:
@@ -169,23 +169,23 @@ def _translate_error(error: Exception, name: str, part: str) -> Exception:
     if isinstance(error, SafetensorError | JSONDecodeError | RecursionError):
         kind, message = OSError, f"{subject} are damaged: {error}"
     elif isinstance(error, torch.OutOfMemoryError):
-        kind, advice = InvalidRequestError, "give another device, or a smaller model"
-        message = f"{name!r} does not fit the device's memory ({line}): {advice}"
+        kind, advice = InvalidRequestError, "use another device, or a smaller model"
+        message = f"{name!r} does not fit into the device's memory ({line}): {advice}"
     elif isinstance(error, OSError):
         kind, message = OSError, f"{subject} cannot be read: {line}"
     elif isinstance(error, ImportError):
         message = f"{subject} cannot be read: {missing_package(line)}"
     elif any(words in text for words in _OWN_CODE):
-        served = "only models that transformers itself knows are served"
-        message = f"{subject} is code that it brings along, which is not run: {served}"
+        served = "only models that are part of transformers are supported"
+        message = f"{subject} is custom code, which is not executed: {served}"
     elif "ignore_mismatched_sizes" in text:
-        kind, message = OSError, f"the weights of {name!r} have other shapes than its configuration says"
+        kind, message = OSError, f"the weights of {name!r} have other shapes than its configuration"
     elif "Unrecognized configuration class" in text:
-        message = f"{name!r} is no causal language model that transformers knows"
+        message = f"{name!r} is not a causal language model that transformers supports"
     elif "instantiate the backend tokenizer" in text:
-        kind, message = OSError, f"{subject} cannot be read: there is no tokenizer.json, nor what it is made of"
+        kind, message = OSError, f"{subject} cannot be read: there is no tokenizer.json, and no files to build it from"
     elif "Should have a `model_type` key" in text or "does not recognize this architecture" in text:
-        message = f"the model type of {name!r} is unknown to the transformers that is installed: {line}"
+        message = f"the model type of {name!r} is unknown to the installed version of transformers: {line}"
     else:
         message = f"transformers cannot read {subject}: {type(error).__name__}: {line}"
     return kind(message)

@@ -73,17 +73,15 @@ def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -
     layers = model.config.get_text_config().num_hidden_layers
     missing = [layer for layer in range(layers) if layer not in calls]
     if len(missing) == layers:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} does not pass its attention through transformers' attention interface"
-        )
+        raise UnsupportedModelError(f"{type(model).__name__} does not use transformers' attention interface")
     if missing:
         raise UnsupportedModelError(
-            f"layers {missing} of {type(model).__name__} do not attend through transformers' attention interface: "
-            "recurrent and linear layers have no keys and values to share"
+            f"layers {missing} of {type(model).__name__} do not use transformers' attention interface: recurrent and "
+            "linear layers have no keys and values to share"
         )
     if len(calls) > layers:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has {layers} layers by its configuration and {len(calls)} that attend"
+            f"{type(model).__name__} has {layers} layers in its configuration, but {len(calls)} that attend"
         )
     geometry = _geometry(calls, model.dtype)
     slack = _tolerances(positions, model.dtype)
@@ -114,10 +112,10 @@ def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict
     ) -> tuple[Tensor, None]:
         mark = -1.0 if attention_mask is None else float(attention_mask.flatten()[0]) - _FIRST_MARK
         if attention_mask is not None and mark not in range(len(masks)):
-            raise UnsupportedModelError(f"{type(module).__name__} masks its attention in a way of its own")
+            raise UnsupportedModelError(f"{type(module).__name__} applies its own attention mask")
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
-            raise UnsupportedModelError(f"{type(module).__name__} does not say which layer's attention it is")
+            raise UnsupportedModelError(f"{type(module).__name__} does not set its layer index")
         if layer in calls:
             raise UnsupportedModelError(f"layer {layer} of {type(model).__name__} attends more than once")
         query_, key_, value_ = (part[:, :, 0].float().cpu() for part in (query, key, value))
@@ -159,8 +157,8 @@ def run_first(model: PreTrainedModel, how: str = "") -> Iterator[None]:
         raise
     except torch.OutOfMemoryError as error:
         raise InvalidRequestError(
-            f"the device's memory has no room for a few tokens beside the weights ({first_line(error)}): give another "
-            "device, or a smaller model"
+            f"the device's memory is full with the weights ({first_line(error)}): use another device, or a smaller "
+            "model"
         ) from error
     except Exception as error:  # modelling code raises anything
         raise UnsupportedModelError(
@@ -175,7 +173,7 @@ def _window(layer: int, call: _Call, max_positions: int) -> int | None:
     """
     if call.visible is None:
         if call.masked:
-            raise UnsupportedModelError(f"layer {layer} has a mask that does not say what it lets it see")
+            raise UnsupportedModelError(f"layer {layer} has a mask that cannot be inspected")
         return call.window if call.window is not None and call.window < max_positions else None
     last = max_positions - 1
     distances = torch.arange(max_positions)
@@ -188,16 +186,16 @@ def _window(layer: int, call: _Call, max_positions: int) -> int | None:
         query, key = torch.cat((query, query)), torch.cat((key, near.clamp_max(last)))
         right = _visible(call.visible, query, key) == ((key <= query) & (query - key < window))
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise UnsupportedModelError(f"what layer {layer} sees depends on more than positions: {error}") from error
+        raise UnsupportedModelError(f"the mask of layer {layer} depends on more than positions: {error}") from error
     if not (bool(sees[:window].all()) and bool(right.all())):
         raise UnsupportedModelError(
-            f"layer {layer} masks its attention otherwise than causally within a window: in chunks, both ways, "
-            "or by what the tokens are"
+            f"the mask of layer {layer} is not causal within a window: it attends in chunks, in both directions, or by "
+            "token type"
         )
     if call.window is not None and min(call.window, max_positions) != window:
         raise UnsupportedModelError(
-            f"layer {layer} says that it sees {call.window} positions, its mask lets it see {window}: which of them "
-            "counts depends on how transformers runs it"
+            f"layer {layer} has a window of {call.window} positions, but its mask one of {window}: which of them "
+            "applies depends on how transformers runs it"
         )
     return window if window < max_positions else None
 
@@ -238,8 +236,8 @@ def _require_equal(layer: int, values: Tensor, slack: Tensor) -> None:
     """Raise `UnsupportedModelError` unless [positions, heads, head_dim] values are equal at all positions."""
     if (_relative_errors(values, values[:1].expand_as(values)) > slack).any():
         raise UnsupportedModelError(
-            f"the hidden states before layer {layer} depend on the position: positions are learned or added, so that a "
-            "message cannot be moved by a rotation"
+            f"the hidden states before layer {layer} depend on the position: position embeddings are learned or added, "
+            "and KV cannot be moved by a rotation"
         )
 
 
@@ -251,8 +249,8 @@ def _rotation(
         if all((_relative_errors(v, _rotate(rotation, v, positions)) <= slack).all() for v in (call.query, call.key)):
             return rotation
     raise UnsupportedModelError(
-        f"queries or keys of layer {layer} change with the position otherwise than by a pure rotation with the model's "
-        "own frequencies: scores would not depend on position differences only"
+        f"queries or keys of layer {layer} depend on the position by more than a rotation with the model's "
+        "frequencies: scores would not depend on position differences only"
     )
 
 

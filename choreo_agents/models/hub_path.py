@@ -37,11 +37,11 @@ def hub_path(name: str | Path, *, weights: bool = True) -> str | Path:
     if Path(name).is_dir():
         return name
     if isinstance(name, Path) or name.startswith(_LIKE_A_PATH):
-        raise ModelNotFoundError(f"there is no folder {str(name)!r}: give one in Hugging Face's layout, or a hub name")
+        raise ModelNotFoundError(f"there is no folder {str(name)!r}: pass one in Hugging Face's layout, or a hub name")
     try:
         config = try_to_load_from_cache(name, "config.json")
     except HFValidationError as error:
-        raise ModelNotFoundError(f"there is no folder {name!r}, and no model on a hub has such a name") from error
+        raise ModelNotFoundError(f"there is no folder {name!r}, and it is not a valid hub name") from error
     failure = _failure(name)
     if failure is None:
         return name
@@ -49,19 +49,18 @@ def hub_path(name: str | Path, *, weights: bool = True) -> str | Path:
         folder = Path(config).parent
         if weights and not any(folder.glob("*.safetensors")):
             raise ModelNotFoundError(
-                f"the local hub cache has only a part of {name!r}, and {constants.ENDPOINT} cannot be reached "
-                f"({first_line(failure)}): run hf download {name} where there is a network"
+                f"the local hub cache has only a part of {name!r}, and {constants.ENDPOINT} is unreachable "
+                f"({first_line(failure)}): run hf download {name} with a network connection"
             ) from failure
         return folder
     nowhere = f"there is no folder {name!r}, no model of that name in the local hub cache ({constants.HF_HUB_CACHE})"
     if isinstance(failure, HfHubHTTPError) and failure.response.status_code in _UNKNOWN:
         raise ModelNotFoundError(
-            f"{nowhere}, and none on {constants.ENDPOINT} that is yours to see: check the name, or log in with "
-            "hf auth login"
+            f"{nowhere}, and no public one on {constants.ENDPOINT}: check the name, or log in with hf auth login"
         ) from failure
     raise ModelNotFoundError(
-        f"{nowhere}, and {constants.ENDPOINT} cannot be reached ({first_line(failure)}): give a folder, or run "
-        f"hf download {name} where there is a network"
+        f"{nowhere}, and {constants.ENDPOINT} is unreachable ({first_line(failure)}): pass a folder, or run hf "
+        f"download {name} with a network connection"
     ) from failure
 
 
@@ -69,9 +68,9 @@ def _require_no_gguf(path: Path) -> None:
     """Raise `UnsupportedModelError` for a GGUF file, and for a folder that has nothing else."""
     if path.suffix.lower() == ".gguf" or (not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))):
         raise UnsupportedModelError(
-            f"{str(path)!r} is in GGUF, from which no weights are read: give the folder or hub name of the same model "
-            "in safetensors; of quantised ones pip install 'choreo-agents[quantized]' serves compressed-tensors and "
-            "torchao"
+            f"{str(path)!r} is in GGUF format, which is not supported: pass the folder or hub name of the same model "
+            "in safetensors; for quantised models, pip install 'choreo-agents[quantized]' supports compressed-tensors "
+            "and torchao"
         )
 
 
@@ -95,4 +94,4 @@ def _failure(name: str) -> Exception | None:
     try:
         return answer.get(timeout=ANSWER_S)
     except Empty:
-        return TimeoutError(f"no answer within {ANSWER_S:g} s")
+        return TimeoutError(f"no response within {ANSWER_S:g} s")

@@ -112,11 +112,11 @@ class LoadedModel:
         if self.fallback_reason is not None:
             return f"transformers: {self.fallback_reason}"
         if self.adapter.lean is None:
-            return "transformers: its weights or modules are not what they were when it was loaded"
+            return "transformers: its weights or modules have changed since it was loaded"
         if isinstance(self.adapter.lean, FusedForward):
             return "fused"
         if not isinstance(backend, NativeBackend):
-            return f"transformers: {backend_name(backend)} attends, which a lean pass does not ask"
+            return f"transformers: the lean forward pass does not support {backend_name(backend)}"
         return "lean"
 
     @cached_property
@@ -163,8 +163,8 @@ class LoadedModel:
         """
         if len(text) > self.longest_text:
             raise ContextLengthError(
-                f"a text of {len(text):,} characters cannot be read: the model's context ends at "
-                f"{self.adapter.max_positions:,} tokens, for which {self.longest_text:,} characters are too many"
+                f"a text of {len(text):,} characters is too long: the model's context is "
+                f"{self.adapter.max_positions:,} tokens, which take at most {self.longest_text:,} characters"
             )
         if isinstance(text, PromptText):
             return self.safe_tokenizer.encode(text)
@@ -231,7 +231,7 @@ def usable_device(device: str | torch.device) -> torch.device:
         assert tensor.item() == 1.0, "it does not keep what is written there"
     except Exception as error:  # backends that are missing raise anything
         raise InvalidRequestError(
-            f'device {str(device)!r} cannot be used: give "cpu", "cuda", "cuda:1" or "auto" ({first_line(error)})'
+            f'device {str(device)!r} cannot be used: pass "cpu", "cuda", "cuda:1" or "auto" ({first_line(error)})'
         ) from error
     return tensor.device
 
@@ -299,9 +299,9 @@ def load_model(
         OSError: Its files are damaged.
     """
     if not isinstance(name, str | Path):
-        raise InvalidRequestError(f'a model is "embedded", a folder or a hub name, or was loaded before: not {name!r}')
+        raise InvalidRequestError(f'a model must be "embedded", a folder, a hub name or a loaded model: not {name!r}')
     if chat is not None and not isinstance(chat, Mapping):
-        raise InvalidRequestError(f'chat must be variables by name, as in {{"enable_thinking": True}}, not {chat!r}')
+        raise InvalidRequestError(f'chat must map variables, such as {{"enable_thinking": True}}, not {chat!r}')
     require_backend(backend)
     dtype = dtype_named(dtype)
     if generation_config not in get_args(GenerationConfigUse):
@@ -321,7 +321,7 @@ def load_model(
         served = _backend(adapter, backend)
         probe = require_movable(adapter, prompt, served)
     packed = prepack(model, replacing=True) if prepacked else 0
-    modelling = _lean(adapter, prompt, served, packed=packed) if prepacked else "its weights are not to be laid out"
+    modelling = _lean(adapter, prompt, served, packed=packed) if prepacked else "prepacking is off"
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
     config = {} if model.generation_config is None or generation_config == "off" else model.generation_config.to_dict()
     defaults = checkpoint_sampling(config)
@@ -330,7 +330,7 @@ def load_model(
     computes = loaded.computed_with(served)
     why = why_not_faster(served)
     logging.getLogger(__name__).info(
-        "%s: %s attends%s, computed by %s", name, backend_name(served), why and f" ({why})", computes
+        "%s: attention by %s%s, computed by %s", name, backend_name(served), why and f" ({why})", computes
     )
     return loaded
 
@@ -340,7 +340,7 @@ def _lean(adapter: ModelAdapter, prompt: ProbePrompt, served: AttentionBackend, 
     make: Callable[[Any, HeadShape], LeanForward | FusedForward] = fused_forward
     if adapter.device.type != "cuda" and not isinstance(served, TritonBackend):
         if not packed and adapter.parameters > _SMALL:
-            return "its weights are not laid out for the CPU"
+            return "its weights are not prepacked for the CPU"
         try:
             make, served = lean_forward, served if isinstance(served, NativeBackend) else _backend(adapter, "native")
         except InvalidRequestError as reason:
@@ -353,7 +353,7 @@ def _lean(adapter: ModelAdapter, prompt: ProbePrompt, served: AttentionBackend, 
         return str(reason)
     except UnsupportedModelError as error:
         adapter.lean = None
-        return f"it is built otherwise than its modules say: {error}"
+        return f"its layers compute something else than their modules suggest: {error}"
     return None
 
 

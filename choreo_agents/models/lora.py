@@ -87,16 +87,16 @@ def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
             module = None
         # Experts see only tokens routed to them, and the output layer only those that are sampled from: indices differ.
         if "experts" in name.split(".") or (module is not None and module is last):
-            raise AdapterError(f"{subject} {name!r}: no layer can be adapted that does not see all tokens in a row")
+            raise AdapterError(f"{subject} {name!r}: experts and the output layer are not supported")
         if module is None:
             raise AdapterError(f"{subject} {name!r}, which the model does not have: it is for another model")
         if not isinstance(module, nn.Linear) or part.up.ndim != 2 or part.down.ndim != 2:
-            raise AdapterError(f"{subject} {name!r}: only linear layers can be, by two matrices")
+            raise AdapterError(f"{subject} {name!r}: only linear layers are supported, with two matrices")
         shape, own = (module.out_features, module.in_features), (part.up.shape[0], part.down.shape[1])
         if own != shape or part.up.shape[1] != part.down.shape[0]:
             raise AdapterError(
-                f"adapter {adapter.name!r} is for another model: {name!r} maps {shape[1]} to {shape[0]} values here, "
-                f"{own[1]} to {own[0]} there"
+                f"adapter {adapter.name!r} is for another model: {name!r} maps {shape[1]} to {shape[0]} values in the "
+                f"model, but {own[1]} to {own[0]} in the adapter"
             )
 
 

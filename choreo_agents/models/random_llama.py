@@ -52,7 +52,7 @@ def save_random_llama(
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - takes seconds, not needed to list commands
 
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{str(folder)!r} holds files already: name an empty folder")
+        raise FileExistsError(f"{str(folder)!r} is not empty: pass an empty folder")
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=shape.vocabulary,

@@ -48,8 +48,8 @@ def safe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> SafeTokenizer:
     if isinstance(backend, Tokenizer):
         return RustSafeTokenizer(backend)
     raise UnsupportedModelError(
-        f"tokenizer {type(tokenizer).__name__} does not say which of its tokens control tokens are, so that text could "
-        "become some: save the model with a tokenizer.json"
+        f"tokenizer {type(tokenizer).__name__} does not list its control tokens, so that text could become some: save "
+        "the model with a tokenizer.json"
     )
 
 

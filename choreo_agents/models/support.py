@@ -52,7 +52,7 @@ def _tower_reason(config: PreTrainedConfig) -> str | None:
     if not towers or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     modalities = " and ".join(name.removesuffix("_config") for name in towers)
-    return f"it has a tower for {modalities}, and transformers does not run it on text alone"
+    return f"it has a tower for {modalities}, and transformers does not run it on text only"
 
 
 def _text_reason(config: PreTrainedConfig) -> str | None:
@@ -65,19 +65,19 @@ def _text_reason(config: PreTrainedConfig) -> str | None:
     reasons = (
         (
             getattr(config, "is_encoder_decoder", False),
-            "it is an encoder-decoder; the engine serves decoders",
+            "it is an encoder-decoder; only decoders are supported",
         ),
         (
             getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"),
-            "its scores carry ALiBi biases, which no rotation of a query can move",
+            "its scores have ALiBi biases, which a rotation of a query cannot move",
         ),
         (
             getattr(config, "kv_lora_rank", None),
-            "its keys and values are latent (compressed); the engine keeps keys and values by head",
+            "its keys and values are latent (compressed); only keys and values by head are supported",
         ),
         (
             recurrent or getattr(config, "state_size", None) or config.model_type.startswith(("mamba", "rwkv")),
-            "it has recurrent layers, whose state cannot be assembled from messages",
+            "it has recurrent layers, whose state cannot be composed from messages",
         ),
         (
             changing,
@@ -86,7 +86,7 @@ def _text_reason(config: PreTrainedConfig) -> str | None:
         ),
         (
             len(sizes) > 1,
-            f"its layers have keys and values of different shapes: heads of {' and of '.join(map(str, sizes))} numbers",
+            f"its layers have keys and values of different shapes: head sizes {' and '.join(map(str, sizes))}",
         ),
         (
             scaled or getattr(config, "attn_temperature_tuning", False),
@@ -137,8 +137,8 @@ def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
         hook.remove()
     plain = out.logits[0].float().cpu()
     if not plain.isfinite().all():
-        advice = "try bfloat16 or float32" if model.dtype == torch.float16 else "its weights are damaged"
-        raise UnsupportedModelError(f"the model's logits are no numbers in {model.dtype}: {advice}")
+        advice = "use bfloat16 or float32" if model.dtype == torch.float16 else "its weights are damaged"
+        raise UnsupportedModelError(f"the model's logits in {model.dtype} are not finite: {advice}")
     moved = [(plain - perturbed.float().cpu()).abs().max().item() for perturbed in out.logits[1:]]
     return ProbePrompt(tokens, plain, max(_ROUNDED_LATER * median(moved), _ROUTED_ELSEWHERE * max(moved)))
 
@@ -191,15 +191,15 @@ def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: Attenti
     for shifts, error in zip(_SHIFTS, errors, strict=True):
         if not error <= tolerance and not any(shifts):
             raise UnsupportedModelError(
-                f"the model's logits differ by {error:.3g} from those that its layers give as they say they attend (at "
-                f"most {tolerance:.3g} is rounding): it attends in another way than causally over keys and values, or "
-                f"{type(backend).__name__} is wrong"
+                f"the model's logits differ by {error:.3g} from those of its layers as inspected (rounding is at most "
+                f"{tolerance:.3g}): it does not attend causally over keys and values, or {type(backend).__name__} is "
+                "wrong"
             )
         if not error <= tolerance:
             raise UnsupportedModelError(
-                f"the model's logits change by {error:.3g} when its cached keys are moved ({shifts[0]} and {shifts[1]} "
-                f"positions; at most {tolerance:.3g} is rounding): its positions are not a pure rotation, or "
-                f"{type(backend).__name__} is wrong"
+                f"the model's logits change by {error:.3g} when its cached keys are moved by {shifts[0]} and "
+                f"{shifts[1]} positions (rounding is at most {tolerance:.3g}): its positions are not a pure rotation, "
+                f"or {type(backend).__name__} is wrong"
             )
     return MovedLogits(max(errors), tolerance)
 

@@ -90,7 +90,7 @@ class ServedModel(_AdapterFacts):
             ProbePrompt([0, 0], torch.zeros(2, 1)),  # never used: the adapter refuses to compute
             self.prepacked,
             sampling_defaults=self.sampling_defaults,
-            fallback_reason="it is computed by engines elsewhere",
+            fallback_reason="it is computed by remote engines",
         )
 
 
@@ -124,5 +124,5 @@ class WeightlessAdapter(ModelAdapter):
         """Raise `InvalidRequestError`."""
         name = self._checkpoint.name
         raise InvalidRequestError(
-            f"the model's weights are elsewhere: nothing can be computed with it here. Engine.load({name!r}) loads them"
+            f"the model's weights are on remote engines: it cannot compute here. Load them with Engine.load({name!r})"
         )

@@ -57,7 +57,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             if version != "editable" or not is_up_to_date(library, variants):
                 reason = compile_by_one_of([cc for cc in compilers if cc is not None], HERE, library, variants)
         if reason is not None:
-            self.app.display_warning(f"the kernels for CPUs are not compiled, which costs speed alone: {reason}")
+            self.app.display_warning(f"the CPU kernels are not compiled, which affects speed only: {reason}")
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{'manylinux_2_17_x86_64' if setting == 'manylinux' else 'linux_x86_64'}"
@@ -68,7 +68,7 @@ def why_not() -> str | None:
     """Return why the kernels cannot be compiled for this machine; None if they can."""
     machine = platform.machine().lower()
     if sys.platform != "linux" or machine not in ("x86_64", "amd64"):
-        return f"it is written for Linux on x86-64, this is {sys.platform} on {machine}"
+        return f"they require Linux on x86-64, but this is {sys.platform} on {machine}"
     return None
 
 

@@ -1,5 +1,5 @@
 /* A row's winner, as near as single precision tells, and whether that is near enough: what the kernel in
- * sampling/lottery/kernels.py computes, step by step.
+ * sampling/triton_kernel.py computes, step by step.
  */
 #include "native.h"
 #include "vectors.h"

@@ -61,20 +61,20 @@ def available_kernels() -> tuple[Kernels, ...] | str:
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if capability not in _WIDTHS:
-        return f"this processor is {capability} to torch: the kernels want AVX2"
+        return f"torch reports this CPU as {capability}, but the kernels require AVX2"
     if not PATH.exists():
-        return "they were not compiled when the package was installed: that takes a C compiler, on Linux on x86-64"
+        return "they were not compiled at installation, which requires a C compiler on Linux on x86-64"
     names = [*_WIDTHS]
     best = "AMX" if capability == "AVX512" and has_tiles() else capability
     limit = os.environ.get("CHOREO_AGENTS_KERNELS", best).upper()
     if limit not in names:
-        return f"CHOREO_AGENTS_KERNELS is one of {', '.join(names)}, not {limit}"
+        return f"CHOREO_AGENTS_KERNELS must be one of {', '.join(names)}, not {limit}"
     try:
         library = ctypes.CDLL(str(PATH))
         variants = (_kernels(library, name) for name in names[max(names.index(best), names.index(limit)) :])
         return tuple(kernels for kernels in variants if kernels is not None)
     except (OSError, AttributeError, _OtherLayoutError) as error:
-        return f"{PATH} cannot be used, install the package again: {error}"
+        return f"{PATH} cannot be loaded, reinstall the package: {error}"
 
 
 def multiply_tiles() -> bool:

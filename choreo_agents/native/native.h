@@ -66,7 +66,7 @@ struct product {
     int64_t scratch_each;
 };
 
-/* Tokens to be drawn; see sampling/lottery. */
+/* Tokens to be drawn; see sampling/kernel.py. */
 struct drawing {
     const float *logits; /* [rows][row] */
     const int32_t *asked; /* [draws][9]: row, top-k or 0, scale, least exponent, top-p, four numbers of a noise key */

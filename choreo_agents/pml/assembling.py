@@ -68,7 +68,7 @@ def compile_prompt(compiled: CompiledSchema, prompt: Prompt, model: LoadedModel)
         InvalidRequestError: The prompt is of another schema.
     """
     if prompt.schema != compiled.schema.tree:
-        raise InvalidRequestError(f"the prompt is of schema {prompt.schema.name!r} as it was read elsewhere")
+        raise InvalidRequestError(f"the prompt is of another version of schema {prompt.schema.name!r}")
     assembling = _Assembling(compiled, prompt, model)
     assembling.place_imports()
     assembling.place_texts()

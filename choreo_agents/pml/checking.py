@@ -41,7 +41,7 @@ def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tupl
             elif tree is not None:
                 if tree.name in schemas:
                     expected = "a name that is used once"
-                    problems.add(tree.place, f"another of these files is schema {tree.name!r}", expected)
+                    problems.add(tree.place, f"another file defines schema {tree.name!r}, too", expected)
                 schemas[tree.name] = None if problems.found else tree
                 problems.require_none()
                 if model is not None:
@@ -50,7 +50,7 @@ def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tupl
         with _collect(collected) as problems:
             if tree.schema not in schemas:
                 expected = nearest(tree.schema, schemas, "the schema's file among those that are checked")
-                problems.add(tree.place, f"none of these files is schema {tree.schema!r}", expected)
+                problems.add(tree.place, f"none of these files defines schema {tree.schema!r}", expected)
             elif (schema := schemas[tree.schema]) is not None:  # else its problems are reported already
                 prompt = resolve(schema, tree, problems)
                 problems.require_none()

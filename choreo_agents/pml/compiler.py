@@ -306,7 +306,7 @@ def check_length(problems: Problems, model: LoadedModel, place: SourcePlace, lab
     """Add a problem if something is longer than the model's context."""
     limit = model.adapter.max_positions
     if limit is not None and length > limit:
-        message = f"{label} takes {length} positions, the model's context has {limit}"
+        message = f"{label} takes {length} positions, but the model's context is {limit}"
         problems.add(place, message, f"at most {limit} tokens")
 
 

@@ -164,7 +164,7 @@ class ModuleCache:
 
     def _slot(self, key: PieceKey) -> _Slot:
         if key not in self._slots:
-            raise InvalidRequestError(f"there is no piece {key!r} any more: its schema was replaced or forgotten")
+            raise InvalidRequestError(f"piece {key!r} does not exist any more: its schema was replaced or deleted")
         return self._slots[key]
 
     def _lease_for_call(self, slot: _Slot, stack: ExitStack) -> bool:
@@ -195,7 +195,7 @@ class ModuleCache:
                     self._engine.kv.import_kv(slot.call, *loaded)
                     self._take(slot, stack)
             except InvalidRequestError:
-                self._persistent.store.set_aside(slot.key.id, "holds other keys and values")
+                self._persistent.store.set_aside(slot.key.id, "has KV of another shape or dtype")
                 return False
             except CapacityError:
                 return False  # running calls take all memory; encoding it instead waits for some
@@ -447,7 +447,7 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
             if (entry := self._known.get(schema)) is not None:
                 return entry
             names = ", ".join(map(repr, self._known)) or "none"
-        raise InvalidRequestError(f"schema {schema!r} is not registered, but {names}: call register() first")
+        raise InvalidRequestError(f"schema {schema!r} is not registered: call register() first; registered: {names}")
 
     def _assemble(self, prompt: Prompt, *, lazy: bool) -> PromptView:
         """Assemble a prompt; with `lazy`, uncached text is encoded in the step of the answer that reads it."""
@@ -456,7 +456,7 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         with module_cache.brought(placed.key for placed in assembly.cached) as handles:
             if self._find(prompt.schema.name) is not entry:  # the pieces are of a schema that was replaced meanwhile
                 raise InvalidRequestError(
-                    f"schema {prompt.schema.name!r} was replaced meanwhile: read the prompt again"
+                    f"schema {prompt.schema.name!r} was replaced meanwhile: create the prompt again"
                 )
             return encoded_view(self.engine, assembly, handles, lazy=lazy)
 

@@ -40,7 +40,7 @@ class Prompt:
 def resolve(schema: SchemaTree, tree: PromptTree, problems: Problems) -> Prompt:
     """Resolve a prompt's names in its schema; unknown or disallowed ones become problems."""
     if tree.schema != schema.name:
-        problems.add(tree.place, f"the prompt is of schema {tree.schema!r}", f"schema={schema.name!r}")
+        problems.add(tree.place, f"the prompt names schema {tree.schema!r}", f"schema={schema.name!r}")
     resolver = _Resolver(schema, problems)
     resolver.enter(schema, tree, ())
     return Prompt(schema, tree, MappingProxyType(resolver.used))
@@ -86,7 +86,7 @@ class _Resolver:
             inside = f"inside {'/'.join(parents)!r}" if parents else "in no other module"
             opened = "".join(f"<{name}>" for name in parents)
             closed = "".join(f"</{name}>" for name in reversed(parents))
-            message = f"module {child.name!r} stands {inside}, not in {label}"
+            message = f"module {child.name!r} is {inside}, not in {label}"
             self.problems.add(child.place, message, f"{opened}<{child.name}/>{closed}")
         else:
             expected = nearest(child.name, modules, "a module of the schema")
@@ -105,7 +105,7 @@ class Schema:
     def __post_init__(self) -> None:
         if not isinstance(self.tree, SchemaTree):
             raise InvalidRequestError(
-                f"{self.tree!r:.60} was not read: Schema.from_text(...) or Schema.from_file(...) reads it"
+                f"{self.tree!r:.60} is not a schema tree: use Schema.from_text(...) or Schema.from_file(...)"
             )
 
     def __repr__(self) -> str:

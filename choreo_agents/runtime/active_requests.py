@@ -212,13 +212,13 @@ class ActiveRequests:
         """Drop requests that no caller waits for any more, and those of tenants that have left."""
         leaving, self._leaving = self._leaving, set()
         for request in leaving:
-            self.drop(request, EngineClosedError("the tenancy was closed before this call was done"))
+            self.drop(request, EngineClosedError("the tenant was closed before this call finished"))
         now = time.perf_counter()
         for request in self:
             late = request.pop_expired(now)
             for future in late:
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
+                    future.set_exception(RequestTimeoutError("the call did not finish in time: raise its timeout_s"))
             if request.cancelled():
                 self.drop(request, None, "timed out" if late else "cancelled")
 
@@ -269,7 +269,7 @@ class ActiveRequests:
         if request.stop is not None:
             request.stop()
         for reader in readers:
-            self.drop(reader, error or EngineClosedError("what the call reads was given up before it was encoded"))
+            self.drop(reader, error or EngineClosedError("the input of the call was released before it was encoded"))
 
     def fail(self, request: Request, cause: BaseException) -> None:
         """End a request with an error, which becomes the caller's if it is one of ours."""
@@ -308,8 +308,8 @@ class ActiveRequests:
             needed += f", {own} for what it writes and {absent} for what it reads"
         if by_policy:
             return CapacityError(
-                f"the scheduling policy gave the call up: it needs room for {needed}, and {free} of "
-                f"{pool.total_tokens} are free or can be evicted. Let the policy admit it, or call again"
+                f"the scheduling policy rejected the call: it needs room for {needed}, and {free} of "
+                f"{pool.total_tokens} are free or can be evicted. Call again, or change the policy"
             )
         read_part = f", {read} hold what it reads" if read else ""
         free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{read_part}"
@@ -341,7 +341,7 @@ def _run_cleanup(work: Callable[[], object]) -> None:
             work()
             return
         except Exception:
-            logging.getLogger(__name__).exception("giving back what a request held has failed; other requests go on")
+            logging.getLogger(__name__).exception("releasing the memory of a request failed; other requests continue")
 
 
 def failed(cause: BaseException) -> ChoreoError:

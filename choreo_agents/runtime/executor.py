@@ -135,7 +135,7 @@ class StepRetry:
             result.passes.append((len(rows), _count_tokens(rows), failure))
             if not self._executor.answers():
                 raise DeviceLostError(
-                    f"the device computes no more ({error_text(failure)}): load the engine again, in a new process"
+                    f"the device has stopped computing ({error_text(failure)}): load the engine again, in a new process"
                 ) from failure
             full = is_out_of_memory(failure)
             if full:
@@ -211,8 +211,8 @@ def _forget_locals(failure: BaseException) -> None:
 
 def _no_memory_error(cause: Exception) -> CapacityError:
     error = CapacityError(
-        f"the device has no memory left for a step of one token: {error_text(cause)}. Release messages, give the "
-        "engine a smaller kv_budget_bytes, or try again when others have ended"
+        f"the device is out of memory for a step of one token: {error_text(cause)}. Release messages, lower "
+        "kv_budget_bytes, or try again when other requests have finished"
     )
     error.__cause__ = cause
     return error
@@ -490,7 +490,7 @@ class Forward:
             logits = last.recurring.logits(drawn.guesses, positions, last.attention, step.logits_at)
         except Exception as error:  # the step itself has not failed: a persistent fault will show in the next pass
             self._is_refused = True
-            _log.warning("a step could not be begun ahead: %s", error_text(error))
+            _log.warning("a step could not be started ahead: %s", error_text(error))
             return
         self._last = last._replace(further=last.further + 1, is_ahead=True)
         self._ahead = _AheadPass(step, drawn, self._last, logits)

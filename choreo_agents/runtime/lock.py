@@ -40,8 +40,8 @@ class EngineLock:
         """Raise `EngineForkedError` unless this process has loaded the engine."""
         if self._made_after != EngineLock.forks:
             raise EngineForkedError(
-                "the engine was loaded before this process was forked, and is the parent's: load one in this process, "
-                "or start it with multiprocessing's spawn"
+                "the engine belongs to the parent process, which forked this one: load an engine in this process, or "
+                "start it with multiprocessing's spawn"
             )
 
     def condition(self) -> threading.Condition:
@@ -70,7 +70,7 @@ def compute_after_fork() -> None:
     if EngineLock.forks and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
         warnings.warn(
-            "this process was forked, where OpenMP's threads cannot be used: torch computes on one. Start it with "
+            "this process was forked, where OpenMP's threads do not work: torch computes on one thread. Start it with "
             "multiprocessing's spawn to use all",
             RuntimeWarning,
             stacklevel=3,

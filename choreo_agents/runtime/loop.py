@@ -166,7 +166,7 @@ class EngineLoop:
         while True:
             with self._lock.quietly():
                 if self._closed:
-                    self._active.drop_all(EngineClosedError("the engine was closed before this call was done"))
+                    self._active.drop_all(EngineClosedError("the engine was closed before this call finished"))
                     return False
                 if self.unfinished():
                     return True

@@ -117,7 +117,7 @@ class Passes:
         self._passes: OrderedDict[Any, FixedPass] = OrderedDict()
         self._made_of: ModelSnapshot | None = None
         """The model's weights and modules when the first pass was captured."""
-        self.why = "" if self._backend is not None else "the attention backend is none that can be captured"
+        self.why = "" if self._backend is not None else "the attention backend does not support CUDA graphs"
         """Why no pass is captured, if none can be."""
 
     @property
@@ -190,8 +190,8 @@ class Passes:
         try:
             fixed_pass.capture(attention, capture)
         except Exception as error:  # a model may fail in any way when it is captured
-            self._capture, self.why = None, f"a pass cannot be captured: {error_text(error)}"
-            _log.warning("passes run launch by launch: %s", self.why)
+            self._capture, self.why = None, f"cannot capture a CUDA graph: {error_text(error)}"
+            _log.warning("passes run kernel by kernel: %s", self.why)
             return
         if self._made_of is None:
             self._made_of = ModelSnapshot(self._adapter.model, self._adapter.model.modules())

@@ -137,16 +137,16 @@ def require_sound(plan: Plan, waiting: Sequence[Waiting], running: Sequence[Runn
     queued, served = {r.number for r in waiting}, {r.number for r in running}.union(plan.admitted)
     began, counts = (*plan.admitted, *plan.stuck), [count for _, count in plan.chunks]
     wrong = (
-        (len(set(began)) < len(began), f"admits or gives up a request twice: {began}"),
-        (not queued.issuperset(began), f"admits or gives up requests that do not wait: {sorted({*began} - queued)}"),
+        (len(set(began)) < len(began), f"admits or rejects a request twice: {began}"),
+        (not queued.issuperset(began), f"admits or rejects requests that are not waiting: {sorted({*began} - queued)}"),
         (len(dict(plan.chunks)) < len(counts), f"serves a request twice: {plan.chunks}"),
-        (not served.issuperset(dict(plan.chunks)), f"serves requests that do not run: {plan.chunks}"),
+        (not served.issuperset(dict(plan.chunks)), f"serves requests that are not running: {plan.chunks}"),
         (min(counts, default=1) < 1, f"gives a request no token: {plan.chunks}"),
         (
             sum(counts) > limits.max_batched_tokens,
-            f"encodes {sum(counts)} tokens, at most {limits.max_batched_tokens} fit a step",
+            f"encodes {sum(counts)} tokens, more than max_batched_tokens={limits.max_batched_tokens}",
         ),
-        (len(served) > limits.max_num_seqs, f"serves {len(served)} requests, at most {limits.max_num_seqs} may run"),
+        (len(served) > limits.max_num_seqs, f"serves {len(served)} requests, max_num_seqs is {limits.max_num_seqs}"),
     )
     for is_so, complaint in wrong:
         if is_so:

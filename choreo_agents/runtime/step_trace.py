@@ -71,10 +71,10 @@ class StepTrace:
         missing = sum(name not in numbers for name, _ in step)
         self._since = self._since or time.perf_counter()
         if numbers and time.perf_counter() - self._since > PATIENCE_S:
-            late = f"{missing} calls that have not come" if missing else "calls that could not begin"
+            late = f"{missing} calls that were not made" if missing else "calls that could not start"
             raise InvalidRequestError(
-                f"step {len(self.steps) + 1} of the timetable holds {late} in {PATIENCE_S} s: this program makes other "
-                "calls than the one that was written down"
+                f"step {len(self.steps) + 1} of the step trace waits for {late} in {PATIENCE_S} s: this program makes "
+                "other calls than the recorded one"
             )
         if missing:
             return None

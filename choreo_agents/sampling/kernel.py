@@ -135,7 +135,7 @@ class DrawKernel:
             raise
         except Exception as error:  # whatever a compiler says
             self.failure = error_text(error)
-            _log.warning("tokens are drawn by torch's operators: %s", self.failure)
+            _log.warning("sampling falls back to torch's operators: %s", self.failure)
             return None
         return DrawnTokens(results, draws)
 

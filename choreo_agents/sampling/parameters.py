@@ -79,11 +79,9 @@ class Sampling(Options):
     @model_validator(mode="after")
     def _check_answers(self) -> Sampling:
         if self.choices and self.constraint is not None:
-            raise ValueError("choices and a constraint both say what the whole answer is: leave one of them out")
+            raise ValueError("choices and constraint exclude each other: leave one of them out")
         if self.answer_prefix and not self.choices:
-            raise ValueError(
-                f"lead {self.answer_prefix!r} leads to no answer: give the allowed ones as choices, or leave it out"
-            )
+            raise ValueError(f"answer_prefix {self.answer_prefix!r} needs choices: set them, or leave it out")
         return self
 
     @property
@@ -140,7 +138,7 @@ def _is_usable(name: str, value: Any) -> bool:
         Sampling.model_validate({name: value})
     except ValidationError as error:
         logging.getLogger(__name__).warning(
-            "the checkpoint's generation config has %s=%r, which is left out: %s", name, value, error.errors()[0]["msg"]
+            "the checkpoint's generation config has %s=%r, which is ignored: %s", name, value, error.errors()[0]["msg"]
         )
         return False
     return True

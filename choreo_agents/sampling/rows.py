@@ -135,7 +135,7 @@ class StepRows:
         own = padded[:, : work.vocabulary]
         own.copy_(self._logits[rows[0] : rows[-1] + 1] if _are_in_a_row(rows) else self._logits[list(rows)])
         if not own.isfinite().any(dim=-1).all():
-            raise ArithmeticError("logits hold no number: the pass that has computed them went wrong")
+            raise ArithmeticError("logits are NaN or infinite: the forward pass that computed them failed")
         own.nan_to_num_(nan=-HIGHEST, posinf=HIGHEST, neginf=-HIGHEST)
         padded[:, work.vocabulary :] = float("-inf")
         for logits, draw in zip(own, map(self._draws.get, rows), strict=True):

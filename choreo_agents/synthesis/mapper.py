@@ -46,7 +46,7 @@ class CacheMapper(nn.Module):
         self.kinds = tuple(kinds)
         width = geometry.kv_heads * geometry.head_dim
         if not 1 <= self.rank <= width:
-            raise AdapterError(f"a mapper's rank lies between 1 and {width}, the width of a layer's keys, not {rank!r}")
+            raise AdapterError(f"a mapper's rank must be from 1 to {width}, the width of a layer's keys, not {rank!r}")
         for side in ("key", "value"):
             down = torch.randn(geometry.layers, self.rank, width, dtype=torch.float32) * width**-0.5
             setattr(self, f"{side}_down", nn.Parameter(down))
@@ -129,7 +129,7 @@ def load_mapper(folder: Path, geometry: KVGeometry, kinds: Sequence[AttentionKin
     require_base(f"the mapper in {str(folder)!r}", metadata.get("base"), base)
     down = tensors.get("key_down")
     if down is None or down.ndim != 3:
-        raise AdapterError(f"{str(path)!r} is no cache mapper: it has no key_down of three dimensions")
+        raise AdapterError(f"{str(path)!r} is not a cache mapper: it has no key_down with three dimensions")
     mapper = CacheMapper(geometry, kinds, down.shape[1])
     try:
         mapper.load_state_dict(tensors)
@@ -168,4 +168,4 @@ def read_merging(folder: Path) -> MergingConfig:
     try:
         return MergingConfig.model_validate_json(path.read_bytes()) if path.exists() else MergingConfig()
     except (OSError, ValidationError) as error:
-        raise AdapterError(f"{str(path)!r} does not say how branches are merged: train again, or remove it") from error
+        raise AdapterError(f"{str(path)!r} cannot be read: train again, or remove it") from error

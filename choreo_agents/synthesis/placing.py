@@ -85,7 +85,7 @@ SYNTHESIS_LAYOUTS: tuple[SynthesisLayout, ...] = get_args(SynthesisLayout)
 def require_synthesis_layout(layout: str) -> None:
     """Raise `ValueError` if there is no such layout."""
     if layout not in SYNTHESIS_LAYOUTS:
-        raise ValueError(f"there is no layout {layout!r}: there are {', '.join(SYNTHESIS_LAYOUTS)}")
+        raise ValueError(f"unknown layout {layout!r}: use one of {', '.join(SYNTHESIS_LAYOUTS)}")
 
 
 def place_branches(

@@ -15,30 +15,32 @@ from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Opt
 from choreo_agents.workflows.cases.debate import MOST_AGENTS
 
 MakeOptions = Callable[[], Options]
-AgentsOption = Annotated[int, typer.Option("--agents", min=2, max=MOST_AGENTS, help="How many debate.")]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="How often each of them speaks.")]
+AgentsOption = Annotated[int, typer.Option("--agents", min=2, max=MOST_AGENTS, help="Number of agents in the debate.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Rounds in which each agent answers.")]
 InputsOption = Annotated[
     Path | None, typer.Option("--inputs", help="Items of your own, a JSON object on each line; see the docs.")
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", help="Write each result to this JSONL file as it comes; started again, it goes on there."),
+    typer.Option("--out", help="Write each result to this JSONL file at once; a second run continues it."),
 ]
 PromptsOption = Annotated[
     Path | None,
-    typer.Option("--prompts", help="A TOML file of other texts for agents: see the docs."),
+    typer.Option("--prompts", help="A TOML file with other prompts for agents: see the docs."),
 ]
-TemperatureOption = Annotated[float, typer.Option(min=0.0, help="Of all that is said.")]
-TopPOption = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Of all that is said.")]
+TemperatureOption = Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")]
+TopPOption = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Top-p of sampling.")]
 MaxTokensOption = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens", min=1, help=f"Of a message; by default {EMBEDDED_TOKENS}, or {CHAT_TOKENS} for other models."
+        "--max-tokens",
+        min=1,
+        help=f"Most tokens of a message; default {EMBEDDED_TOKENS}, or {CHAT_TOKENS} for other models.",
     ),
 ]
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", help="Print JSON to stdout and nothing else: one object; of run --inputs, a line each."),
+    typer.Option("--json", help="Print only JSON to stdout: one object; of run --inputs, one per line."),
 ]
 BudgetOption = Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")]
 

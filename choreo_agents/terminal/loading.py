@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SMALL_MODEL = 20_000_000
 """Number of parameters below which a model runs on one thread."""
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
+    str, typer.Option("--device", help="Device of the model: cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
 ]
 DtypeOption = Annotated[
     str,
@@ -32,7 +32,7 @@ DtypeOption = Annotated[
 ]
 PrepackedOption = Annotated[
     bool,
-    typer.Option("--prepacked/--no-prepacked", help="Lay weights out for the CPU: faster, where memory allows it."),
+    typer.Option("--prepacked/--no-prepacked", help="Prepack weights for the CPU: faster, if memory allows it."),
 ]
 _OPTIONS = {"device": DeviceOption, "dtype": DtypeOption, "prepacked": PrepackedOption}
 

@@ -23,7 +23,7 @@ ModelOption = Annotated[
         help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name: see [b]choreo models check[/b].",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only one JSON object to stdout.")]
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def named_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise ValueError(f"{option} takes NAME=VALUE, not {text!r}")
+            raise ValueError(f"{option} must be NAME=VALUE, not {text!r}")
         values[name] = value
     return values
 

@@ -112,7 +112,7 @@ class ScriptedAdapter:
 
     def read_adapter(self, folder: Path) -> NoReturn:
         """Raise `AdapterError`: a script has no weights that could be adapted."""
-        raise AdapterError(f"the adapter in {str(folder)!r} is a model's, and a script has no weights: leave it out")
+        raise AdapterError(f"a script has no weights, and cannot load the adapter in {str(folder)!r}: leave it out")
 
     @torch.inference_mode()
     def logits(

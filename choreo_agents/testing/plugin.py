@@ -38,4 +38,4 @@ def no_leases_left(checked_engines: list[Engine]) -> Iterator[None]:
     for engine in checked_engines:
         with suppress(EngineClosedError):  # a closed tenancy holds none
             leases = {author: usage.leases for author, usage in engine.kv.memory_map().authors.items()}
-            assert not leases, f"leases are left behind, by authors of messages: {leases}"
+            assert not leases, f"leases are left over, by authors of messages: {leases}"

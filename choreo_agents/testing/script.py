@@ -88,14 +88,14 @@ class Script:
     ) -> None:
         if not isinstance(lines, Mapping | None):
             raise ScriptError(
-                f"a script has lines by agent, as in {{'writer': ...}}, or a default=...: not {lines!r:.80}"
+                f"a script must map agents to lines, as in {{'writer': ...}}, or have a default=...: not {lines!r:.80}"
             )
         self._lines = dict(lines or {})
         for agent, entry in self._lines.items():
             if not (_is_line(entry) or (isinstance(entry, Sequence) and all(map(_is_line, entry)))):
-                raise ScriptError(f"{agent!r} must be given text, a function, or a list of these, not {entry!r}")
+                raise ScriptError(f"lines of {agent!r} must be text, a function, or a list of these, not {entry!r}")
         if default is not None and not _is_line(default):
-            raise ScriptError(f"the default must be text or a function, for it is the line of many: not {default!r}")
+            raise ScriptError(f"the default is used for many calls: it must be text or a function, not {default!r}")
         self._default = default
         self._said: defaultdict[str | None, set[int]] = defaultdict(set)
         """By agent, the numbers of its calls that were answered; withdrawn calls leave theirs to the next ones."""
@@ -178,17 +178,17 @@ class Script:
             raise ScriptError(f"the script has no lines for {agent!r}, only for {agents}: add some, or a default")
         if not _is_line(lines) and call.number >= len(lines):
             raise ScriptError(
-                f"{agent!r} has said all of its lines in the script ({len(lines)}), and is asked again after "
-                f"{call.text[-80:]!r}: add a line, or give one for always instead of a list"
+                f"{agent!r} has used all {len(lines)} lines of the script, and is called again after "
+                f"{call.text[-80:]!r}: add a line, or pass one for all calls instead of a list"
             )
         line = lines if _is_line(lines) else lines[call.number]
         text = line(call) if callable(line) else line
         if not isinstance(text, str):
-            raise ScriptError(f"the script of {agent!r} must say text, not {text!r}")
+            raise ScriptError(f"the script of {agent!r} must return text, not {text!r}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ScriptError(f"the script of {agent!r} must say what UTF-8 can write, not {text!r}") from error
+            raise ScriptError(f"the script of {agent!r} must return valid UTF-8, not {text!r}") from error
         return text
 
 
@@ -213,6 +213,6 @@ def _not_allowed(agent: str | None, text: str, sampling: Sampling) -> ScriptErro
     behind = f" behind {sampling.answer_prefix!r}" if sampling.answer_prefix else ""
     example = f"{sampling.answer_prefix} {sampling.choices[0]}".strip()
     return ScriptError(
-        f"{agent!r} cannot say {text!r} in {sampling.max_tokens} tokens: one of {sampling.choices!r} is allowed"
-        f"{behind}, as in {example!r}"
+        f"{agent!r} cannot say {text!r} in {sampling.max_tokens} tokens: one of {sampling.choices!r} is "
+        f"allowed{behind}, such as {example!r}"
     )

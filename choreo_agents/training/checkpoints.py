@@ -57,4 +57,4 @@ def reserved(folder: Path) -> AbstractContextManager[None]:
     Raises:
         InvalidRequestError: Another run holds the lock.
     """
-    return locked(folder / "run.lock", f"another run is at work in {str(folder)!r}: wait, or name another folder")
+    return locked(folder / "run.lock", f"another run is using {str(folder)!r}: wait, or pass another folder")

@@ -132,23 +132,24 @@ class TraceForward:
     def _require_fit(self, traces: Sequence[Trace]) -> None:
         """Raise `TrainingError` unless the model, the adapters and the mapper are those that the traces need."""
         if not traces:
-            raise TrainingError("there is no trace to run: give at least one")
+            raise TrainingError("there is no trace to run: pass at least one")
         adapter = self.model.adapter
         for trace in traces:
             if trace.reach > adapter.max_positions:
                 raise TrainingError(
-                    f"trace {trace.id!r} reaches position {trace.reach}, the model's context ends at "
+                    f"trace {trace.id!r} reaches position {trace.reach}, but the model's context is "
                     f"{adapter.max_positions}: leave it out"
                 )
             for message in trace.messages:
                 if message.adapter is not None and message.adapter not in self.adapters:
                     raise TrainingError(
-                        f"trace {trace.id!r} needs adapter {message.adapter!r}, there is {sorted(self.adapters)!r}"
+                        f"trace {trace.id!r} needs adapter {message.adapter!r}: loaded are only "
+                        f"{sorted(self.adapters)!r}"
                     )
                 if message.mapped and self.mapper is None:
-                    raise TrainingError(f"trace {trace.id!r} has mapped messages: give the mapper that they need")
+                    raise TrainingError(f"trace {trace.id!r} has mapped messages: pass their mapper")
                 if not 0 <= min(message.tokens) <= max(message.tokens) < adapter.vocabulary_size:
                     raise TrainingError(
-                        f"message {message.name!r} of trace {trace.id!r} has tokens that the model does not know: ids "
-                        f"run from 0 to {adapter.vocabulary_size - 1}"
+                        f"message {message.name!r} of trace {trace.id!r} has invalid token ids: they run from 0 to "
+                        f"{adapter.vocabulary_size - 1}"
                     )

@@ -40,7 +40,7 @@ class Journal(AbstractContextManager["Journal"]):
         self._file: FileIO | None = None
         with ExitStack() as opened:
             if path is not None:
-                taken = f"{str(path)!r} is being written to by another run: wait, or name another"
+                taken = f"another run is writing to {str(path)!r}: wait, or pass another file"
                 opened.enter_context(locked(path.with_name(path.name + ".lock"), taken))
                 self._open(path, json.loads(json.dumps(settings)), opened)
             self._opened = opened.pop_all()
@@ -52,7 +52,7 @@ class Journal(AbstractContextManager["Journal"]):
         if lines:
             _require_same(path, lines[0], settings)
         elif not head.startswith(torn):
-            raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
+            raise InvalidRequestError(f"{str(path)!r} is not a file of results: pass another file")
         self.records = _records(path, lines)
         self._file = opened.enter_context(path.open("ab", buffering=0))
         self._file.truncate(len(data) - len(torn))
@@ -130,11 +130,11 @@ def read_journal(path: Path) -> dict[str, Record]:
 def _require_same(path: Path, line: bytes, settings: Mapping[str, Any]) -> None:
     written = _parse(path, 1, line).get("settings")
     if not isinstance(written, dict):
-        raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
+        raise InvalidRequestError(f"{str(path)!r} is not a file of results: pass another file")
     changed = [name for name in {**written, **settings} if written.get(name) != settings.get(name)]
     if changed:
         differs = ", ".join(f"{name} {written.get(name)!r}, not {settings.get(name)!r}" for name in sorted(changed))
-        raise InvalidRequestError(f"{str(path)!r} holds another run's results, with {differs}: name another file")
+        raise InvalidRequestError(f"{str(path)!r} has results of another run, with {differs}: pass another file")
 
 
 def _records(path: Path, lines: Sequence[bytes]) -> dict[str, Record]:
@@ -156,7 +156,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
-        raise InvalidRequestError(f"line {number} of {str(path)!r} is no JSON: {error}") from error
+        raise InvalidRequestError(f"line {number} of {str(path)!r} is not valid JSON: {error}") from error
     if not isinstance(record, dict) or (number > 1 and "key" not in record):
-        raise InvalidRequestError(f"line {number} of {str(path)!r} is no result of ours: {line[:60]!r}")
+        raise InvalidRequestError(f"line {number} of {str(path)!r} is not a result: {line[:60]!r}")
     return record

@@ -54,7 +54,7 @@ def asked_together(fans: Sequence[BranchExample]) -> BranchExample:
     """
     first, *more = fans
     if any((fan.trunk, fan.branches) != (first.trunk, first.branches) for fan in more):
-        raise ValueError(f"not all of what is asked together with {first.id!r} has its branches")
+        raise ValueError(f"the messages of {first.id!r} do not all have its branches")
     numbered = enumerate(more, start=2)
     renamed = tuple(tuple(replace(t, name=f"{t.name} {number}") for t in fan.following) for number, fan in numbered)
     return replace(first, others=renamed)

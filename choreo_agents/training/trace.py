@@ -101,15 +101,15 @@ def _require_sound(trace: str, message: TraceMessage, by_name: Mapping[str, Trac
     where = f"message {message.name!r} of trace {trace!r}"
     missing = [parent for parent in message.parents if parent not in by_name]
     if missing:
-        raise TrainingError(f"the view of {where} names {missing[0]!r}, and no message before it is called that")
+        raise TrainingError(f"the view of {where} names {missing[0]!r}, but no earlier message has that name")
     if message.name in by_name:
-        raise TrainingError(f"{where} has the name of another")
+        raise TrainingError(f"{where} has the same name as another")
     if not message.tokens:
         raise TrainingError(f"{where} is empty")
     if len(message.offsets) != len(message.parents) or min((*message.offsets, message.position)) < 0:
         raise TrainingError(f"{where} needs an offset of 0 or more for each parent, not {list(message.offsets)!r}")
     if message.learn is not None and not 1 <= message.learn[0] < message.learn[1] <= len(message.tokens):
-        raise TrainingError(f"{where} is to learn tokens {message.learn!r} of its {len(message.tokens)}")
+        raise TrainingError(f"{where} learns tokens {message.learn!r}, but has only {len(message.tokens)}")
     if message.mapped:
         _require_copy(where, message, [by_name[parent] for parent in message.parents])
 
@@ -118,7 +118,7 @@ def _require_copy(where: str, message: TraceMessage, parents: Sequence[TraceMess
     """Raise `TrainingError` unless a mapped message has the tokens and the position of its only parent."""
     same = len(parents) == 1 and parents[0].tokens == message.tokens and not parents[0].mapped
     if not same or message.position != parents[0].position or message.learn is not None:
-        raise TrainingError(f"{where} is mapped: it repeats one encoded message, in its place, and learns nothing")
+        raise TrainingError(f"{where} is mapped: it must repeat one encoded message, in its place, and learn nothing")
 
 
 def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace:

@@ -29,10 +29,10 @@ def add_traces(journal: Journal, traces: Sequence[Trace]) -> None:
     names = [trace.id for trace in traces]
     twice = next((name for i, name in enumerate(names) if name in journal or name in names[:i]), None)
     if twice is not None:
-        raise TrainingError(f"trace {twice!r} is in {str(journal.path)!r} already: name it otherwise")
+        raise TrainingError(f"trace {twice!r} is in {str(journal.path)!r} already: use another id")
     idle = next((trace.id for trace in traces if not trace.learnt_tokens), None)
     if idle is not None:
-        raise TrainingError(f"trace {idle!r} has nothing to learn: no token of it was sampled")
+        raise TrainingError(f"trace {idle!r} has nothing to learn: none of its tokens was sampled")
     for trace in traces:
         journal.add(trace.id, {"digest": digest_of([trace])[:16], "messages": _as_records(trace)})
 
@@ -51,9 +51,9 @@ def read_traces(path: Path) -> list[Trace]:
         try:
             trace = Trace(name, _MESSAGES.validate_python(record.get("messages")))
         except (ValueError, TrainingError) as error:
-            raise TrainingError(f"{where} is no trace: remove it, or record it again ({error})") from error
+            raise TrainingError(f"{where} is not a trace: remove it, or record it again ({error})") from error
         if digest_of([trace])[:16] != record.get("digest"):
-            raise TrainingError(f"{where} is not the trace that was written: remove it, or record it again")
+            raise TrainingError(f"{where} was changed after it was written: remove it, or record it again")
         traces.append(trace)
     return traces
 

@@ -46,7 +46,7 @@ class Tuned:
             if settings.mapper_rank is None or settings.mapper_rank:
                 self.mapper = CacheMapper(adapter.geometry, adapter.kinds, settings.mapper_rank).to(adapter.device)
         if self.lora is None and self.mapper is None:
-            raise TrainingError("nothing is to be trained: give the adapter or the mapper a rank above 0")
+            raise TrainingError("there is nothing to train: set the rank of the adapter or of the mapper above 0")
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all trainable parameters in a stable order, the adapter's first."""

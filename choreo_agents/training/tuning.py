@@ -202,7 +202,7 @@ class Tuning:
         ordered = sorted((example.trace for example in examples), key=lambda trace: trace.tokens)
         batches = batched(ordered, self.settings.batch_tokens)
         if not batches:
-            raise TrainingError(f"epoch {epoch + 1} has no example to learn from: ask for more of them")
+            raise TrainingError(f"epoch {epoch + 1} has no example to learn from: pass more of them")
         rng.shuffle(batches)
         return [[by_trace[id(trace)] for trace in batch] for batch in batches]
 
@@ -261,7 +261,7 @@ class Tuning:
         every = ", ".join(repr(example.trace.id) for example in batch)
         where = f"trace {wrong[0]!r}" if wrong else f"the gradient of {every}"
         raise TrainingError(
-            f"the loss is not finite any more, at {where} (epoch {self._epoch + 1}): the weights of epoch "
+            f"the loss is not finite at {where} (epoch {self._epoch + 1}): the weights of epoch "
             f"{self.outcome.best_epoch} are kept. Lower the learning rate, or leave the trace out"
         )
 
@@ -312,8 +312,8 @@ class Tuning:
             differs = [name for name, value in self._identity().items() if state["identity"].get(name) != value]
             if differs:
                 raise TrainingError(
-                    f"{str(path)!r} was written by a run with other {' and '.join(differs)}: go on with those, or name "
-                    "another folder"
+                    f"{str(path)!r} was written by a run with other {' and '.join(differs)}: continue with the same "
+                    "settings, or pass another folder"
                 )
             self._epoch, self._batch, self._sum, self._learnt = state["place"]
             self.outcome = Outcome(**state["outcome"])
@@ -321,7 +321,7 @@ class Tuning:
             self._best_state = state["best"]
             self._optimizer.load_state_dict(state["optimizer"])
         except UNREADABLE as error:
-            raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
+            raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to continue without it") from error
 
 
 CARD_FILE = "card.json"

@@ -26,7 +26,7 @@ def problem_of(number: int, *, agents: int = LEAST_AGENTS, reports: int = REPORT
         InvalidRequestError: There are fewer than 3 agents.
     """
     if agents < LEAST_AGENTS:
-        raise InvalidRequestError(f"our debates are among {LEAST_AGENTS} agents or more, not {agents}")
+        raise InvalidRequestError(f"the built-in debates need at least {LEAST_AGENTS} agents, not {agents}")
     item = problem("debate", number)
     assert isinstance(item, DebateItem) and item.answer is not None
     key_report = next(place for place, report in enumerate(item.record) if item.answer in report)

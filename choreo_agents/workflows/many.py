@@ -59,8 +59,8 @@ def require_known(journal: Journal, variant: str, items: Sequence[Item], adapter
         content = content_of(item) + adapter
         if journal.records.get(f"{variant} | {item.id}", {}).get("content", content) != content:
             raise InvalidRequestError(
-                f"{str(journal.path)!r} holds the result of another item that was called {item.id!r}, or of "
-                "another adapter: name another file, or give items ids of their own"
+                f"{str(journal.path)!r} has the result of another item with the id {item.id!r}, or of another adapter: "
+                "pass another file, or other ids"
             )
 
 

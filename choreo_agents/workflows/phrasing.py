@@ -44,11 +44,11 @@ class Prompts:
             names = ", ".join(sorted(self.texts))
             raise InvalidRequestError(f"the prompts of {self.source} have no text {name!r}: they have {names}")
         if not isinstance(text, str):
-            raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no text: {text!r}")
+            raise InvalidRequestError(f"{name!r} in the prompts of {self.source} must be a string: {text!r}")
         try:
             return _template(text).render(**values)
         except Exception as error:  # whatever an expression in it may raise
-            raise InvalidRequestError(f"the text {name!r} of {self.source} cannot be filled in: {error}") from error
+            raise InvalidRequestError(f"the text {name!r} of {self.source} cannot be formatted: {error}") from error
 
     def names(self, name: str, least: int = 0, most: int | None = None) -> tuple[str, ...]:
         """Return a list of `least` to `most` distinct texts; empty if there is no such list.
@@ -58,7 +58,7 @@ class Prompts:
         """
         names = self.texts.get(name, [])
         if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
-            raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no list of texts: {names!r}")
+            raise InvalidRequestError(f"{name!r} in the prompts of {self.source} must be a list of strings: {names!r}")
         if len(names) < least or (most is not None and len(names) > most) or len(set(names)) < len(names):
             allowed = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
             raise InvalidRequestError(
@@ -84,11 +84,11 @@ def load_prompts(workflow: str, dialect: Dialect, path: Path | None = None) -> P
     try:
         own = tomllib.loads(path.read_bytes().decode())
     except ValueError as error:
-        raise InvalidRequestError(f"{str(path)!r} is no TOML: {error}") from error
+        raise InvalidRequestError(f"{str(path)!r} is not valid TOML: {error}") from error
     table = own.get(dialect)
     if not isinstance(table, dict):
         raise InvalidRequestError(f"{str(path)!r} has no table [{dialect}]")
     unknown = sorted(set(table) - set(ours))
     if unknown:
-        raise InvalidRequestError(f"{str(path)!r} has {unknown[0]!r}, which {workflow} has no use for: {sorted(ours)}")
+        raise InvalidRequestError(f"{str(path)!r} has {unknown[0]!r}, which {workflow} does not use: {sorted(ours)}")
     return Prompts({**ours, **table}, str(path))

@@ -169,7 +169,7 @@ def require_variants(case: Case, names: str) -> list[str]:
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in chosen:
         if name not in case.variants:
-            raise InvalidRequestError(f"{case.name} has no method {name!r}: it has {', '.join(case.variants)}")
+            raise InvalidRequestError(f"{case.name} has no method {name!r}: use one of {', '.join(case.variants)}")
     return chosen
 
 
@@ -179,7 +179,7 @@ def read_json_lines(path: Path, kind: TypeAdapter[T], called: str) -> list[tuple
     Args:
         path: The file.
         kind: Type of a line.
-        called: What a line is called in errors.
+        called: What a line is called in errors, with its article.
 
     Raises:
         InvalidRequestError: A line is no JSON, or none of this type; the message names it. Or there is no line.
@@ -195,10 +195,10 @@ def read_json_lines(path: Path, kind: TypeAdapter[T], called: str) -> list[tuple
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InvalidRequestError(
-                f"line {number} of {str(path)!r} is no {called}: {where and where + ': '}{first['msg']}"
+                f"line {number} of {str(path)!r} is not {called}: {where and where + ': '}{first['msg']}"
             ) from error
     if not lines:
-        raise InvalidRequestError(f"{str(path)!r} holds no items")
+        raise InvalidRequestError(f"{str(path)!r} has no items")
     return lines
 
 
@@ -209,10 +209,10 @@ def read_items(case: Case, path: Path) -> list[Item]:
         InvalidRequestError: A line is no item of the case, or two have one id; the message names it. Or there is none.
     """
     items: dict[str, Item] = {}
-    for number, item in read_json_lines(path, TypeAdapter(case.item), f"item of {case.name}"):
+    for number, item in read_json_lines(path, TypeAdapter(case.item), f"an item of {case.name}"):
         named = item if item.id else item.model_copy(update={"id": f"line {number}"})
         if named.id in items:
-            raise InvalidRequestError(f"line {number} of {str(path)!r} has the id {named.id!r} of another line")
+            raise InvalidRequestError(f"line {number} of {str(path)!r} has the id {named.id!r}, which another line has")
         items[named.id] = named
     return list(items.values())
 

@@ -288,7 +288,7 @@ def test_a_prefill_is_given_the_same_bits_in_any_company() -> None:
 def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
     for dtype, heads, complaint in (
         (torch.float64, HEADS, "float32, bfloat16 and float16, not torch.float64"),
-        (torch.float32, HeadShape(2, 2, 512), "up to 256 dimensions, not of 512"),
+        (torch.float32, HeadShape(2, 2, 512), "dimensions up to 256, not 512"),
     ):
         assert complaint in str(TritonBackend.tried(dtype, CPU, heads))
 

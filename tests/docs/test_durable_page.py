@@ -25,7 +25,7 @@ def test_the_page_runs(
         exec(compile(block, "durable-runs.md", "exec"), names)
     resumed, lost = capsys.readouterr().out.splitlines()
     assert int(resumed.split()[-1]) > 0 and "The result is right." in resumed
-    assert lost.startswith("Alice [") and "nothing keeps what it was computed from" in lost
+    assert lost.startswith("Alice [") and "its inputs are not recorded" in lost
     assert [str(each.category.__name__) for each in names["warned"]].count("LineageWarning") >= 1
     lineage = tmp_path / "runs.sqlite.lineage"
     assert lineage.exists() and open_store(lineage).search(("choreo",)) == [], "what was forgotten is gone"

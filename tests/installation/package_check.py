@@ -138,7 +138,7 @@ def wrong_in(metadata: Message) -> Iterator[str]:
             yield f"there is no {field}"
     for line in metadata.get_all("Project-URL", []):
         if not re.fullmatch(r"[A-Z][\w ]{1,31}, https://\S+", line):
-            yield f"{line!r} is no address"
+            yield f"{line!r} is not an address"
     classifiers = metadata.get_all("Classifier", [])
     for start in ("Development Status", "Intended Audience", "Programming Language", "Topic", "Typing :: Typed"):
         if not any(each.startswith(start) for each in classifiers):

@@ -85,8 +85,8 @@ REFUSED: Mapping[str, tuple[Settings, str]] = {
         },
         "RoPE type 'longrope': its frequencies change with the length of the input",
     ),
-    "gpt2": ({}, "positions are learned or added"),
-    "opt": ({}, "positions are learned or added"),
+    "gpt2": ({}, "position embeddings are learned or added"),
+    "opt": ({}, "position embeddings are learned or added"),
     "bloom": ({}, "ALiBi"),
     "mpt": ({}, "ALiBi"),
     "deepseek_v3": ({}, "latent"),
@@ -96,12 +96,12 @@ REFUSED: Mapping[str, tuple[Settings, str]] = {
     "llama4_text": ({}, "scaled by their absolute position"),
     "llama4_text-chunked": (
         {"attn_temperature_tuning": False, "attention_chunk_size": 20, "num_local_experts": 2},
-        "otherwise than causally within a window",
+        "is not causal within a window",
     ),
-    "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}, "its mask lets it see 1024"),
+    "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}, "but its mask one of 1024"),
     "ministral3": ({}, "scaled by their absolute position"),
-    "gptj": ({"rotary_dim": 8}, "does not pass its attention through"),
-    "hunyuan_v1_dense": ({}, "otherwise than by a pure rotation"),
+    "gptj": ({"rotary_dim": 8}, "does not use"),
+    "hunyuan_v1_dense": ({}, "by more than a rotation"),
     "gemma4_text": ({}, "different shapes"),
 }
 """Settings and the reason by family."""

@@ -1,5 +1,5 @@
 """Faults to inject into an engine: functions of ours that fail at some call, steps that the device fails, and logits
-that are no numbers."""
+that are not finite."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def failing_logits(engine: Engine, rng: Random, chance: float) -> Iterator[list[
         logits = compute(*args)
         rows = [row for row in range(len(logits)) if rng.random() < chance]
         if rows:
-            failed.append("no numbers")
+            failed.append("not finite")
             logits = logits.clone()
             logits[rows] = rng.choice(NO_NUMBERS)
         return logits
@@ -172,7 +172,7 @@ def sampler_fault(engine: Engine, rng: Random) -> Any:
 
 def is_of_sampler(failed: str) -> bool:
     """Whether what has failed is of drawing, as faults tell it."""
-    return failed == "no numbers" or failed in {f"{owner.__name__}.{name}" for owner, name in DRAWING.values()}
+    return failed == "not finite" or failed in {f"{owner.__name__}.{name}" for owner, name in DRAWING.values()}
 
 
 def other_fault(engine: Engine, rng: Random) -> Any:

@@ -27,7 +27,7 @@ def _evaluations() -> dict[str, Callable[..., Any]]:
 def _trainings() -> dict[str, typer.Typer | Callable[..., Any]]:
     from choreo_bench.commands import train
 
-    taught = "Teach a model to read the caches of a workflow: an adapter, from the workflow's own ordinary runs."
+    taught = "Train a model to read the caches of a workflow: an adapter, from ordinary runs of the workflow."
     return {"embedded": train.embedded, "synthesizer": train.synthesizer, "distill": group(taught, train.workflows)}
 
 

@@ -19,10 +19,10 @@ TimedModelOption = Annotated[
         help="[b]embedded[/b], a random Llama (smollm2-135m, six-layers, qwen3-0.6b, llama-8b), or a checkpoint.",
     ),
 ]
-OnlyOption = Annotated[list[str] | None, typer.Option("--only", help="Those whose name has this in it; repeatable.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="One run each, of short lengths: to see that it runs.")]
-DrawnDtypeOption = Annotated[str, typer.Option("--dtype", help="Of the weights that are drawn: bf16, fp32, ...")]
-LengthsOption = Annotated[str | None, typer.Option("--lengths", help="In tokens; several with commas.")]
+OnlyOption = Annotated[list[str] | None, typer.Option("--only", help="Only if its name contains this; repeatable.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="One run each, with short lengths, as a smoke test.")]
+DrawnDtypeOption = Annotated[str, typer.Option("--dtype", help="Dtype of the random weights: bf16, fp32, ...")]
+LengthsOption = Annotated[str | None, typer.Option("--lengths", help="Lengths in tokens, separated by commas.")]
 
 
 def engine(
@@ -31,8 +31,8 @@ def engine(
     ] = "six-layers",
     dtype: DrawnDtypeOption = "bf16",
     only: OnlyOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each competitor; they take turns.")] = 5,
-    scale: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of the messages' lengths.")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each competitor, interleaved.")] = 5,
+    scale: Annotated[float, typer.Option(min=0.001, max=1.0, help="Factor of the messages' lengths.")] = 1.0,
     threads: ThreadsOption = 2,
     report: ReportOption = None,
     plot: PlotOption = None,
@@ -82,14 +82,14 @@ def step(
         Literal["embedded", "six-layers", "smollm2-135m"],
         typer.Option(help="The embedded model, or the shape of the random Llama that is served."),
     ] = "embedded",
-    shapes: Annotated[str, typer.Option(help="Rows x messages, with commas between.")] = "1x1,1x16,8x1,8x16,64x16",
-    tokens: Annotated[int, typer.Option(min=1, help="That all messages of a shape have together.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, help="Decode steps that are counted in each round.")] = 32,
+    shapes: Annotated[str, typer.Option(help="Rows x messages, separated by commas.")] = "1x1,1x16,8x1,8x16,64x16",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of all messages of a shape together.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps in each round.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of all shapes.")] = 5,
     threads: ThreadsOption = 1,
     dtype: DrawnDtypeOption = "bf16",
     sampled: Annotated[
-        bool, typer.Option("--sampled", help="What drawing tokens costs a step, instead of where its time goes.")
+        bool, typer.Option("--sampled", help="Measure the cost of sampling instead of the parts of a step.")
     ] = False,
     report: ReportOption = None,
     as_json: JsonOption = False,
@@ -135,22 +135,20 @@ def workflows(
     model: TimedModelOption = "smollm2-135m",
     n: Annotated[int, typer.Option("--n", min=1, help="Problems.")] = 30,
     only: OnlyOption = None,
-    methods: Annotated[str, typer.Option(help="With commas between.")] = "choreo,baseline,naive",
-    naive: Annotated[
-        int | None, typer.Option(min=0, help="On how many of the problems naive runs; by default all.")
-    ] = None,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "choreo,baseline,naive",
+    naive: Annotated[int | None, typer.Option(min=0, help="Number of problems for naive; by default all.")] = None,
     chat: Annotated[
-        int, typer.Option(min=0, help="On how many of the problems a graph with ChatHuggingFace runs MADpar, too.")
+        int, typer.Option(min=0, help="Number of problems for which MADpar also runs on a graph with ChatHuggingFace.")
     ] = 0,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Trees of 2 to 16 branches and 4 to 16 voters instead (figure 5).")
     ] = False,
     critics: Annotated[
-        bool, typer.Option("--critics", help="In the sweep, voters have system prompts of their own.")
+        bool, typer.Option("--critics", help="In the sweep, give voters system prompts of their own.")
     ] = False,
     system: Annotated[int, typer.Option(min=1, help="Tokens of a system prompt or instruction.")] = 64,
     problem: Annotated[int, typer.Option(min=1, help="Tokens of a problem.")] = 128,
-    utterance: Annotated[str, typer.Option(help="Tokens of each utterance; several lengths with commas.")] = "256",
+    utterance: Annotated[str, typer.Option(help="Tokens of each utterance; several with commas.")] = "256",
     kv_gib: Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")] = 4.0,
     threads: ThreadsOption = 1,
     journal: JournalOption = None,
@@ -188,7 +186,7 @@ def workflows(
 
         chosen, named = scenarios_named(only or (), sweep=sweep, critics=critics), methods_named(methods)
         if plot is not None and not {"choreo", "baseline"} <= set(named):
-            raise InvalidRequestError("--plot draws the baseline's times over choreo's: let --methods name both")
+            raise InvalidRequestError("--plot draws the baseline's times over choreo's: --methods must name both")
         lengths = [Lengths(system, problem, tokens) for tokens in numbers(utterance)]
         torch.set_num_threads(threads)
         with (
@@ -219,7 +217,7 @@ def workflows(
 @takes_loading
 def synthesis(
     model: TimedModelOption = "smollm2-135m",
-    branches: Annotated[int, typer.Option(min=1, help="How many are merged.")] = 4,
+    branches: Annotated[int, typer.Option(min=1, help="Number of branches that are merged.")] = 4,
     lengths: LengthsOption = None,
     quick: QuickOption = False,
     threads: ThreadsOption = 1,
@@ -271,7 +269,7 @@ def synthesis(
 
 @takes_loading
 def edges(
-    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or what makes one.")],
+    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or its factory.")],
     path: Annotated[Path, typer.Argument(metavar="INPUTS", help="A JSONL file.")],
     journal: JournalOption = None,
     model: ModelOption = "embedded",
@@ -309,10 +307,10 @@ def pml(
     new: Annotated[int, typer.Option(min=1, help="Tokens that are encoded with the prompt.")] = 50,
     quick: QuickOption = False,
     schemas: Annotated[
-        Path, typer.Option(help="A folder of schemas NAME.pml, each with NAME.prompt.pml, that are timed, too.")
+        Path, typer.Option(help="A folder of schemas NAME.pml, each with NAME.prompt.pml, to time as well.")
     ] = Path("examples/pml/large"),
     competitor: Annotated[
-        bool, typer.Option("--hugging-face/--no-hugging-face", help="Whether its generate encodes everything, too.")
+        bool, typer.Option("--hugging-face/--no-hugging-face", help="Whether to time its generate, too.")
     ] = True,
     threads: ThreadsOption = 1,
     journal: JournalOption = None,

@@ -36,7 +36,7 @@ from choreo_bench.harness import (
     typed_command,
 )
 
-TaskOption = Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be repeated.")]
+TaskOption = Annotated[list[str] | None, typer.Option("--task", help="Only this task; repeatable.")]
 
 
 @takes_loading
@@ -48,9 +48,9 @@ def language(
         str,
         typer.Option(
             "--views",
-            help="Any of these, with commas between. [b]ordinary[/b]: one prompt of text. [b]serial[/b]: messages from "
-            "the cache, one after the other, each as it was encoded apart. [b]parallel[/b]: those that have not seen "
-            "each other at one offset.",
+            help="Views, separated by commas. [b]ordinary[/b]: one text prompt. [b]serial[/b]: cached messages in "
+            "sequence, each encoded on its own. [b]parallel[/b]: cached messages that have not seen each other "
+            "start at one offset.",
         ),
     ] = "ordinary",
     split: SplitOption = "test",
@@ -94,7 +94,7 @@ def eval_case(
     make_options: MakeOptions,
     model: ModelOption = "embedded",
     n: CountOption = 500,
-    method: Annotated[str, typer.Option(help="Any of this workflow's, with commas between.")] = "choreo,baseline,naive",
+    method: Annotated[str, typer.Option(help="Variants, separated by commas.")] = "choreo,baseline,naive",
     seed: SeedOption = 0,
     split: SplitOption = "test",
     inputs: InputsOption = None,
@@ -144,7 +144,7 @@ def eval_case(
         lines = []
         if failed:
             first = f"{failed[0]['item']}: {failed[0]['error']}"
-            lines = [f"{len(failed)} could not be played: wrong, if it is known what is right; the first: {first}"]
+            lines = [f"{len(failed)} failed, and count as wrong where the right answer is known; the first: {first}"]
         played = PlayReport(records, variants, [item.id for item in chosen])
         title = f"{case.name.replace('_', ' ')}: {case.scored}, %; in brackets 95 % intervals"
         results = {"outcomes": [asdict(outcome) for outcome in played.outcomes()], "results": records}
@@ -157,10 +157,10 @@ def eval_doc(case: Case) -> str:
     """Write the help of a workflow's command."""
     spelled = case.name.replace("_", "-")
     return (
-        f"{case.summary}\n\nPlays many items under several methods, the same items and seeds for each, and says how "
-        f"many are {case.scored}. Killed and started again with the same --out, it finishes the rest.\n\n"
-        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo eval {spelled} --n 100\n"
-        f"  choreo eval {spelled} --method choreo,baseline --report page.md"
+        f"{case.summary}\n\nRuns many items under several methods, with the same items and seeds for each, and reports "
+        f"how many are {case.scored}. If it is stopped, run it again with the same --out to continue.\n\nMethods: "
+        f"{', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo eval {spelled} --n 100\n  choreo eval {spelled} "
+        "--method choreo,baseline --report page.md"
     )
 
 
@@ -207,7 +207,7 @@ def untuned(
     split: SplitOption = "test",
     temperature: TemperatureOption = 0.7,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="A folder for the results; started again, it goes on there.")
+        Path | None, typer.Option("--out", help="Folder for the results; run again with it to continue.")
     ] = None,
     report: ReportOption = None,
     as_json: JsonOption = False,
@@ -249,11 +249,11 @@ def tuned(
     n: CountOption = 500,
     workflows: Annotated[
         str | None,
-        typer.Option(help="Only these, with commas between: multi_qa, prisoners_dilemma, ...  [default: all]"),
+        typer.Option(help="Only these, separated by commas: multi_qa, prisoners_dilemma, ...  [default: all]"),
     ] = None,
     seed: SeedOption = 0,
     folder: Annotated[
-        Path, typer.Option("--out", help="A folder for adapters and results; started again, it goes on there.")
+        Path, typer.Option("--out", help="Folder for adapters and results; run again with it to continue.")
     ] = Path("runs/tuned"),
     report: ReportOption = None,
     as_json: JsonOption = False,
@@ -295,15 +295,16 @@ def synthesis(
     model: ModelOption = "embedded",
     n: CountOption = 500,
     swept: Annotated[
-        int | None, typer.Option("--swept", min=0, help="Of each task in the sweeps; 0: no sweeps.  [default: n / 5]")
+        int | None,
+        typer.Option("--swept", min=0, help="Problems per task in the sweeps; 0: no sweeps.  [default: n / 5]"),
     ] = None,
     contenders: Annotated[
         str | None,
-        typer.Option(help="Only these, with commas between: text, full, no mapper:sequential, ...  [default: all]"),
+        typer.Option(help="Only these, separated by commas: text, full, no mapper:sequential, ...  [default: all]"),
     ] = None,
     seed: SeedOption = 0,
     folder: Annotated[
-        Path, typer.Option("--out", help="A folder for adapters and results; started again, it goes on there.")
+        Path, typer.Option("--out", help="Folder for adapters and results; run again with it to continue.")
     ] = Path("runs/merging"),
     report: ReportOption = None,
     plot: PlotOption = None,
@@ -332,7 +333,7 @@ def synthesis(
         fewer = n // 5 if swept is None else swept
         sweepers = [contender for contender in SWEPT if contender in chosen] if fewer else []
         if plot is not None and not sweepers:
-            raise InvalidRequestError("--plot draws the sweeps, and none is asked for: give --swept or more --n")
+            raise InvalidRequestError("--plot draws the sweeps, but there are none: set --swept, or raise --n")
         loaded = load(out.console, model, loading)
         require_embedded(loaded)
         swept_tasks = sweeps() if sweepers else {}
@@ -355,7 +356,9 @@ def pml(
     task: TaskOption = None,
     adapter: Annotated[
         Path | None,
-        typer.Option(help="A folder that [b]choreo train synthesizer[/b] wrote: a third column, answered with it."),
+        typer.Option(
+            help="A folder that [b]choreo train synthesizer[/b] wrote: adds a third column, answered with it."
+        ),
     ] = None,
     split: SplitOption = "test",
     seed: SeedOption = 0,

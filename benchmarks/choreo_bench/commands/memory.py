@@ -14,7 +14,7 @@ from choreo_bench.harness import output
 @takes_loading
 def memory(
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="A folder or hub name, besides the embedded model; repeatable.")
+        list[str] | None, typer.Option("--model", help="Folder or hub name of a model besides embedded; repeatable.")
     ] = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,

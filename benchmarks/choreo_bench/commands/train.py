@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from choreo_bench.embedded.pretrain import BucketProgress
 
 RUNS = Path("runs")
-ScratchOption = Annotated[Path | None, typer.Option("--run", help="Where checkpoints are kept, to resume from.")]
-TrainedOption = Annotated[Path | None, typer.Option("--out", help="Where the result goes; by default below the run.")]
+ScratchOption = Annotated[Path | None, typer.Option("--run", help="Folder for checkpoints, to resume from.")]
+TrainedOption = Annotated[Path | None, typer.Option("--out", help="Folder for the result; by default below --run.")]
 EpochsOption = Annotated[int | None, typer.Option("--epochs", min=1, help="Passes over the examples.  [default: 16]")]
 PatienceOption = Annotated[
     int, typer.Option("--patience", min=1, help="Epochs without a better score before it stops.")
 ]
 AlphaOption = Annotated[float, typer.Option("--alpha", help="The adapter adds alpha / rank times its product.")]
-DropoutOption = Annotated[float | None, typer.Option("--dropout", min=0.0, max=0.99, help="Of the adapter's inputs.")]
-BatchOption = Annotated[int, typer.Option("--batch-tokens", min=1, help="Encoded in one step.")]
+DropoutOption = Annotated[float | None, typer.Option("--dropout", min=0.0, max=0.99, help="Share of dropped inputs.")]
+BatchOption = Annotated[int, typer.Option("--batch-tokens", min=1, help="Most tokens in one step.")]
 RateOption = Annotated[
-    float | None, typer.Option("--learning-rate", help="By default 2e-4, of the embedded model 25 or 15 times as much.")
+    float | None, typer.Option("--learning-rate", help="Default 2e-4; for the embedded model 25 or 15 times as much.")
 ]
 CheckpointedOption = Annotated[
     bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
@@ -40,7 +40,7 @@ ImitationOption = Annotated[
         "--imitation",
         min=0.0,
         max=1.0,
-        help="Share of the loss that compares with the model's own distributions over the same words as text.",
+        help="Share of the loss that compares with the model's own distributions over the same text.",
     ),
 ]
 
@@ -56,18 +56,18 @@ def embedded(
         int | None,
         typer.Option(
             min=1,
-            help="That share each step, a core each; by default two if there are so many. The weights are the same.",
+            help="Processes that share each step, one per core; by default up to two. The weights do not depend on it.",
         ),
     ] = None,
     compiled: Annotated[
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Compile the kernels first: a third faster on long runs. By default unless [b]--quick[/b]. A resumed "
-            "run without it ends with the very weights of one never stopped.",
+            help="Compile the kernels first: a third faster on long runs. Default unless [b]--quick[/b]. Without it a "
+            "resumed run ends with exactly the weights of an uninterrupted one.",
         ),
     ] = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Test problems of each task for the card.")] = 500,
+    n: Annotated[int, typer.Option("--n", min=1, help="Test problems of each task for the model card.")] = 500,
     device: DeviceOption = "cpu",
 ) -> None:
     """Train the embedded model from nothing: about 75 minutes on two CPU cores.
@@ -129,20 +129,20 @@ def synthesizer(
     layouts: Annotated[
         str | None,
         typer.Option(
-            help="Where branches stand, in equal shares: [b]parallel[/b], [b]sequential[/b], [b]native[/b] (where "
-            "their workers encoded them).  [default: parallel,sequential]",
+            help="Layouts of branches, in equal shares: [b]parallel[/b], [b]sequential[/b], [b]native[/b] (at the "
+            "positions where their workers encoded them).  [default: parallel,sequential]",
             show_default=False,
         ),
     ] = None,
-    rank: Annotated[int, typer.Option(min=0, help="Of the adapter; 0: none.")] = 32,
+    rank: Annotated[int, typer.Option(min=0, help="Rank of the adapter; 0: none.")] = 32,
     mapper_rank: Annotated[
-        int | None, typer.Option(min=0, help="Of the cache mapper; 0: none.  [default: a few per mille of the model]")
+        int | None, typer.Option(min=0, help="Rank of the mapper; 0: none.  [default: a few per mille of the model]")
     ] = None,
     alpha: AlphaOption = 32.0,
     dropout: DropoutOption = None,
     learning_rate: RateOption = None,
     epochs: EpochsOption = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Of each epoch, all new.  [default: 2048]")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Per epoch, all new.  [default: 2048]")] = None,
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", help="Merges of your own instead, a JSON object on each line; see the docs."),
@@ -157,7 +157,7 @@ def synthesizer(
     ] = None,
     boundaries: Annotated[
         bool,
-        typer.Option(help="Let the synthesizer read a boundary behind each branch: what a next turn would start with."),
+        typer.Option(help="Let the synthesizer read a boundary behind each branch: the opening of a next turn."),
     ] = True,
     imitation: ImitationOption = 0.5,
     batch_tokens: BatchOption = 2048,
@@ -190,7 +190,7 @@ def synthesizer(
 
         if inputs is not None and (sources is not None or examples is not None):
             raise InvalidRequestError(
-                "--sources and --examples are of what is drawn: with --inputs every epoch has all merges but the last"
+                "--sources and --examples apply to generated examples only: leave them out with --inputs"
             )
         chosen = layouts_named(("parallel" if quick else "parallel,sequential") if layouts is None else layouts)
         folder = run or RUNS / f"synthesizer-{'-'.join(chosen)}-{'quick-' if quick else ''}{seed}"
@@ -204,8 +204,8 @@ def synthesizer(
         loaded = load(out.console, model, loading)
         if inputs is None and not loaded.has_embedded_vocabulary:
             raise InvalidRequestError(
-                f"{model!r} does not speak the embedded language, which examples are drawn in: give merges of your own "
-                "with --inputs (docs/how-to/train-adapters.md)"
+                f"{model!r} was not trained on the embedded language, in which examples are generated: pass merges of "
+                "your own with --inputs (docs/how-to/train-adapters.md)"
             )
         imitated = 0.0 if imitation is None else imitation
         own = None if inputs is None else read_merges(inputs, loaded, chosen, held_out or 64, taught=imitated > 0)
@@ -247,25 +247,25 @@ def distill_case(
     make_options: MakeOptions,
     model: ModelOption = "embedded",
     variant: Annotated[
-        str | None, typer.Option(help="How the workflow is served from the cache, where there are several ways.")
+        str | None, typer.Option(help="Variant of the workflow that is served from the cache, if there are several.")
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A minute or two: fewer traces, and imitation; unless you say otherwise."),
+        typer.Option("--quick", help="A minute or two: fewer traces, and imitation; other options override it."),
     ] = False,
-    traces: Annotated[int | None, typer.Option(min=1, help="To learn from.  [default: 400]")] = None,
+    traces: Annotated[int | None, typer.Option(min=1, help="Traces for training.  [default: 400]")] = None,
     held_out: Annotated[
-        int | None, typer.Option(min=1, help="Held-out traces, and items to play, that judge.  [default: 64]")
+        int | None, typer.Option(min=1, help="Held-out traces and items for evaluation.  [default: 64]")
     ] = None,
     epochs: EpochsOption = None,
     patience: PatienceOption = 6,
-    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 64,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
     alpha: AlphaOption = 32.0,
     dropout: DropoutOption = 0.05,
     learning_rate: RateOption = None,
     batch_tokens: BatchOption = 1024,
     imitation: ImitationOption = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the traces.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature of the traces.")] = 1.0,
     max_tokens: MaxTokensOption = None,
     checkpointed: CheckpointedOption = False,
     seed: SeedOption = 0,
@@ -319,11 +319,10 @@ def distill_doc(case: Case) -> str:
     """Write the help of a workflow's command."""
     spelled = case.name.replace("_", "-")
     return (
-        f"{case.summary}\n\nSamples ordinary runs of the workflow (baseline, temperature 1), forces their words on "
-        "choreographed views of one KV cache, and trains a LoRA adapter to expect them there (Prompt Choreography, "
-        "section 3.2). Started again with the same --run, it goes on where it stopped.\n\n"
-        f"[b]Examples[/b]\n\n  choreo train distill {spelled} --quick\n"
-        f"  choreo train distill {spelled} --traces 500 --out my-adapter"
+        f"{case.summary}\n\nSamples ordinary runs of the workflow (baseline, temperature 1), forces their text on "
+        "choreographed views of one KV cache, and trains a LoRA adapter to predict it there (Prompt Choreography, "
+        "section 3.2). If it is stopped, run it again with the same --run to continue.\n\n[b]Examples[/b]\n\n  choreo "
+        f"train distill {spelled} --quick\n  choreo train distill {spelled} --traces 500 --out my-adapter"
     )
 
 

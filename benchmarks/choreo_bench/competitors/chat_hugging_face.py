@@ -89,7 +89,7 @@ class ForcedCall:
         }
         answer = chat.invoke(messages, pipeline_kwargs=settings)
         if self._steps != len(self._tokens):
-            raise Absent("ChatHuggingFace did not generate what was asked for")
+            raise Absent("ChatHuggingFace generated another number of tokens")
         # The template puts a space before a message's first word, as does that word's token.
         self.answer = str(answer.text).strip()
         return self.answer

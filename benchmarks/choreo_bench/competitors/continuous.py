@@ -25,7 +25,7 @@ class ContinuousBatching:
 
     def __init__(self, path: Path, dtype: torch.dtype, kv_tokens: int) -> None:
         if _config is None:
-            raise Absent("this transformers has no continuous batching")
+            raise Absent("this version of transformers has no continuous batching")
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation="sdpa"
         ).eval()
@@ -70,5 +70,5 @@ class ContinuousBatching:
             elif result is None and not self._manager.is_running():
                 raise Absent("it ended unexpectedly")
         if any(answer.error is not None or len(answer.generated_tokens) != count for answer in done):
-            raise Absent("it did not generate what was asked for")
+            raise Absent("it generated another number of tokens")
         return [answer.timestamps for answer in done]

@@ -51,7 +51,7 @@ class LlamaCpp:
         write_gguf(path, dtype, file)
         self._model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
         if not self._model:
-            raise Absent("llama.cpp does not load these weights")
+            raise Absent("llama.cpp cannot load these weights")
         stack.callback(llama.llama_model_free, self._model)
         self._vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
 
@@ -75,7 +75,7 @@ class LlamaCpp:
         )
         self._context = llama.llama_init_from_model(self._model, self._settings)
         if not self._context:
-            raise Absent("llama.cpp makes no context of this size")
+            raise Absent("llama.cpp cannot create a context of this size")
         self._open.callback(llama.llama_free, self._context)
         self._memory = llama.llama_get_memory(self._context)
 
@@ -225,7 +225,7 @@ class LlamaCpp:
         )
         code = self._llama.llama_decode(self._context, batch)
         if code:
-            raise Absent(f"llama.cpp refuses a batch: code {code}")
+            raise Absent(f"llama.cpp rejected a batch with code {code}")
 
     def _greedy(self, rows: int) -> list[int]:
         logits = np.ctypeslib.as_array(self._llama.llama_get_logits(self._context), (rows, self._vocabulary))

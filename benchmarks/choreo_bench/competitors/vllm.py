@@ -100,7 +100,7 @@ class Vllm:
                 tokens_by_id |= {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
             self.said = [tokens_by_id[request] for request in sorted(tokens_by_id, key=int)]
         if len(ends) < count or any(len(tokens) != count for tokens in self.said):
-            raise Absent("vLLM did not generate what was asked for")
+            raise Absent("vLLM generated another number of tokens")
         return ends
 
 

@@ -100,7 +100,7 @@ def teach(
 
     Raises:
         TrainingError: The loss is no number any more, or the folder is another run's.
-        InvalidRequestError: Another run is at work in the folder, there is no such variant, or none of the items of a
+        InvalidRequestError: Another run is using the folder, there is no such variant, or none of the items of a
             split can be taught.
     """
     tuned = Tuned(model, settings)
@@ -167,7 +167,7 @@ def _traces(
         watcher.left_out(split, item, reason)
     if len(left_out) == len(items):
         first, reason = next(iter(left_out.items()))
-        raise InvalidRequestError(f"none of the {len(items)} {split} items can be taught: {first!r}, say: {reason}")
+        raise InvalidRequestError(f"none of the {len(items)} {split} items can be used: {first!r}, say: {reason}")
     # The journal may hold more: of a run that asked for more of the same.
     known = {trace.id: trace for trace in read_traces(path)}
     return [known[item.id] for item in items if item.id not in left_out]

@@ -60,7 +60,7 @@ class DistillConfig:
         cached = [name for name, variant in variants.items() if variant.method == "choreo"]
         if self.variant not in cached:
             raise InvalidRequestError(
-                f"{self.setup.case.name} has no variant {self.variant!r} that reads caches: it has {', '.join(cached)}"
+                f"{self.setup.case.name} has no variant {self.variant!r} that reads caches: use {', '.join(cached)}"
             )
         return variants[self.variant]
 
@@ -96,7 +96,7 @@ def divided(items: Sequence[Item], held_out: int) -> dict[Split, Sequence[Item]]
         InvalidRequestError: There are fewer than two.
     """
     if len(items) < 2:
-        raise InvalidRequestError(f"{len(items)} items cannot both teach and judge: give two at least")
+        raise InvalidRequestError(f"{len(items)} items are too few for training and evaluation: pass at least two")
     judging = max(1, min(held_out, len(items) // 3))
     return {"train": items[:-judging], "dev": items[-judging:]}
 
@@ -200,7 +200,7 @@ def _ending(engine: Engine, prompts: Prompts, replay: Replay, judged: str) -> tu
     for _, tokens in sorted(replay.items(), key=lambda one: (one[0][1], one[0]), reverse=True):
         if tokens and wanted and read_answer(engine.model.decode(list(tokens), special=False), where) == wanted:
             return tokens
-    raise InvalidRequestError("nobody says an answer that could be taught")
+    raise InvalidRequestError("no agent has an answer to train on")
 
 
 class FixedExamples:

@@ -94,6 +94,6 @@ def require_learnt(evaluation: Evaluation) -> None:
     share = evaluation.results[QUICK_TASK.name].solved.share
     if share < QUICK_BAR:
         raise TrainingError(
-            f"{share:.0%} of the answers are right, less than {QUICK_BAR:.0%}: the run learnt next to nothing "
-            "(25 % are right by chance)"
+            f"{share:.0%} of the answers are right, less than {QUICK_BAR:.0%}: the run learnt next to nothing (chance "
+            "is 25 %)"
         )

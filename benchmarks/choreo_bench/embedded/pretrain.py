@@ -202,7 +202,7 @@ class Pretraining:
             body(input_ids=torch.zeros(2, 3, dtype=torch.long, device=self.device), use_cache=False)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise TrainingError(f"kernels cannot be compiled here: {reason}. Train with --no-compile") from error
+            raise TrainingError(f"the kernels cannot be compiled: {reason}. Train with --no-compile") from error
         return body
 
     def _train_bucket(self, team: Team) -> float:
@@ -262,11 +262,12 @@ class Pretraining:
             state = torch.load(path, map_location=self.device, weights_only=True)
             if state["vocabulary"] != vocabulary_digest(self.tokenizer):
                 raise TrainingError(
-                    f"{str(path)!r} was written for another vocabulary: name another folder, or remove it"
+                    f"{str(path)!r} was written for another vocabulary: pass another folder, or remove it"
                 )
             if state["recipe"] != recipe_json(self.recipe):
                 raise TrainingError(
-                    f"{str(path)!r} was written by a run with other settings: go on with those, or name another folder"
+                    f"{str(path)!r} was written by a run with other settings: continue with those, or pass another "
+                    "folder"
                 )
             self.model.load_state_dict(state["model"])
             for (optimizer, _), saved in zip(self._optimizers, state["optimizers"], strict=True):
@@ -276,7 +277,7 @@ class Pretraining:
             self.seconds = counts["seconds"]
             self.compiled = self.compiled or state["compiled"]
         except UNREADABLE as error:
-            raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
+            raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to continue without it") from error
 
 
 def _help(recipe: TrainingRecipe, saved: Path | None, compiled: bool, team: Team) -> None:

@@ -128,7 +128,7 @@ class TrainingRecipe:
             first += phase.buckets
             if bucket < first:
                 return phase
-        raise IndexError(f"bucket {bucket!r} lies beyond the last phase")
+        raise IndexError(f"bucket {bucket!r} is beyond the last phase")
 
     def hardness(self, bucket: int) -> float:
         """Return the hardness of problems at a bucket, from 0 after the warm-up to 1."""

@@ -86,7 +86,7 @@ class Team:
         try:
             self.barrier.wait(PATIENCE_S)
         except BrokenBarrierError as error:
-            raise TrainingError("another process of the training run ended: start it again to go on") from error
+            raise TrainingError("another process of the training run ended: start the run again to continue") from error
 
 
 class Helper(Protocol):

@@ -79,11 +79,11 @@ def evaluate(
         ValueError: `count` is below 1, two tasks have one name, or a task has no such problems.
     """
     if count < 1:
-        raise ValueError(f"at least one problem must be played, not {count!r}")
+        raise ValueError(f"the number of problems must be at least 1, not {count!r}")
     tasks = list(tasks)
     twice = [name for name, times in Counter(task.name for task in tasks).items() if times > 1]
     if twice:
-        raise ValueError(f"several tasks are named {twice[0]!r}: give each a name of its own")
+        raise ValueError(f"several tasks are named {twice[0]!r}: use different names")
 
     async def one(task: Task, number: int) -> tuple[float, bool | None]:
         problem = draw_problem(task, split, number)

@@ -38,7 +38,7 @@ async def play(
         ValueError: There is no such layout, or the engine re-encodes text, whose messages follow each other.
     """
     if layout not in LAYOUTS:
-        raise ValueError(f"there is no layout {layout!r}: there are {', '.join(LAYOUTS)}")
+        raise ValueError(f"unknown layout {layout!r}: use one of {', '.join(LAYOUTS)}")
     if layout != "sequential" and engine.method != "choreo":
         raise ValueError(f"an engine with the method {engine.method!r} cannot place messages at one offset")
     handles: dict[str, MessageHandle] = {}

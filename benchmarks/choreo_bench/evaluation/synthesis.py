@@ -71,7 +71,7 @@ def evaluate_synthesis(
         ValueError: `count` is below 1, or see `play_synthesis`.
     """
     if count < 1:
-        raise ValueError(f"at least one problem must be played, not {count!r}")
+        raise ValueError(f"the number of problems must be at least 1, not {count!r}")
 
     async def one(task: SynthesisTask, number: int) -> SynthesisRecord:
         problem = draw_problem(task, split, number)

@@ -62,14 +62,14 @@ def sample_and_vote(
             `samples` is below 1.
     """
     if count < 1 or samples < 1:
-        raise ValueError(f"at least one problem and one sample must be drawn, not {count!r} and {samples!r}")
+        raise ValueError(f"the numbers of problems and samples must be at least 1, not {count!r} and {samples!r}")
     problems = [draw_problem(task, split, number) for number in range(seed, seed + count)]
     answers = {message.name for problem in problems for message in problem.messages if message.is_answer}
     if len(answers) != 1:
-        raise ValueError(f"{task.name!r} leaves several messages to be said, {sorted(answers)!r}: samples cannot vote")
+        raise ValueError(f"{task.name!r} has several messages to answer, {sorted(answers)!r}: samples cannot vote")
     [answer] = answers
     if not all(isinstance(problem.scorer, LastSentence) for problem in problems):
-        raise ValueError(f"what {task.name!r} asks for is not stated in one last sentence: samples cannot vote by it")
+        raise ValueError(f"the answer of {task.name!r} is not in one last sentence: samples cannot vote by it")
     sampling = Sampling(temperature=temperature, max_tokens=LONGEST_ANSWER)
 
     async def one(problem: Problem, number: int) -> str:

@@ -125,9 +125,9 @@ def measure_edges(
     serving = model if model is not None else _model_of(app)
     edges = shared_edges(graph)
     if not inputs:
-        raise InvalidRequestError("there is nothing to measure on: give at least one input")
+        raise InvalidRequestError("there is nothing to measure on: pass at least one input")
     if not edges:
-        raise InvalidRequestError("no edge of the graph is shared between two agents: there is nothing to measure")
+        raise InvalidRequestError("no edge between two agents of the graph is shared: there is nothing to measure")
     names = [_fingerprint(graph, serving, given) for given in inputs]
     before = list(_read(out, edges, names))
     done = {(run.source, run.reader, run.index): run for run in before if run.index < len(inputs)}
@@ -186,7 +186,7 @@ def read_inputs(path: Path) -> list[EdgeInput]:
             given["messages"] = [("user", messages)] if isinstance(messages, str) else messages
             inputs.append(EdgeInput(given, dict(systems), None if label is None else str(label)))
         except (ValueError, TypeError, RecursionError) as error:
-            raise InvalidRequestError(f"{path}:{number} is no input: {error}") from error
+            raise InvalidRequestError(f"{path}:{number} is not a valid input: {error}") from error
     return inputs
 
 
@@ -229,8 +229,8 @@ def _remember(engine: Engine, state: Mapping[str, Any], answers: dict[Place, tup
         chosen = made.tokens[slice(*made.sampled)]
         if answers.setdefault(place, chosen) != chosen:
             raise InvalidRequestError(
-                f"two messages of {place[0]!r} in superstep {place[1]} cannot be told apart: send branches with "
-                "choreo_agents.send, which knows when they were sent"
+                f"two messages of {place[0]!r} in superstep {place[1]} cannot be distinguished: send branches with "
+                "choreo_agents.send, which numbers them"
             )
 
 
@@ -330,7 +330,7 @@ def _with_systems(graph: ChoreoGraph, systems: Mapping[str, str]) -> ChoreoGraph
 def _model_of(app: Any) -> Any:
     engines = [] if isinstance(app, ChoreoGraph) else [a.engine for a in app.agents() if a.engine is not None]
     if not engines:
-        raise InvalidRequestError("no model serves this graph: give measure_edges(model=...)")
+        raise InvalidRequestError("the graph has no model: pass measure_edges(model=...)")
     return engines[0].model
 
 
@@ -348,12 +348,12 @@ def _read(out: Path | None, edges: Iterable[tuple[str, str]], names: Sequence[st
         except (ValueError, TypeError, AttributeError) as error:
             if number == len(lines) and not whole:
                 return  # cut short when the run before was ended
-            raise InvalidRequestError(f"{out}:{number} is no measurement: {error}") from error
+            raise InvalidRequestError(f"{out}:{number} is not a measurement: {error}") from error
         of_this = (run.source, run.reader) in known and names[run.index : run.index + 1] in ([run.experiment], [])
         if not of_this:
             raise InvalidRequestError(
                 f"{out}:{number} is of another graph, model or input: it measures {run.source!r} to {run.reader!r} on "
-                f"input {run.index + 1}. Name another file"
+                f"input {run.index + 1}. Pass another file"
             )
         yield run
 

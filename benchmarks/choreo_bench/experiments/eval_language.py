@@ -211,7 +211,7 @@ def require_tasks(names: Sequence[str]) -> list[str]:
     """
     unknown = sorted(set(names) - set(TASKS))
     if unknown:
-        raise ValueError(f"there is no task {unknown[0]!r}: there are {', '.join(TASKS)}")
+        raise ValueError(f"unknown task {unknown[0]!r}: use some of {', '.join(TASKS)}")
     return list(dict.fromkeys(names)) or [name for name in TASKS if name not in NOT_SCORED]
 
 
@@ -225,5 +225,5 @@ def require_views(names: Sequence[str]) -> list[View]:
     chosen = [view for name in named for view in VIEWS if view == name]
     unknown = sorted(set(named) - set(VIEWS))
     if unknown or not chosen:
-        raise ValueError(f"there is no view {unknown[0]!r}: there are {', '.join(VIEWS)}")
+        raise ValueError(f"unknown view {unknown[0]!r}: use some of {', '.join(VIEWS)}")
     return chosen

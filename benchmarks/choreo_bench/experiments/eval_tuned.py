@@ -198,9 +198,7 @@ def workflows_named(names: str | None) -> frozenset[str] | None:
     known = {course.case for course in COURSES.values()}
     wanted = [name.strip() for name in names.split(",")]
     if unknown := [name for name in wanted if name not in known]:
-        raise InvalidRequestError(
-            f"there is no workflow {unknown[0]!r} in the tables: there are {', '.join(sorted(known))}"
-        )
+        raise InvalidRequestError(f"the tables have no workflow {unknown[0]!r}: use some of {', '.join(sorted(known))}")
     return frozenset(wanted)
 
 
@@ -237,7 +235,7 @@ def _dilemma(
             if known["wanted"] == wanted:
                 return DilemmaReport(**known["report"])
         except (ValueError, LookupError, TypeError) as error:
-            raise InvalidRequestError(f"{str(path)!r} holds no results of ours: remove it") from error
+            raise InvalidRequestError(f"{str(path)!r} is not a file of results: remove it") from error
     variants: Sequence[Any] = ("baseline", "choreo")
     report = measure_dilemma(
         model, games=games, seed=seed, variants=variants, temperature=0.7, adapter=adapter, on_progress=on_game

@@ -35,7 +35,7 @@ def draw_problems(task: Task, split: Split, seed: int, questions: int = 1) -> li
         first, *others = task.draw_several(rng, questions) if isinstance(task, AsksSeveral) else [task.draw(rng)]
         if first.split == split:
             return [first, *(other for other in others if other.split == split)]
-    raise ValueError(f"{task.name!r} drew {MOST_DRAWS} problems and none of them is of the {split!r} split")
+    raise ValueError(f"none of {MOST_DRAWS} generated problems of {task.name!r} is in the {split!r} split")
 
 
 __all__ = [

@@ -73,9 +73,9 @@ class Problem:
             known[message.name] = message
         strangers = [branch for branch in self.branches if branch not in known]
         if strangers:
-            raise ValueError(f"{strangers[0]!r} is to be a branch of {self.task!r}, and no message is called that")
+            raise ValueError(f"the branch {strangers[0]!r} of {self.task!r} is not a message")
         if not any(message.is_answer for message in self.messages):
-            raise ValueError(f"nothing is to be said in {self.task!r}")
+            raise ValueError(f"{self.task!r} has no message to answer")
         object.__setattr__(self, "by_name", known)
 
     def score(self, answers: Said) -> float:

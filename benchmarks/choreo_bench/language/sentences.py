@@ -129,7 +129,7 @@ def draw_distinct(rng: random.Random, among: Sequence[str], count: int) -> list[
         ValueError: There are not so many.
     """
     if not 0 < count <= len(among):
-        raise ValueError(f"{count!r} different words cannot be drawn among {len(among)}")
+        raise ValueError(f"cannot draw {count!r} different words from {len(among)}")
     return rng.sample(among, count)
 
 

@@ -155,7 +155,7 @@ def layouts_named(names: str) -> tuple[SynthesisLayout, ...]:
     chosen = tuple(layout for name in given for layout in SYNTHESIS_LAYOUTS if layout == name)
     unknown = [name for name in given if name not in SYNTHESIS_LAYOUTS]
     if unknown or not chosen:
-        raise InvalidRequestError(f"there is no layout {unknown[0]!r}: there are {', '.join(SYNTHESIS_LAYOUTS)}")
+        raise InvalidRequestError(f"unknown layout {unknown[0]!r}: use some of {', '.join(SYNTHESIS_LAYOUTS)}")
     return chosen
 
 
@@ -169,7 +169,7 @@ def shares_in(text: str) -> dict[str, float]:
         except ValueError:
             shares[name] = -1.0
         if name not in WEIGHTS or not 0 <= shares[name] < math.inf:
-            raise InvalidRequestError(f"--sources {part!r}: write shares of {', '.join(WEIGHTS)}, as in tasks=0.5")
+            raise InvalidRequestError(f"--sources {part!r}: pass shares of {', '.join(WEIGHTS)}, such as tasks=0.5")
     if not sum(shares.values()):
-        raise InvalidRequestError("--sources: some share must be above 0")
+        raise InvalidRequestError("--sources: at least one share must be above 0")
     return shares

@@ -164,7 +164,7 @@ async def asample_answers(
         ValueError: The engine reads caches, or there are not as many seeds as problems.
     """
     if engine.method == "choreo":
-        raise ValueError("a teacher reads text: give an engine with the method 'baseline', not 'choreo'")
+        raise ValueError("a teacher reads text: pass an engine with the method 'baseline', not 'choreo'")
     sampling = Sampling(temperature=temperature, max_tokens=LONGEST_ANSWER)
 
     async def one(problem: Problem, seed: int) -> Merged:

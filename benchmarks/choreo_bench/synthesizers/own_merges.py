@@ -118,23 +118,23 @@ def read_merges(
     """
     most = model.adapter.max_positions
     fans: list[BranchExample] = []
-    for number, merge in read_json_lines(path, TypeAdapter(Merge), "merge"):
+    for number, merge in read_json_lines(path, TypeAdapter(Merge), "a valid merge"):
         fan = fan_of_merge(model, merge, id=f"line {number}")
         reach = max(cache_trace(fan, layout, boundaries=True).reach for layout in layouts)
         if reach > most:
             raise TrainingError(
-                f"line {number} of {str(path)!r} reaches position {reach}, the model's context ends at {most}: "
-                "leave it out"
+                f"line {number} of {str(path)!r} reaches position {reach}, but the model's context is {most}: leave it "
+                "out"
             )
         whole = text_trace(fan).reach
         if taught and whole > most:
             raise TrainingError(
-                f"line {number} of {str(path)!r} reaches position {whole} as one ordinary prompt, the model's context "
-                f"ends at {most}: leave it out, or learn without its distributions (--imitation 0)"
+                f"line {number} of {str(path)!r} reaches position {whole} as one ordinary prompt, but the model's "
+                f"context is {most}: leave it out, or train without its distributions (--imitation 0)"
             )
         fans.append(fan)
     if len(fans) < 2:
-        raise InvalidRequestError(f"{str(path)!r} holds {len(fans)} merges: give two at least, to learn and to judge")
+        raise InvalidRequestError(f"{str(path)!r} has {len(fans)} merges: training and evaluation need at least two")
     judging = _judging(fans, max(1, min(held_out, len(fans) // 3)))
     learnt = [fan for place, fan in enumerate(fans) if place not in judging]
     return OwnMerges(_together(learnt), tuple(fans[place] for place in sorted(judging)))

@@ -176,7 +176,7 @@ def test_variants_place_the_same_words_otherwise(embedded: LoadedModel, tmp_path
     assert learnt(serial)[0] == learnt(parallel)[0]
     assert [m.offsets for m in serial.messages] != [m.offsets for m in parallel.messages]
     for variant in ("baseline", "spiral"):
-        with pytest.raises(InvalidRequestError, match=f"no variant '{variant}' that reads caches: it has .*parallel"):
+        with pytest.raises(InvalidRequestError, match=f"no variant '{variant}' that reads caches: use .*parallel"):
             lesson_of("multi_qa", variant, **FACTS).served  # noqa: B018
 
 
@@ -217,7 +217,7 @@ def test_the_words_of_who_gave_the_majoritys_answer_are_taught(
         with Journal(path, {}) as journal:
             left_out = sample_traces(embedded, lesson, lesson.items("train", 1), journal)
         assert [learnt(trace) for trace in read_traces(path)] == ([] if taught is None else [[taught]])
-        assert left_out == ({} if taught else {"train 0": "nobody says an answer that could be taught"})
+        assert left_out == ({} if taught else {"train 0": "no agent has an answer to train on"})
 
 
 def test_examples_are_the_adapters_with_the_ordinary_prompt_as_teacher(embedded: LoadedModel, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_traces_of_another_temperature_are_refused(
     embedded: LoadedModel, adapter: tuple[DistillResult, Silent, Path]
 ) -> None:
     _, _, folder = adapter
-    with pytest.raises(InvalidRequestError, match=r"temperature 1.0, not 0.5: name another file"):
+    with pytest.raises(InvalidRequestError, match=r"temperature 1.0, not 0.5: pass another file"):
         teach(
             embedded, lesson_of(), QUICK, Amounts(12, 6, 0.5), run=folder, out=folder / "adapter",
             watcher=Silent(), command="",
@@ -430,9 +430,9 @@ def test_a_journal_refuses_the_results_of_another_adapter(
     _, _, folder = adapter
     played(embedded, tmp_path / "one.jsonl", folder / "adapter", ["parallel + tuned"])
     Tuned(embedded, QUICK).save(tmp_path / "other")
-    with pytest.raises(InvalidRequestError, match="or of another adapter: name another file"):
+    with pytest.raises(InvalidRequestError, match="or of another adapter: pass another file"):
         played(embedded, tmp_path / "one.jsonl", tmp_path / "other", ["parallel + tuned"])
-    with pytest.raises(InvalidRequestError, match=r"'parallel \+ tuned' is played with an adapter: give its folder"):
+    with pytest.raises(InvalidRequestError, match=r"'parallel \+ tuned' needs an adapter: pass its folder"):
         played(embedded, tmp_path / "two.jsonl", None, ["parallel", "parallel + tuned"])
     played(embedded, tmp_path / "one.jsonl", tmp_path / "other", ["parallel"])
 
@@ -447,7 +447,7 @@ def test_a_journal_tells_adapters_of_the_same_weights(
     weights = (tmp_path / "adapter" / WEIGHTS_FILE).read_bytes()
     Tuned(embedded, before.model_copy(update=changed)).save(tmp_path / "adapter")
     assert (tmp_path / "adapter" / WEIGHTS_FILE).read_bytes() == weights
-    with pytest.raises(InvalidRequestError, match="or of another adapter: name another file"):
+    with pytest.raises(InvalidRequestError, match="or of another adapter: pass another file"):
         played(embedded, tmp_path / "one.jsonl", tmp_path / "adapter", ["parallel + tuned"])
 
 
@@ -513,7 +513,7 @@ def test_tables_started_again_are_the_same_and_cost_nothing(
         whole.replace('"games": 2, "seed"', '"players": 2, "seed"').replace('wanted": {"players', 'wanted": {"games'),
     ):
         report.write_text(spoilt)
-        with pytest.raises(InvalidRequestError, match=r"dilemma.json' holds no results of ours: remove it"):
+        with pytest.raises(InvalidRequestError, match=r"dilemma.json' is not a file of results: remove it"):
             measure(command="two")
     report.write_text(whole)
     again = measure(command="two")
@@ -549,9 +549,9 @@ def test_items_of_ones_own_teach_and_judge(embedded: LoadedModel, tmp_path: Path
     untrained = taught.outcome.untrained
     assert untrained.loss is not None and untrained.score == -untrained.loss
     changed = replace(own, own=divided(items, 2))
-    with pytest.raises(InvalidRequestError, match="another run's results, with items"):
+    with pytest.raises(InvalidRequestError, match="results of another run, with items"):
         teach(embedded, changed, settings, Amounts(traces=9, held_out=9), **where)
-    with pytest.raises(InvalidRequestError, match="give two at least"):
+    with pytest.raises(InvalidRequestError, match="pass at least two"):
         divided(items[:1], 2)
 
 
@@ -601,5 +601,5 @@ def test_what_another_workflow_teaches_is_not_mixed_with_what_a_third_does(
     source = card_of(tmp_path / "out")["source"]
     assert source["workflow"] == "iterative_debate" and source["options"]["rounds"] == 1
     for other in (lessons[1], replace(lessons[0], source=None)):
-        with pytest.raises(InvalidRequestError, match="another run's results, with source"):
+        with pytest.raises(InvalidRequestError, match="results of another run, with source"):
             teach(embedded, other, settings, Amounts(traces=2, held_out=1), **where)

@@ -43,8 +43,8 @@ def test_an_evaluation_as_json_is_one_object_and_repeats() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--task", "recal"), "there is no task 'recal': there are recall,"),
-        (("--views", "ordinary,upside"), "there is no view 'upside': there are ordinary, serial, parallel"),
+        (("--task", "recal"), "unknown task 'recal': use some of recall,"),
+        (("--views", "ordinary,upside"), "unknown view 'upside': use some of ordinary, serial, parallel"),
         (("--model", "/nowhere"), "there is no folder '/nowhere'"),
     ],
 )
@@ -85,7 +85,7 @@ def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monk
     assert "met: " not in written and "missed: " not in written, "bars hold for whole lengths only"
     assert written.startswith("`choreo bench engine --scale 0.02 ") and "--only '8 branches'" in written
     assert "| the sum: no attention + calls alone |" in written
-    assert "no scenario is named so" in run("bench", "engine", "--only", "nothing", code=1)[0]
+    assert "no such scenario" in run("bench", "engine", "--only", "nothing", code=1)[0]
     monkeypatch.setattr(measure, "measure_all", None)
     for option in ("--report", "--plot"):
         assert "No such file" in run("bench", "engine", option, "/proc/nowhere/page", code=1)[0]

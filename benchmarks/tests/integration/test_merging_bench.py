@@ -155,7 +155,7 @@ def test_results_of_another_training_are_refused(
     with pytest.raises(TrainingError, match="written by a run with other settings"):
         refereed(embedded, tmp_path, who)
     shutil.rmtree(tmp_path / "full-sequential")
-    with pytest.raises(InvalidRequestError, match="results of another training of 'full': name another folder"):
+    with pytest.raises(InvalidRequestError, match="results of another training of 'full': pass another folder"):
         refereed(embedded, tmp_path, who)
     lines = (tmp_path / "played.jsonl").read_text().replace('"training": ', '"unknown": ')
     (tmp_path / "played.jsonl").write_text(lines)
@@ -373,11 +373,11 @@ def test_contenders_are_named_with_all_layouts_or_one(asked: str | None, names: 
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (("--contenders", "text,magic"), "there is no contender 'magic': there are calibrated, full", 1),
+        (("--contenders", "text,magic"), "unknown contender 'magic': use some of calibrated, full", 1),
         (("--n", "0"), "Invalid value for '--n'", 2),
         (("--swept", "-1"), "Invalid value for '--swept'", 2),
         (("--model", "/nowhere"), "there is no folder '/nowhere'", 1),
-        (("--swept", "0", "--plot", "x.png"), "--plot draws the sweeps, and none is asked for", 1),
+        (("--swept", "0", "--plot", "x.png"), "--plot draws the sweeps, but there are none", 1),
         (("--out", "/proc/nowhere"), "No such file", 1),
     ],
 )

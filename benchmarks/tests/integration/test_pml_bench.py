@@ -169,8 +169,8 @@ def test_the_accuracy_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = json.loads(run(*command, "--json"))
     assert set(found) == {"best", "sum", "all"} and found["all"]["n"] == 4
     assert found["best"]["solved"][BASELINE] == 1.0 and list(found["sum"]["difference"]) == [CACHED]
-    assert "no task 'bets'" in run("eval", "pml", "--task", "bets", code=1)
-    assert "no folder of an adapter" in run("eval", "pml", "--adapter", str(tmp_path / "none"), code=1)
+    assert "unknown task 'bets'" in run("eval", "pml", "--task", "bets", code=1)
+    assert "is not an adapter's folder" in run("eval", "pml", "--adapter", str(tmp_path / "none"), code=1)
 
 
 def test_an_adapter_is_a_column_of_its_own(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_prompts_have_as_many_tokens_as_were_asked_for(tiny: LoadedModel, monkey
     case = case_of_length(tiny, 40, 9)
     assert case.sizes(tiny) == (40, 9) and len(case.prompt.imports) == 3
     assert case.schema == case_of_length(tiny, 40, 9).schema != case_of_length(tiny, 41, 9).schema
-    with pytest.raises(ValueError, match="leave no room"):
+    with pytest.raises(ValueError, match="leave no space"):
         case_of_length(tiny, 40, 3)
 
 
@@ -305,16 +305,16 @@ def test_the_speed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_examples_that_do_not_fit_are_left_out_by_name(tmp_path: Path) -> None:
     command = ["bench", "pml", "--model", "embedded", "--dtype", "fp32", "--quick", "--lengths", "16", "--new", "8"]
     shown = run(*command, "--no-hugging-face", "--schemas", str(EXAMPLES / "large"))
-    assert "code-generation is left out: " in shown and "takes 3158 positions, the model's context has 2048" in shown
+    assert "code-generation is left out: " in shown and "takes 3158 positions, but the model's context is 2048" in shown
     assert "trip-plan" in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--lengths", "64,none"], "lengths are numbers from 1 on"),
+        (["--lengths", "64,none"], "lengths must be numbers of 1 or more"),
         (["--lengths", "99999"], "give shorter --lengths"),
-        (["--lengths", "1"], "leave no room for words"),
+        (["--lengths", "1"], "leave no space for text"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str) -> None:

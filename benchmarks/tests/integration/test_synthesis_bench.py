@@ -127,7 +127,7 @@ def test_a_quick_run_measures_the_lengths_that_are_given() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--lengths", "64,none"], "lengths are numbers from 1 on"),
+        (["--lengths", "64,none"], "lengths must be numbers of 1 or more"),
         (["--lengths", "99999"], "give shorter --lengths"),
         (["--plot", "/proc/nowhere/plot.png", "--quick"], "No such file"),
     ],

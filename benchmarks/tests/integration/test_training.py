@@ -399,7 +399,7 @@ def test_the_command_says_in_a_line_what_is_wrong(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("torch.compile", lambda *_, **__: uncompilable)
     for arguments, words in (
         (["--device", "nonsense"], "device 'nonsense' cannot be used"),
-        (["--compile"], "kernels cannot be compiled here: no compiler. Train with --no-compile"),
+        (["--compile"], "the kernels cannot be compiled: no compiler. Train with --no-compile"),
     ):
         assert words in choreo(*quick, *arguments, code=1).output
     choreo(*quick, "--seed", str(10**20), code=2)

@@ -130,10 +130,10 @@ def test_a_distillation_tells_what_it_did_and_gave(loaded_once: None, tmp_path: 
     assert f"Engine.load(..., adapter='{tmp_path}/mine')" in out
     assert json.loads((tmp_path / "mine" / "card.json").read_text())["settings"]["learning_rate"] == 5e-3
     assert said(*command).startswith("all right"), "nothing is trained, sampled or judged again"
-    assert "by a run with other settings: go on with those, or name another folder" in said(
+    assert "by a run with other settings: continue with the same settings, or pass another folder" in said(
         *command, "--patience", "1", code=1
     )
-    assert "another run's results, with temperature 1.0, not 0.5" in said(*command, "--temperature", "0.5", code=1)
+    assert "results of another run, with temperature 1.0, not 0.5" in said(*command, "--temperature", "0.5", code=1)
 
 
 def test_a_workflow_without_right_answers_is_judged_by_the_loss(loaded_once: None, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_synthesizer_tells_what_it_did_and_gave(loaded_once: None, tmp_path: P
     [
         (
             ("--variant", "spiral"),
-            "no variant 'spiral' that reads caches: it has choreo, serial, parallel",
+            "no variant 'spiral' that reads caches: use choreo, serial, parallel",
             1,
         ),
         (("--variant", "baseline"), "no variant 'baseline' that reads caches", 1),
@@ -172,7 +172,7 @@ def test_a_synthesizer_tells_what_it_did_and_gave(loaded_once: None, tmp_path: P
         (("--model", "/nowhere"), "there is no folder '/nowhere'", 1),
         (("--out", "/proc/nowhere"), "No such file", 1),
         (("--run", "/proc/nowhere"), "No such file", 1),
-        (("--facts", "1000"), "error: 1000 different words cannot be drawn among 64", 1),
+        (("--facts", "1000"), "error: cannot draw 1000 different words from 64", 1),
     ],
 )
 def test_what_cannot_be_distilled_is_one_line(
@@ -187,15 +187,19 @@ def test_what_cannot_be_distilled_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (("--layouts", "spiral"), "there is no layout 'spiral': there are sequential, parallel, native", 1),
-        (("--layouts", ""), "there is no layout ''", 1),
-        (("--sources", "songs=1"), "write shares of dialogue, tasks, distilled, as in tasks=0.5", 1),
-        (("--sources", "tasks=inf"), "--sources 'tasks=inf': write shares", 1),
-        (("--sources", "tasks=nan"), "--sources 'tasks=nan': write shares", 1),
-        (("--sources", "tasks=-1"), "--sources 'tasks=-1': write shares", 1),
-        (("--sources", "tasks=0"), "some share must be above 0", 1),
-        (("--rank", "0", "--mapper-rank", "0"), "nothing is to be trained: give the adapter or the mapper a rank", 1),
-        (("--mapper-rank", "9999"), "a mapper's rank lies between 1 and", 1),
+        (("--layouts", "spiral"), "unknown layout 'spiral': use some of sequential, parallel, native", 1),
+        (("--layouts", ""), "unknown layout ''", 1),
+        (("--sources", "songs=1"), "pass shares of dialogue, tasks, distilled, such as tasks=0.5", 1),
+        (("--sources", "tasks=inf"), "--sources 'tasks=inf': pass shares", 1),
+        (("--sources", "tasks=nan"), "--sources 'tasks=nan': pass shares", 1),
+        (("--sources", "tasks=-1"), "--sources 'tasks=-1': pass shares", 1),
+        (("--sources", "tasks=0"), "at least one share must be above 0", 1),
+        (
+            ("--rank", "0", "--mapper-rank", "0"),
+            "there is nothing to train: set the rank of the adapter or of the mapper",
+            1,
+        ),
+        (("--mapper-rank", "9999"), "a mapper's rank must be from 1 to", 1),
         (("--learning-rate", "nan"), "error: --learning-rate nan: Input should be greater than 0", 1),
         (("--dropout", "1"), "Invalid value for '--dropout'", 2),
         (("--out", "/proc/nowhere"), "No such file", 1),
@@ -211,14 +215,14 @@ def test_what_cannot_be_trained_is_one_line(
 def test_a_model_of_another_language_is_refused(loaded_once: None, tmp_path: Path) -> None:
     path = str(save_chatty(tmp_path / "chatty"))
     for command in (("train", "synthesizer"), ("eval", "synthesis"), ("eval", "tuned")):
-        assert "does not speak the embedded language" in said(*command, "--model", path, code=1)
+        assert "was not trained on the embedded language" in said(*command, "--model", path, code=1)
 
 
 @pytest.mark.parametrize("option", [("--sources", "tasks=1"), ("--examples", "9")])
 def test_what_is_drawn_goes_not_with_merges_of_ones_own(in_a_folder_of_its_own: Path, option: tuple[str, str]) -> None:
     Path("own.jsonl").touch()
     out = said("train", "synthesizer", "--inputs", "own.jsonl", *option, code=1)
-    assert "--sources and --examples are of what is drawn" in out
+    assert "--sources and --examples apply to generated examples only" in out
 
 
 @pytest.mark.parametrize(
@@ -245,18 +249,18 @@ def test_a_folder_that_is_in_use_is_named(loaded_once: None, tmp_path: Path) -> 
     with reserved(tmp_path):
         for command in (DISTIL, SYNTHESIZER):
             out = said(*command, "--run", str(tmp_path), code=1)
-            assert f"another run is at work in '{tmp_path}': wait, or name another folder" in out
+            assert f"another run is using '{tmp_path}': wait, or pass another folder" in out
 
 
 def test_a_loss_that_is_no_number_is_one_line(
     loaded_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any, **__: Any) -> Any:
-        raise TrainingError("the loss is not finite any more, at trace 'train 3' (epoch 2)")
+        raise TrainingError("the loss is not finite at trace 'train 3' (epoch 2)")
 
     monkeypatch.setattr("choreo_agents.training.tuning.Tuning.run", fails)
     out = said(*DISTIL, "--run", str(tmp_path), code=1)
-    assert "error: the loss is not finite any more, at trace 'train 3'" in out
+    assert "error: the loss is not finite at trace 'train 3'" in out
 
 
 def test_help_teaches() -> None:
@@ -309,4 +313,4 @@ def test_all_tables_as_text_as_json_and_again(
         and "| multi_qa-parallel | 2.2% | 2 | " in page.read_text()
     )
     unknown = run(*command, "--workflows", "multi_qa,chess", code=1)
-    assert "there is no workflow 'chess' in the tables: there are" in unknown.output
+    assert "the tables have no workflow 'chess': use some of" in unknown.output

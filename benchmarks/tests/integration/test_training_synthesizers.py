@@ -262,7 +262,7 @@ def test_another_curriculum_is_refused_and_so_is_a_folder_that_is_in_use(
     found, _ = small
     with pytest.raises(TrainingError, match="by a run with other data"):
         trained(embedded, found.out.parent, replace(ONCE, seed=5))
-    with reserved(tmp_path), pytest.raises(InvalidRequestError, match="another run is at work"):
+    with reserved(tmp_path), pytest.raises(InvalidRequestError, match="another run is using"):
         trained(embedded, tmp_path)
-    with pytest.raises(AdapterError, match="rank lies between"):
+    with pytest.raises(AdapterError, match="rank must be from"):
         trained(embedded, tmp_path, settings=SMALL.model_copy(update={"mapper_rank": 9999}))

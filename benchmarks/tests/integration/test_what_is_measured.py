@@ -141,7 +141,7 @@ def test_samples_are_drawn_at_the_temperature_and_the_commonest_answer_is_electe
     assert sorted(drawn) == [(0.6, seed) for seed in range(8, 20)]
     assert (result.single, result.every, result.vote) == (Score(0, 3), Score(9, 12), Score(3, 3))
     assert (result.gain.gained, result.gain.lost) == (3, 0)
-    with pytest.raises(ValueError, match="not stated in one last sentence"):
+    with pytest.raises(ValueError, match="not in one last sentence"):
         sample_and_vote(make_engine(), TASKS["two_questions"], count=1)
 
 
@@ -188,7 +188,7 @@ def test_tables_name_what_was_measured() -> None:
     assert found["recall"] == ["0.990 (0.95-1.00)", "0.98 met"]
     assert found["two hop"] == ["0.500 (0.40-0.60)", "0.95 missed"]
     assert found["debate, readable"][0].startswith("0.900")
-    assert found["one sample"][0].startswith("0.600") and found["vote over 8 samples"][0].startswith("0.900")
+    assert found["must be at least 1"][0].startswith("0.600") and found["vote over 8 samples"][0].startswith("0.900")
     assert found["gain"][0].startswith("+0.300")
 
 

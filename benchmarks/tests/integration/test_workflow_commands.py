@@ -56,7 +56,7 @@ def run(*arguments: str, code: int = 0) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (("--method", "serial"), "direct has no method 'serial': it has choreo, baseline, naive", 1),
+        (("--method", "serial"), "direct has no method 'serial': use one of choreo, baseline, naive", 1),
         (("--steps", "9"), "Invalid value for '--steps'", 2),
         (("--steps", "0"), "Invalid value for '--steps'", 2),
         (("--task", "songs"), "Invalid value for '--task'", 2),
@@ -131,9 +131,9 @@ def test_an_item_that_cannot_be_played_is_wrong_and_the_others_finish(tmp_path: 
         assert (outcome["items"], outcome["failed"]) == (5, 2)
         assert outcome["share"] == pytest.approx(right / 4) and outcome["unscored"] == 1
     said, _ = run(*command, "--temperature", "0")
-    assert "4 could not be played: wrong, if it is known what is right; the first: long: ContextLengthError" in said
+    assert "4 failed, and count as wrong where the right answer is known; the first: long: ContextLengthError" in said
     said, _ = run(*command[:-1], "baseline", "--temperature", "0")
-    assert "2 could not be played" in said, "of those that were asked for"
+    assert "2 failed" in said, "of those that were asked for"
 
 
 def test_what_is_no_fault_of_an_item_is_not_held_against_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_other_items_under_the_same_ids_do_not_go_to_the_same_file(tmp_path: Pat
     run(*command)
     whole = path.read_bytes()
     written(items, [{"question": "What?"}])
-    assert "holds the result of another item that was called 'line 1'" in refused(*command)
+    assert "has the result of another item with the id 'line 1'" in refused(*command)
     assert path.read_bytes() == whole
     written(items, [{"question": "Who?"}, {"question": "What?"}])
     run(*command)
@@ -190,9 +190,9 @@ def test_a_report_that_cannot_be_written_is_noticed_before_anything_is_played(tm
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 3 of {path} is no item of direct: "),
-        ('{"answer": "5"}', "line 3 of {path} is no item of direct: question: Field required"),
-        ('{"question": "?", "id": "line 1"}', "line 3 of {path} has the id 'line 1' of another line"),
+        ("{", "line 3 of {path} is not an item of direct: "),
+        ('{"answer": "5"}', "line 3 of {path} is not an item of direct: question: Field required"),
+        ('{"question": "?", "id": "line 1"}', "line 3 of {path} has the id 'line 1', which another line has"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, message: str) -> None:
@@ -241,7 +241,7 @@ def nodes_of(record: dict[str, Any]) -> list[str]:
 def test_a_vote_that_max_tokens_leaves_no_room_for_is_an_error_of_its_item(chatty_path: Path) -> None:
     command = ["eval", "tree-of-thoughts", *SMALL["tree-of-thoughts"], "--n", "1", "--model", str(chatty_path)]
     said, _ = run(*command, "--max-tokens", "2", "--method", "choreo", code=1)
-    assert "1 could not be played" in said and "answer_prefix and the longest choice take up to" in said
+    assert "1 failed" in said and "answer_prefix and the longest choice take up to" in said
 
 
 BENCH = ["bench", "workflows", "--model", "embedded", "--dtype", "fp32", "--n", "1"]
@@ -306,9 +306,9 @@ def test_the_sweep_grows_the_tree(tmp_path: Path, critics: bool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--critics",), "--critics is for --sweep"),
-        (("--only", "nonsense"), "no workflow is named so: there are ToT 8x4, MADiter, MADpar"),
-        (("--methods", "choreo,vllm"), "there is no method 'vllm': there are choreo, baseline, naive"),
+        (("--critics",), "--critics requires --sweep"),
+        (("--only", "nonsense"), "no such workflow; available: ToT 8x4, MADiter, MADpar"),
+        (("--methods", "choreo,vllm"), "unknown method 'vllm': use some of choreo, baseline, naive"),
         (("--utterance", "4,0"), "not '4,0'"),
         (("--utterance", "many"), "not 'many'"),
         (("--report", "/proc/nowhere/page.md"), "No such file"),
@@ -368,4 +368,6 @@ def test_the_untuned_tables(tmp_path: Path) -> None:
 
 
 def test_the_untuned_tables_are_of_the_embedded_language(chatty_path: Path) -> None:
-    assert "does not speak the embedded language" in refused("eval", "untuned", "--n", "1", "--model", str(chatty_path))
+    assert "was not trained on the embedded language" in refused(
+        "eval", "untuned", "--n", "1", "--model", str(chatty_path)
+    )

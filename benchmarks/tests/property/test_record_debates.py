@@ -68,9 +68,9 @@ def test_a_debate_belongs_to_the_split_that_is_asked_for(split) -> None:
         ({"agents": 9}, "between 2 and 8, not 9"),
         ({"reports": 0}, f"1 to {REPORTS} reports, not 0"),
         ({"reports": REPORTS + 1}, f"1 to {REPORTS} reports"),
-        ({"wrong": 3}, "one of 3 agents at least is right"),
-        ({"wrong": -1}, "one of 3 agents at least is right"),
-        ({"noted": 0}, "notes hold"),
+        ({"wrong": 3}, "at least one of 3 agents must be right"),
+        ({"wrong": -1}, "at least one of 3 agents must be right"),
+        ({"noted": 0}, "notes need"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(wanted: dict[str, int], message: str) -> None:

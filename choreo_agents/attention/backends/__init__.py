@@ -45,7 +45,7 @@ def require_backend(backend: Any) -> Any:
     if not is_named and (isinstance(backend, str | type) or not callable(getattr(backend, "prepare", None))):
         names = ", ".join(map(repr, get_args(BackendName)))
         raise InvalidRequestError(
-            f"a backend is one of {names}, or an object with prepare(layout, kind), not {backend!r}"
+            f"`backend` must be one of {names}, or an object with `prepare(layout, kind)`, not {backend!r}"
         )
     return backend
 
@@ -82,7 +82,7 @@ def make_backend(
         return own
     backend_or_reason = _choose_backend(dtype, device, shape) if name == "auto" else _MAKERS[name](dtype, device, shape)
     if isinstance(backend_or_reason, str):
-        raise InvalidRequestError(f'{backend_or_reason}; "auto" goes without')
+        raise InvalidRequestError(f'{backend_or_reason}; use backend="auto" to fall back to another backend')
     return backend_or_reason
 
 
@@ -90,7 +90,7 @@ def _choose_backend(dtype: torch.dtype, device: torch.device, shape: HeadShape) 
     """Return the backend for `auto`."""
     if device.type == "cpu" and dtype == torch.bfloat16 and has_tiles() and not multiply_tiles():
         # On long runs with many readers this outweighs what the kernel saves elsewhere.
-        why = "native: torch's operators multiply tiles of bfloat16s here, which its kernels may not"
+        why = "native: on this CPU torch multiplies bfloat16 in tiles, but its kernels are not permitted to"
         return FoldedBackend(dtype, device, why)
     backend_or_reason: AttentionBackend | str = ""
     for fastest in _list_fastest(device):

@@ -60,15 +60,15 @@ class NativeBackend:
     def tried(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> NativeBackend | str:
         """Return the backend for heads of a shape, or why there is none."""
         if device.type != "cpu":
-            return f"the native kernel is for CPUs, not for {device}"
+            return f"the native backend runs on CPUs only, not on {device}"
         if dtype not in _DTYPES:
-            return f"the native kernel takes float32 and bfloat16, not {dtype}"
+            return f"the native backend supports float32 and bfloat16, not {dtype}"
         kernels = available_kernels()
         if isinstance(kernels, str):
-            return f"there is no native kernel: {kernels}"
+            return f"the native backend is not available: {kernels}"
         if shape.head_dim > _WIDEST or not any(kernel.takes(shape.head_dim) for kernel in kernels):
             return (
-                f"the native kernel takes heads of a multiple of 8 dimensions up to {_WIDEST}, not of {shape.head_dim}"
+                f"the native backend supports head dimensions in multiples of 8 up to {_WIDEST}, not {shape.head_dim}"
             )
         return NativeBackend(dtype, shape)
 

@@ -83,7 +83,7 @@ def find_fault(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype, 
         expected = ReferenceBackend().prepare(layout, kind).attend(query.double(), keys, values, scale, sinks)
         off = worst_error(actual, expected)
         if not off <= bound:
-            return f"what it gives for messages that are {label} is off by {off:.1e}"
+            return f"its output for messages that are {label} is off by {off:.1e}"
     return None
 
 

@@ -83,7 +83,7 @@ class VarlenBackend:
             shape: Shape of the model's heads: kernels take some sizes only.
         """
         if dtype not in (torch.float16, torch.bfloat16):
-            return f"varlen takes half precision, not {dtype}"
+            return f"the varlen backend supports float16 and bfloat16, not {dtype}"
         if kernel is not None:
             return _try_out.__wrapped__(dtype, device, kernel, shape)
         refused: list[str] = []
@@ -245,16 +245,16 @@ def torch_kernel(splits: bool = True) -> VarlenKernel | str:
     """
     operator = getattr(torch.ops.aten, "_flash_attention_forward", None)
     if operator is None:
-        return "varlen: this torch has no aten::_flash_attention_forward"
+        return "varlen: this version of torch has no aten::_flash_attention_forward"
     flash = operator.default
     takes = {argument.name for argument in flash._schema.arguments}
     if not takes >= _REQUIRED:
-        return f"varlen: aten::_flash_attention_forward takes no {', '.join(sorted(_REQUIRED - takes))}"
+        return f"varlen: aten::_flash_attention_forward has no {', '.join(sorted(_REQUIRED - takes))}"
     once = {"num_splits": 1} if splits and "num_splits" in takes else {}
 
     def kernel(*arguments: Any, scale: float, causal: bool, seqused_k: Tensor | None) -> tuple[Tensor, Tensor]:
         if seqused_k is not None and "seqused_k" not in takes:
-            raise NotImplementedError("this torch's kernel takes no seqused_k")
+            raise NotImplementedError("the kernel of this version of torch has no seqused_k")
         used = {} if seqused_k is None else {"seqused_k": seqused_k}
         out, lse, *_ = flash(*arguments, 0.0, causal, False, scale=scale, **used, **once)
         return out, lse
@@ -279,7 +279,7 @@ def _find_fault(backend: VarlenBackend, shape: HeadShape) -> str | None:
             error, off = worst_error(outs[own], target.transpose(0, 1)), float((sums[own] - logs.T).abs().max())
             where = f"{'its own ' if causal else ''}{read.length} slots"
             if not error <= RELATIVE_ERROR:
-                return f"over {where}, the kernel's output is off by {error:.1e} of itself"
+                return f"over {where}, the kernel's output has a relative error of {error:.1e}"
             if not off <= SUM_ERROR:
                 return f"over {where}, the kernel's log-sum-exp is off by {off:.1e}"
     return None

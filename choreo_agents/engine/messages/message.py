@@ -93,7 +93,7 @@ def place(lengths: Sequence[int], offsets: Sequence[int | None] | None, position
         InvalidRequestError: A wrong number of offsets, or a negative one.
     """
     if offsets is not None and len(offsets) != len(lengths):
-        raise InvalidRequestError(f"there are {len(lengths)} parents but {len(offsets)} offsets: give one for each")
+        raise InvalidRequestError(f"got {len(lengths)} parents but {len(offsets)} offsets: pass one for each")
     placed: list[int] = []
     following = 0
     for i, length in enumerate(lengths):

@@ -176,7 +176,7 @@ class MessageTable:
     def unwant(self, message: Message) -> None:
         """Undo `want` when the request has ended."""
         if message.entry is None:
-            raise KVMemoryError(f"message {message.handle.id!r} is given up by a request that never wanted it")
+            raise KVMemoryError(f"message {message.handle.id!r} is dropped by a request that does not hold it")
         self.cache.unwant(message.entry)
         self._free_if_unneeded(message)
 
@@ -339,7 +339,7 @@ def _handle_error(handle: MessageHandle, message: Message | None, released: bool
     if handle.base_model != fingerprint:
         return ForeignHandleError(
             f"handle {handle.id!r} was made by model {handle.base_model!r}, this engine runs {fingerprint!r}: pass the "
-            "words instead and prefill them here"
+            "text instead and prefill it here"
         )
     if released:
         return ReleasedHandleError(
@@ -348,12 +348,12 @@ def _handle_error(handle: MessageHandle, message: Message | None, released: bool
         )
     if message is not None:
         return UnknownHandleError(
-            f"handle {handle.id!r} says length={handle.length} and model={handle.model!r}, but was made with "
-            f"length={message.handle.length} and model={message.handle.model!r}: use it as the engine gave it out"
+            f"handle {handle.id!r} has length={handle.length} and model={handle.model!r}, but was created with "
+            f"length={message.handle.length} and model={message.handle.model!r}: pass it unchanged"
         )
     return UnknownHandleError(
-        f"handle {handle.id!r} is unknown: this engine never made it, or has forgotten it with its thread. Handles "
-        "live in the engine that made them, under the salt it was loaded with: encode the words again"
+        f"handle {handle.id!r} is unknown: this engine never created it, or deleted it with its thread. Handles are "
+        "valid in the engine that created them, under its salt: encode the text again"
     )
 
 

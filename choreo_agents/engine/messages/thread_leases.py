@@ -205,7 +205,7 @@ class Threads:
         with self._all.lock:
             lease = self._all.woken(self._tenant, name)
             if lease.users < 0:
-                raise ThreadBusyError(f"thread {name!r} is being forgotten: run it when that is done")
+                raise ThreadBusyError(f"thread {name!r} is being deleted: run it again after that")
             lease.users += 1
         try:
             yield lease
@@ -259,8 +259,7 @@ class Threads:
             lease = self._all.woken(self._tenant, thread)
             if lease.users:
                 raise ThreadBusyError(
-                    f"thread {thread!r} is under way, and what it reads is not dropped: forget it when its runs have "
-                    "ended"
+                    f"thread {thread!r} is running, and cannot be deleted now: delete it when its runs have ended"
                 )
             lease.users = -1
         try:

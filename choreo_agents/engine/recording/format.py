@@ -292,7 +292,7 @@ def read_recording(path: str | Path) -> Recording:
             reason = error.errors()[0]["msg"]
             raise InvalidRequestError(f"line {number} of {str(path)!r} is damaged: {reason}") from None
     is_whole = bool(lines) and isinstance(lines[-1], RecordingEnded) and not unfinished
-    cut = None if is_whole else f"it ends after line {len(written)}: its process ended before the recording was closed"
+    cut = None if is_whole else f"it ends after line {len(written)}: the process ended before the recording was closed"
     return Recording(path, header, tuple(lines), cut)
 
 
@@ -302,8 +302,8 @@ def _header(path: Path, line: bytes) -> RecordingHeader:
         version = _Version.model_validate_json(line).format
         if version != FORMAT:
             raise InvalidRequestError(
-                f"{str(path)!r} has format {version!r}, and this version reads {FORMAT}: use the one that wrote it"
+                f"{str(path)!r} has format {version!r}, but this version reads {FORMAT}: use the one that wrote it"
             )
         return RecordingHeader.model_validate_json(line)
     except ValidationError:
-        raise InvalidRequestError(f"{str(path)!r} is no recording: engine.record(path) writes one") from None
+        raise InvalidRequestError(f"{str(path)!r} is not a recording: engine.record(path) writes one") from None

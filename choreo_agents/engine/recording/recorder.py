@@ -282,7 +282,9 @@ class Recordings:
         tenant, core, ongoing = self._tenant, self._tenant.core, self._tenant.keeper(_Ongoing)
         with core.lock:
             if ongoing.recorder is not None:
-                raise InvalidRequestError(f"the engine is recording to {str(ongoing.recorder.path)!r}: end that first")
+                raise InvalidRequestError(
+                    f"the engine is already recording to {str(ongoing.recorder.path)!r}: end that first"
+                )
             recorder = ongoing.recorder = Recorder(tenant, Path(path), confidential=confidential)
             watches, watch = core.loop.watches, recorder.step
             watches.append(watch)
@@ -335,15 +337,13 @@ def key_of(recording: Recording, seals: Seals) -> bytes:
     """
     header, path = recording.header, key_path(recording.path)
     if header.keyed == "salt":
-        key, where = _salted_key(seals, header.nonce), "it was recorded under another salt: load the engine with that"
+        key, where = _salted_key(seals, header.nonce), "it was recorded under another salt: load the engine with it"
     elif path.is_file():
         key, where = path.read_bytes().strip(), f"{str(path)!r} is the key of another recording"
     else:
-        raise ReplayError(
-            f"there is no {path.name} beside the recording: without it nobody can tell which calls are as recorded"
-        )
+        raise ReplayError(f"{path.name} is missing beside the recording: calls cannot be compared without it")
     if not hmac.compare_digest(code(key, _PROOF, header.nonce).encode(), header.proof.encode()):
-        raise InvalidRequestError(f"the digests of {str(recording.path)!r} cannot be checked: {where}")
+        raise InvalidRequestError(f"cannot check the digests of {str(recording.path)!r}: {where}")
     return key
 
 
@@ -368,4 +368,4 @@ def _created(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     except FileExistsError:
-        raise InvalidRequestError(f"{str(path)!r} is there already: delete it, or record to another file") from None
+        raise InvalidRequestError(f"{str(path)!r} exists already: delete it, or record to another file") from None

@@ -75,10 +75,10 @@ class RuntimeGuard:
             return False
         who = source_of_author(entry["author"], self._reader) or entry["author"]
         node = self._reader.rsplit("|", maxsplit=1)[-1]
-        message = f"{reason}, but the encoding that {who!r} shares with it attended to it: declare {who!r} to "
-        message += f"{node!r} {REENCODED!r}"
+        edge = f"visibility of {who!r} to {node!r}"
+        message = f"{reason}, but the encoding that {who!r} shares attended to it: set the {edge} to {REENCODED!r}"
         if channel == "words":
-            message = f"{reason}, but the words of {who!r} may have been made of it: undeclare {who!r} to {node!r}"
+            message = f"{reason}, but the text of {who!r} may be derived from it: remove the {edge}"
         if guard.on_violation == "warn":
             warnings.warn(message, VisibilityWarning, stacklevel=2)
             return True

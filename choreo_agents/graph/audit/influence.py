@@ -355,5 +355,5 @@ def audit_entries(engines: Iterable[Engine], chart: Chart, entries: Sequence[Han
             )
     outside = [*chart.outside]
     for model, count in unserved.items():
-        outside.append(f"what reached {count} messages that model {model!r} has said, which no engine here runs")
+        outside.append(f"what reached {count} messages of model {model!r}, which no engine here runs")
     return AuditReport(tuple(contexts.values()), findings.values, outside=tuple(outside))

@@ -40,7 +40,7 @@ class Policy(Options):
     @model_validator(mode="after")
     def _require_possible(self) -> Self:
         if self.on_violation == "reencode" and "words" in self.channels:
-            raise ValueError("words cannot be cut by re-encoding them: use on_violation='raise' for the words channel")
+            raise ValueError("the policy cannot re-encode for the words channel: use on_violation='raise'")
         return self
 
     def forbids(self, context: PrivateContext, persona: str, channel: Channel) -> bool:
@@ -62,9 +62,9 @@ class Policy(Options):
         for context, allowed in self.confidential.items():
             if context not in known_contexts:
                 names = ", ".join(sorted(known_contexts)) or "none"
-                raise VisibilityError(f"the policy names no private context: {context!r}. The graph has: {names}")
+                raise VisibilityError(f"{context!r} of the policy is not a private context. The graph has: {names}")
             for reader in sorted(allowed - known_personas):
                 raise VisibilityError(
-                    f"the policy lets {context!r} reach {reader!r}, which is no persona of the graph: "
+                    f"the policy lets {context!r} reach {reader!r}, which is not a persona of the graph: "
                     f"{', '.join(sorted(known_personas))}"
                 )

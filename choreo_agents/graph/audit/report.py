@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from choreo_agents.graph.visibility import START_SOURCE, Channel
 from choreo_agents.tracing import table_html
@@ -69,6 +69,10 @@ class Finding:
         if no edges would."""
         return self.find_cut()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = self.context, self.reader, self.channel, self.violation, self.persona
+        return Finding, (*fields, partial(tuple, self.path), partial(tuple, self.cut))
+
     def walk(self) -> str:
         """Return the path as text: `alice.system -> alice =shared=> bob`."""
         steps = [f" -> {hop.reader}" if hop.by == "own" else f" ={hop.by}=> {hop.reader}" for hop in self.path]
@@ -117,6 +121,8 @@ class AuditReport:
     """What the audit cannot prove anything about."""
     changed: tuple[Hop, ...] = ()
     """Edges that the policy has switched to `reencoded`."""
+    find_violations: Callable[[], Iterable[Finding]] | None = field(default=None, repr=False)
+    """Finds the violations without all other findings; None: they are looked for among these."""
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -133,6 +139,10 @@ class AuditReport:
 
     def __hash__(self) -> int:
         return hash(self.contexts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        finders = partial(tuple, self.findings), partial(tuple, self.blocked)
+        return AuditReport, (self.contexts, *finders, self.outside, self.changed)
 
     def to_json(self, indent: int | None = None) -> str:
         """Return the whole report as JSON, with all paths and cuts."""
@@ -151,9 +161,11 @@ class AuditReport:
         plain = {"contexts": contexts, "findings": findings, "blocked": blocked, "outside": self.outside}
         return json.dumps({**plain, "changed": changed}, indent=indent)
 
-    @property
+    @cached_property
     def violations(self) -> tuple[Finding, ...]:
-        """The findings that break a promise."""
+        """The findings that break a promise, found without the others."""
+        if self.find_violations is not None:
+            return tuple(self.find_violations())
         return tuple(finding for finding in self.findings if finding.violation)
 
     @property

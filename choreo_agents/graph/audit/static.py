@@ -20,7 +20,8 @@ CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 def audit_chart(chart: Chart, changed: Sequence[Hop] = ()) -> AuditReport:
     """Report every private context, every reader it can reach by the shortest path, and the edges that would cut it."""
     find, find_blocked = partial(_findings, chart, chart.contexts), partial(_blocked, chart)
-    return AuditReport(chart.contexts, find, find_blocked, chart.outside, tuple(changed))
+    violations = partial(violations_of, chart)
+    return AuditReport(chart.contexts, find, find_blocked, chart.outside, tuple(changed), violations)
 
 
 def violations_of(chart: Chart) -> list[Finding]:
@@ -183,7 +184,7 @@ def chart_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditR
             changed.
     """
     chart, report = audit_as_run(chart, on_violation)
-    messages = [_describe(finding, chart) for finding in violations_of(chart)]
+    messages = [_describe(finding, chart) for finding in report.violations]
     if messages and on_violation != "warn":
         raise VisibilityError("; ".join(messages))
     for message in messages:
@@ -193,16 +194,16 @@ def chart_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditR
 
 def _describe(finding: Finding, chart: Chart) -> str:
     """Describe a violation: the promise, the path, and the edge to change."""
-    carrier = "an encoding that attended to it" if finding.channel == "encoding" else "words made of it"
-    start = f"{finding.violation}, but {carrier} would get there: {finding.walk()}"
+    carrier = "an encoding that attended to it" if finding.channel == "encoding" else "text derived from it"
+    start = f"{finding.violation}, but {carrier} would reach it: {finding.walk()}"
     if not finding.cut:
-        return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
+        return f"{start}. The edge itself violates it: remove the edge, or allow {finding.reader!r} to read it"
     edges = " and ".join(dict.fromkeys(_describe_edge(source, reader) for source, reader in finding.cut))
     leaked = [context for context in chart.contexts if context.name == finding.context]
     # A re-encoded edge still hands over the text, which does not help where the policy forbids the words as well.
     if finding.channel == "words" or any(chart.forbids(context, finding.reader, "words") for context in leaked):
-        return f"{start}. Undeclare {edges}"
-    return f"{start}. Declare {edges} {REENCODED!r}"
+        return f"{start}. Remove the visibility of {edges}"
+    return f"{start}. Set the visibility of {edges} to {REENCODED!r}"
 
 
 def _describe_edge(source: str, reader: str) -> str:

@@ -44,8 +44,8 @@ def require_choice(choice: Any, engine: Engine | None, *, by_tenant: bool) -> No
         raise InvalidRequestError(f"lineage must be a LangGraph store, False or None, not {choice!r}")
     if engine is not None and not by_tenant and not engine.lineage.seals.salted:
         raise InvalidRequestError(
-            "what is kept of a run is sealed with a key made of the engine's salt, and this one has none: load it with "
-            "salt=..., a secret of yours, the same in every process that is to go on with the run"
+            "lineage is signed with a key derived from the engine's salt, but it has none: load the engine with "
+            "salt=..., a secret that is the same in every process that continues the run"
         )
 
 
@@ -109,8 +109,8 @@ def open_store(path: Path) -> BaseStore:
                 _opened[key] = _file_id(path), store
             except (OSError, sqlite3.Error) as error:
                 raise StoreError(
-                    f"the lineage of runs cannot be kept in {str(path)!r} ({error!r}): make room or give the right to "
-                    "write there, choose a store with compile(lineage=...), or leave it out with lineage=False"
+                    f"cannot store the lineage of runs in {str(path)!r} ({error!r}): free space or permit writing, "
+                    "pass compile(lineage=...) another store, or turn it off with lineage=False"
                 ) from error
         return _opened[key][1]
 

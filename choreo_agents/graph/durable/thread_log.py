@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -52,7 +52,9 @@ _REMEMBERED = "lineage"
 _known: WeakKeyDictionary[BaseStore, WeakValueDictionary[tuple[str, ...], ThreadLog]] = WeakKeyDictionary()
 _commits: WeakKeyDictionary[BaseStore, GroupCommit] = WeakKeyDictionary()
 _lock = threading.Lock()
-_RECORD = TypeAdapter(LoggedMessage)
+_RECORD, _KEY = TypeAdapter(LoggedMessage), TypeAdapter(KVKey)
+_MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+"""Errors of reading an entry that is not of its format."""
 
 
 class RunLineage:
@@ -121,7 +123,7 @@ class RunLineage:
         taken = [*missing, *(answer for answer in {*log.answers.values()} if answer in log.keys)]
         await asyncio.to_thread(self._engine.lineage.look_for_kv, log.keys)
         refused = self._engine.lineage.import_messages(taken, log, self._scope)
-        why = "" if log.damaged is None else f"; something that the thread has written is not believed: {log.damaged}"
+        why = "" if log.damaged is None else f"; a record of the thread was rejected: {log.damaged}"
         self.refused |= {message_id: f"{refused[message_id]}{why}" for message_id in missing if message_id in refused}
 
 
@@ -232,8 +234,8 @@ class ThreadLog:
                     record = self._unpacked(plain, content.keys)
                     content.add(record)
                     _remember(self._keys, record.key)
-            except ValueError as error:
-                content.damaged = str(error)
+            except _MALFORMED as error:
+                content.damaged = str(error) if isinstance(error, ValueError) else f"it is damaged: {error!r}"
         # A message whose key is lost is unknown: its next commit writes the key again.
         messages = {name: record for name, record in content.messages.items() if name in content.keys}
         with self.lock:
@@ -252,9 +254,10 @@ class ThreadLog:
         Args:
             discard: Called before with the ids of its messages, to remove their files.
         """
+        await self._commits.flush()  # writes whose callers' event loops have ended would survive the deletion
         items, ids = await read_items(self.store, self.place), dict[str, None]()
         for item in items:
-            with suppress(ValueError):
+            with suppress(*_MALFORMED):
                 ids |= {plain["id"]: None for plain in self._unseal(item)}
         discard([*ids])
         for start in range(0, len(items), _AT_ONCE):
@@ -287,7 +290,8 @@ class ThreadLog:
         return plain
 
     def _unpacked(self, plain: Mapping[str, Any], known: Mapping[str, KVKey]) -> LoggedMessage:
-        """Return the record that `_packed` wrote; raises `ValueError` if it refers to an unknown message.
+        """Return the record that `_packed` wrote; raises one of `_MALFORMED` if it is another, or refers to an unknown
+        message.
 
         Args:
             plain: Its values.
@@ -298,21 +302,23 @@ class ThreadLog:
             (like, shared), at = plain.get("like", ("", 0)), plain["at"]
             if shared and like not in known:
                 raise ValueError(f"it refers to {like}, which is not in the store")
-            placed = [*(_placed_parents(known[like])[:shared] if shared else ()), *plain["parents"]]
-            parents = tuple((parent, position - at) for parent, position in placed)
-            key = KVKey(plain["id"], plain["model"], tuple(plain["tokens"]), parents, at)
+            own = _KEY.validate_python({**plain, "native_offset": at})
+            if not own.tokens:
+                raise ValueError(f"{own.id} has no tokens")
+            placed = [*(_placed_parents(known[like])[:shared] if shared else ()), *own.parents]
+            key = replace(own, parents=tuple((parent, position - at) for parent, position in placed))
         record = _RECORD.validate_python(plain)
         return replace(record, key=key, answers=tuple(call.replace(_ID, self._thread) for call in record.answers))
 
     def _unseal(self, item: SearchItem) -> Sequence[Mapping[str, Any]]:
         value: Any = item.value
         if not isinstance(value, Mapping):
-            raise ValueError(f"it is no object of JSON, but {type(value).__name__}")
+            raise ValueError(f"it is not a JSON object, but {type(value).__name__}")
         plain = {name: member for name, member in value.items() if name != _SEAL}
         if not self._seals.holds(value.get(_SEAL), self._seal_purpose(item.key), plain):
-            raise ValueError("it does not bear the tenant's seal: somebody else wrote it, or has changed it")
+            raise ValueError("its signature is not the tenant's: it was written by somebody else, or changed")
         if plain.get("v") != FORMAT:
-            raise ValueError(f"it is written in format {plain.get('v')!r}, not {FORMAT}: another release wrote it")
+            raise ValueError(f"it has format {plain.get('v')!r}, not {FORMAT}: another version wrote it")
         messages: Sequence[Mapping[str, Any]] = plain["messages"]
         return messages
 
@@ -369,16 +375,17 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._open: _Batch | None = None
         """Batch that is not written yet, which may grow."""
-        self._last: _Batch | None = None
-        """Latest batch until it is written: then it is dropped, since it holds words, and its errors hold the store."""
+        self._batches: list[_Batch] = []
+        """Batches until they are written: then they are dropped, as they hold words, and their errors the store."""
 
     async def write(self, store: BaseStore, op: PutOp) -> None:
         """Write, and return when it is committed. Raises `StoreError`."""
         with self._lock:
-            batch, before = self._open, self._last
+            batch, before = self._open, self._batches[-1] if self._batches else None
             is_first = batch is None
             if batch is None:
-                batch = self._open = self._last = _Batch()
+                batch = self._open = _Batch()
+                self._batches.append(batch)
             number = len(batch.ops)
             batch.ops.append(op)
         if is_first:
@@ -386,6 +393,13 @@ class GroupCommit:
         error = (await asyncio.wrap_future(batch.errors))[number]
         if error is not None:
             raise error
+
+    async def flush(self) -> None:
+        """Return when everything is written that callers, in any event loop, have asked for before."""
+        with self._lock:
+            batches = [*self._batches]
+        for batch in batches:
+            await asyncio.wrap_future(batch.errors)
 
     async def _write_batch(self, store: BaseStore, batch: _Batch, before: _Batch | None) -> None:
         errors: list[StoreError | None] = []
@@ -398,8 +412,8 @@ class GroupCommit:
         finally:  # also if its event loop ends
             with self._lock:
                 self._open = None if self._open is batch else self._open
-                self._last = None if self._last is batch else self._last
-            broken = StoreError("a commit of the run's lineage was broken off: run it again")
+                self._batches.remove(batch)
+            broken = StoreError("writing the run's lineage was interrupted: run it again")
             batch.errors.set_result(errors or [broken] * len(batch.ops))
 
 
@@ -437,7 +451,7 @@ async def run_store_ops(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
     try:
         loop = getattr(store, "loop", None)  # LangGraph's async stores have one
         if is_blocked(loop):
-            raise RuntimeError("a sync call waits in the event loop that the store answers in: await ainvoke there")
+            raise RuntimeError("a sync call blocks the event loop of the store: use await ainvoke() there")
         if loop in (None, asyncio.get_running_loop()):
             try:
                 return await store.abatch(ops)
@@ -448,8 +462,8 @@ async def run_store_ops(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
         await asyncio.to_thread(_roll_back, store)
         first = error.__context__ or error  # if the file is full, SQLite's store raises a second error, of its commit
         raise StoreError(
-            f"the store {type(store).__name__} of the run's lineage has failed ({first!r}): nothing that was reported "
-            "is lost; run it again when the store works"
+            f"the store {type(store).__name__} of the run's lineage failed ({first!r}): nothing reported before is "
+            "lost; run again when the store works"
         ) from error
 
 
@@ -458,6 +472,7 @@ def _roll_back(store: BaseStore) -> None:
     connection = getattr(store, "conn", None)
     if isinstance(connection, sqlite3.Connection):
         # Under the store's lock: another caller's transaction may be open.
-        with getattr(store, "lock", nullcontext()), suppress(sqlite3.Error):
+        lock = getattr(store, "lock", None)
+        with lock if isinstance(lock, AbstractContextManager) else nullcontext(), suppress(sqlite3.Error):
             if connection.in_transaction:
                 connection.rollback()

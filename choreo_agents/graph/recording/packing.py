@@ -40,11 +40,11 @@ class Packing:
         """Return the value of a text; raises `InvalidRequestError` if the text is no packed value."""
         kind, _, written = text.partition(":")
         if kind not in ("msgpack", "null"):  # other kinds, such as pickle, may run code
-            raise InvalidRequestError(f"what was packed as {kind!r} is not read")
+            raise InvalidRequestError(f"values packed as {kind!r} cannot be read")
         try:
             return self._serializer.loads_typed((kind, base64.b64decode(written, validate=True)))
         except Exception as error:  # user-defined types may raise anything
-            raise InvalidRequestError(f"what a recording holds is damaged, and cannot be read: {error}") from error
+            raise InvalidRequestError(f"a value of the recording is damaged: {error}") from error
 
 
 def is_private(value: Any) -> bool:

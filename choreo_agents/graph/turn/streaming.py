@@ -134,7 +134,7 @@ def report_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None
     caller = sys._getframe(1)
     # Not `warnings.warn`: its registry keeps every text for good, and no two of these are the same.
     warnings.warn_explicit(
-        f"{node!r} reads messages that are encoded again from their words here, and are not what others saw: {named}",
+        f"{node!r} reads messages that are encoded again from their text, and differ from what others saw: {named}",
         LineageWarning,
         caller.f_code.co_filename,
         caller.f_lineno,

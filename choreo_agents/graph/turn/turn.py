@@ -306,9 +306,7 @@ def sampling_of(agent: Speaker, state: Any) -> Sampling:
     if not choices:
         return agent.sampling
     if isinstance(choices, str) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
-        raise InvalidRequestError(
-            f"the choices of {agent.name!r} must be texts that say something, in a list, not {choices!r}"
-        )
+        raise InvalidRequestError(f"the choices of {agent.name!r} must be a list of non-empty strings, not {choices!r}")
     # Text in graph state is stripped, and routes compare it with the choices.
     stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
     return agent.sampling.model_copy(update={"choices": stripped, "answer_prefix": agent.answer_prefix})
@@ -392,9 +390,9 @@ async def with_update(agent: Speaker, output: dict[str, Any], state: Any, config
     changes = result if command is None else command.update
     added = dict(changes) if isinstance(changes, Mapping) else {} if changes is None else None
     if added is None or "handles" in added:
-        wrong = "handles, which only agents write" if added else f"a {type(changes).__name__}"
+        wrong = "handles, which only agents may write" if added else f"a {type(changes).__name__}"
         raise InvalidRequestError(
-            f"the update of {agent.name!r} must be a dict of channels or a Command of one, not {wrong}"
+            f"on_output of {agent.name!r} must return a dict of channels or a Command with one, not {wrong}"
         )
     signed = sign(added, config, agent.reader_rules().node, agent.persona, confidential=agent.confidential)
     extra = signed.pop("messages", None) or []

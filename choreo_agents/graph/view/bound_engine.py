@@ -51,7 +51,7 @@ class BoundEngine:
         if handle is None:
             stored = MessageHandle.model_validate(entry["handle"])
             raise ForeignHandleError(
-                f"handle {stored.id!r} was made by model {stored.base_model!r}, {self._reader!r} runs on {self.model!r}"
+                f"handle {stored.id!r} is of model {stored.base_model!r}, but {self._reader!r} runs on {self.model!r}"
             )
         return handle
 
@@ -63,7 +63,7 @@ class BoundEngine:
         """
         if handle.id not in self._read:
             raise VisibilityError(
-                f"{self._reader!r} may not read handle {handle.id!r}: declare its source to {self._reader!r}"
+                f"{self._reader!r} may not read handle {handle.id!r}: show its source to {self._reader!r}"
             )
         return self.engine.tokens(handle)
 
@@ -100,5 +100,7 @@ class BoundEngine:
     def _require(self, parents: Sequence[MessageHandle]) -> None:
         for parent in parents:
             if parent.id not in self._attended:
-                words = f"its words only: declare its source {SHARED!r}" if parent.id in self._read else "nothing of it"
-                raise VisibilityError(f"{self._reader!r} may not attend to handle {parent.id!r}, it may see {words}")
+                words = (
+                    f"read its text only: share its source ({SHARED!r})" if parent.id in self._read else "not read it"
+                )
+                raise VisibilityError(f"{self._reader!r} may not attend to handle {parent.id!r}, it may {words}")

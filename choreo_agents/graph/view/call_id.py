@@ -84,8 +84,8 @@ def options_of(config: RunnableConfig) -> RunOptions:
     if plain or not isinstance(options, RunOptions):
         value = {name: configurable[name] for name in plain} or {_KEY: options}
         raise InvalidRequestError(
-            f"configurable has {value!r}: options of a run are taken from one object only, which clients cannot write: "
-            f'give {{"configurable": {{"{_KEY}": choreo_agents.RunOptions(seed=..., replay=..., ...)}}}}'
+            f"configurable has {value!r}: options of a run must be one RunOptions object, which clients cannot write: "
+            f'pass {{"configurable": {{"{_KEY}": choreo_agents.RunOptions(seed=..., replay=..., ...)}}}}'
         )
     return options
 

@@ -61,7 +61,7 @@ class ImportedPrompt:
         if root + self._assembly.end > most:
             raise ContextLengthError(
                 f"the public root takes {root} positions and the prompt of schema {self._schema!r} "
-                f"{self._assembly.end}, the model's context has {most}: import less, or say less to everybody"
+                f"{self._assembly.end}, but the model's context is {most}: import less, or shorten the public root"
             )
 
     @cached_property

@@ -111,8 +111,9 @@ def _narrowed(entry: HandleEntry, rule: VisibilityRule | None, source: str | Non
         node = reader.rsplit("|", maxsplit=1)[-1]
         allowed = "nothing" if rule is None else rule.words()
         raise VisibilityError(
-            f"a send hands a message of {source or entry['author']!r} to {node!r} as {selected!r}, which may see "
-            f"{allowed} of it: declare {source or entry['author']!r} to {node!r} {selected!r}, or send less"
+            f"a send passes a message of {source or entry['author']!r} to {node!r} as {selected!r}, but it may see "
+            f"{allowed} of it: set the visibility of {source or entry['author']!r} to {node!r} to {selected!r}, or "
+            "send less"
         )
     return replace(rule, mode=mode)
 
@@ -178,7 +179,7 @@ class HistoryLimit:
         for name, least in (("last", 0), ("tokens", 1)):
             bound = getattr(self, name)
             if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < least):
-                raise InvalidRequestError(f"a history keeps {name} from {least} on, not {bound!r}")
+                raise InvalidRequestError(f"{name} of a history must be {least} or more, not {bound!r}")
         if self.last is None and self.tokens is None:
             raise InvalidRequestError("a history needs a limit: HistoryLimit(last=...) or HistoryLimit(tokens=...)")
 

@@ -31,7 +31,7 @@ from choreo_agents.graph.words.entries import callers_of, calls_of, entries_of, 
 from choreo_agents.graph.words.thoughts import keeps_thoughts, without_thoughts
 from choreo_agents.kv.handle import MessageHandle, base_model
 
-UNKNOWN = "nothing keeps what it was computed from"
+UNKNOWN = "its inputs are not recorded"
 
 
 class ViewBuilder:
@@ -178,13 +178,13 @@ class ViewBuilder:
         foreign = [item for item in items if handle_for(item.entry, self.bound.model) is None]
         for entry, rule in foreign if self._rules.strict else ():
             if is_of_agent(entry) and rule.mode.shares_kv:
-                raise self._refused(entry, "declare it 'reencoded', or compile without strict=True")
+                raise self._refused(entry, "set its visibility to 'reencoded', or compile without strict=True")
         missing = [*(entry for entry, _ in foreign), *(e for e in named if handle_for(e, self.bound.model) is None)]
         different = list({entry["message_id"]: entry for entry in missing}.values())
         calls: list[Prefill] = []
         for entry in different:
             if (message := self.showing.in_state(entry)) is None:
-                raise self._refused(entry, "its words are not in the graph's state: send the message itself, too")
+                raise self._refused(entry, "its text is not in the graph's state: send the message itself, too")
             text, kind = message_turn(message, self._engine.chat, opening=opening_of(message))
             source = MessageHandle.model_validate(entry["handle"]) if is_of_agent(entry) else None
             extra: dict[str, Any] = {"author": entry["author"], "confidential": entry["confidential"], "source": source}
@@ -195,7 +195,7 @@ class ViewBuilder:
     def _refused(self, entry: HandleEntry, advice: str) -> ForeignHandleError:
         handle = MessageHandle.model_validate(entry["handle"])
         return ForeignHandleError(
-            f"what {entry['author']!r} said is handle {handle.id!r} of model {handle.base_model!r}, and "
+            f"the message of {entry['author']!r} is handle {handle.id!r} of model {handle.base_model!r}, but "
             f"{self._place.author!r} runs on {self.bound.model!r}: {advice}"
         )
 
@@ -217,9 +217,9 @@ class ViewBuilder:
             return error
         [(source, count)] = tokens.most_common(1)
         owner = "its own" if source == reader else f"{source!r}'s"
-        advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
+        advice = f"show {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
         if source == reader:
-            advice = "bound what it keeps by Agent(history=...), or shorten the loop that it is in"
+            advice = "limit them with Agent(history=...), or shorten the loop that it is in"
         elif source == START_SOURCE:
             owner, advice = "input", "send less"
         return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {owner}: {advice}")
@@ -255,8 +255,8 @@ class ViewBuilder:
             self.attends_to_answers |= rule.mode.shares_kv and bool(entry.get("answered"))
             if entry["author"] in self._text_only:
                 self.words_of[entry["author"]] = (
-                    "it may have attended to all that its function can read, and some of that is kept from the reader: "
-                    "declare less private, or have an Agent say it"
+                    "it may have attended to everything that its function can read, and some of that is hidden from "
+                    "the reader: make less private, or let an Agent write it"
                 )
         for entry in () if self.words_of else self._branches.read_as_text(shown):
             message = self.showing.in_state(entry)
@@ -366,7 +366,7 @@ class ViewBuilder:
 def _unserved(encoded: Mapping[str, HandleEntry], engines: Sequence[Engine]) -> dict[str, tuple[HandleEntry, str]]:
     """Return the entries whose model none of the engines serves, with the reason, by message id."""
     served = {engine.model.adapter.fingerprint for engine in engines}
-    why = "another model has said it, which is not served here"
+    why = "it was made by another model, which is not served here"
     sampled = {name: entry for name, entry in encoded.items() if is_of_agent(entry)}
     return {name: (entry, why) for name, entry in sampled.items() if base_model(entry["handle"]["model"]) not in served}
 

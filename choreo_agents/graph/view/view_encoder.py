@@ -217,7 +217,7 @@ class ViewEncoder:
             is_first = rules.shared_system is None and len(view.handles) == len(turns.root.handles)
             await turns.append_turns(view, [instructions(text, turns.chat, later=not is_first)], path, None)
         if name not in rules.systems and name not in rules.confidential:
-            raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
+            raise VisibilityError(f"there is no private context {name!r} in which to encode text")
         for entry in confidential_of(path, self._entries):
             handle = self._bound.handle(entry)
             tokens, kind = self._tokens_of(entry, handle, REENCODED, own=self._reader.has_said(entry))
@@ -304,8 +304,8 @@ class ViewEncoder:
         name, engine = entry["message_id"], self._engine
         if name not in self._messages:
             raise VisibilityError(
-                f"what {entry['author']!r} said is to be re-worded ({mode.name}), and its handle was sent without its "
-                f"words: send message {name!r} itself, too, as choreo_agents.send does"
+                f"a message of {entry['author']!r} is to be transformed ({mode.name}), but only its handle was sent: "
+                f"send message {name!r} itself, too, as choreo_agents.send does"
             )
         called, reworded = tools_called(self._messages.values()), self._transform(entry, self._messages[name], mode)
         opening = opening_of(reworded)

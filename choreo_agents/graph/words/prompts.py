@@ -31,7 +31,7 @@ def require_prompt(name: str, field: str, prompt: Any) -> Any:
     if not callable(prompt):
         return text_of(name, field, prompt)
     if inspect.isclass(prompt):
-        raise InvalidRequestError(f"the {field} of {name!r} must be text or a function that makes it, not {prompt!r}")
+        raise InvalidRequestError(f"the {field} of {name!r} must be text or a function that returns it, not {prompt!r}")
     required_arguments(name, field, prompt, ["state"])
     return prompt
 
@@ -40,7 +40,7 @@ def required_arguments(name: str, field: str, function: Callable[..., Any], posi
     """Raise `InvalidRequestError` unless an agent's function can be called with these, `runtime` and `config`."""
     if _arguments(function, len(positional)) is None:
         raise InvalidRequestError(
-            f"the {field} of {name!r} is a function that cannot be called: it may take ({', '.join(positional)}), and "
+            f"the {field} of {name!r} is a function with other parameters: it may take ({', '.join(positional)}), and "
             f"runtime or config by name, not {inspect.signature(function)}"
         )
 
@@ -83,12 +83,12 @@ def _require_role(name: str, field: str, message: BaseMessage) -> None:
     kind = _SPOKEN_BY[field]
     if not isinstance(message, kind):
         raise InvalidRequestError(
-            f"the {field} of {name!r} holds a {type(message).__name__}, and is a {kind.__name__}'s to say: what others "
-            "said stands in the graph's state, and who sees it is declared"
+            f"the {field} of {name!r} contains a {type(message).__name__}, but only {kind.__name__} is allowed: "
+            "messages of others are in the graph's state, and their visibility is declared"
         )
     blocks = message.content if isinstance(message.content, list) else []
     if kinds := [str(block.get("type")) for block in blocks if isinstance(block, dict) and block.get("type") != "text"]:
-        raise InvalidRequestError(f"the {field} of {name!r} holds {kinds[0]!r}: only text can be encoded")
+        raise InvalidRequestError(f"the {field} of {name!r} contains {kinds[0]!r}: only text can be encoded")
 
 
 def _arguments(function: Callable[..., Any], most: int) -> tuple[int, tuple[str, ...]] | None:

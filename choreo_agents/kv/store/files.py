@@ -52,7 +52,7 @@ def private_folder(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or not _ours(about):
-        raise InvalidRequestError(f"{str(folder)!r} is a link or another user's: give a folder of your own for KV")
+        raise InvalidRequestError(f"{str(folder)!r} is a link or another user's: use a folder of your own for KV")
     if stat.S_IMODE(about.st_mode) & 0o077:
         folder.chmod(0o700)
     return folder
@@ -69,8 +69,7 @@ def below(folder: Path, *names: str) -> Path:
     shared = stat.S_IMODE(about.st_mode) & 0o002 and not about.st_mode & stat.S_ISVTX
     if shared or not (_ours(about) or about.st_uid == 0):
         raise InvalidRequestError(
-            f"{str(folder)!r} is another user's, or everybody may rename what is in it: "
-            "give a folder of your own for KV"
+            f"{str(folder)!r} is another user's, or everybody may rename files in it: use a folder of your own for KV"
         )
     for name in names:
         folder = private_folder(folder / name)
@@ -117,11 +116,11 @@ def read_private(path: Path, least: int, most: int) -> Written:
     descriptor, status = _open(path)
     try:
         if not stat.S_ISREG(status.st_mode):
-            raise UnusableFileError("is no regular file")
+            raise UnusableFileError("is not a regular file")
         if not _ours(status) or status.st_nlink != 1:
-            raise UnusableFileError("is another user's, or has another name, too")
+            raise UnusableFileError("belongs to another user, or has other hard links")
         if not least <= status.st_size <= most:
-            raise UnusableFileError(f"has {status.st_size} bytes, not {least} to {most}")
+            raise UnusableFileError(f"has {status.st_size} bytes, expected {least} to {most}")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(status.st_size)
     except OSError as error:
@@ -175,7 +174,7 @@ def _open(path: Path) -> tuple[int, os.stat_result]:
         if status.st_nlink:
             return descriptor, status
         os.close(descriptor)  # removed or replaced since it was opened
-    raise UnusableFileError("is replaced again and again")
+    raise UnusableFileError("keeps being replaced")
 
 
 def _ours(about: os.stat_result) -> bool:

@@ -55,11 +55,11 @@ def opened(written: Written, key: FileKey, geometry: KVGeometry, seal: bytes) ->
     given, at = about.pop("seal", ""), about.get("native_offset", "")
     shapes = shapes_of(geometry, key.length)
     if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != shapes:
-        raise UnusableFileError("holds other keys and values")
+        raise UnusableFileError("has KV of another shape or dtype")
     if not at.isdecimal() or about | key.written() != about:
-        raise UnusableFileError("is of another message")
+        raise UnusableFileError("belongs to another message")
     if not (given.isascii() and hmac.compare_digest(given, seal_of(seal, about, tensors))):
-        raise UnusableFileError("was changed, or sealed with another key")
+        raise UnusableFileError("was changed, or signed with another key")
     return HostKV(tensors["keys"], tensors["values"]), int(at)
 
 
@@ -98,4 +98,4 @@ def parsed(data: bytes) -> Written:
         about = {str(name): str(value) for name, value in header.get("__metadata__", {}).items()}
         return about, load(data)
     except (SafetensorError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise UnusableFileError("is cut short or damaged") from error
+        raise UnusableFileError("is truncated or damaged") from error

@@ -127,8 +127,8 @@ class Template:
         """Return the error of a template that cannot render a single question."""
         why = "" if self._failure is None else f": {type(self._failure).__name__}: {first_line(self._failure)}"
         return ChatTemplateError(
-            f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'!r} cannot write one question{why}; "
-            "mend it, or remove it: turns are then plain lines"
+            f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'!r} cannot render a single "
+            f"question{why}; fix it, or remove it: turns are then plain lines"
         )
 
     def pieces(self, text: str) -> list[str]:
@@ -153,7 +153,7 @@ def _variables(options: Mapping[str, Any]) -> tuple[dict[str, Any], datetime | N
     """Return the variables of a template, and the day that it is to write as today."""
     for name in options:
         if not isinstance(name, str) or name in _OURS:
-            raise InvalidRequestError(f"{name!r} is no variable of a chat template that can be set")
+            raise InvalidRequestError(f"{name!r} is not a variable of the chat template that can be set")
     variables = {name: value for name, value in options.items() if name != DATE}
     if options.get(DATE) is None:
         return variables, None
@@ -168,7 +168,7 @@ def _day(value: Any) -> datetime:
     try:
         day = value if isinstance(value, date) else date.fromisoformat(value)
     except (TypeError, ValueError):
-        raise InvalidRequestError(f"date must be a day, as in '2026-01-31', not {value!r}") from None
+        raise InvalidRequestError(f"date must be a day, such as '2026-01-31', not {value!r}") from None
     return datetime.combine(day, time())
 
 

@@ -141,7 +141,7 @@ def _weight_files(folder: Path) -> list[Path]:
     try:
         return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise OSError(f"{str(index)!r} is damaged: it does not say which weights are where") from error
+        raise OSError(f"{str(index)!r} is damaged: it does not map weights to files") from error
 
 
 def needs_of(
@@ -159,5 +159,5 @@ def needs_of(
 def _head_size(text: PreTrainedConfig) -> int:
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if not isinstance(size, int):
-        raise UnsupportedModelError(f"model type {text.model_type!r} says nothing of the size of its heads")
+        raise UnsupportedModelError(f"the configuration of model type {text.model_type!r} has no head size")
     return size

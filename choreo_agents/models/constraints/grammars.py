@@ -84,7 +84,7 @@ class Grammars:
     def _matcher(self, source: str, description: Any) -> Any:
         matcher = llguidance().LLMatcher(self._tokens, source, log_level=0, limits=limits())
         if matcher.is_error():
-            raise GrammarError(f"no answer of this model can be led by {description!r}: {matcher.get_error().strip()}")
+            raise GrammarError(f"cannot compile {description!r} for this model: {matcher.get_error().strip()}")
         return matcher
 
     def _constraint(self, compiled: Any, ends: frozenset[int], marks: frozenset[int] = frozenset()) -> TokenConstraint:
@@ -101,8 +101,8 @@ def _make_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: froz
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InvalidRequestError(
-            f"tokenizer {type(tokenizer).__name__} does not say of which bytes its tokens are, so that nothing can be "
-            "guided: save the model with a tokenizer.json"
+            f"tokenizer {type(tokenizer).__name__} does not give the bytes of its tokens, so that answers cannot be "
+            "constrained: save the model with a tokenizer.json"
         )
     settings = json.loads(backend.to_str())
     settings |= {"truncation": None, "padding": None}
@@ -117,7 +117,8 @@ def _make_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: froz
         return llguidance().LLTokenizer(json.dumps(settings), n_vocab=size, eos_token=end or None)
     except ValueError as error:
         raise InvalidRequestError(
-            f"the tokens of {type(tokenizer).__name__} cannot be guided: {error}; take a model whose tokens are bytes"
+            f"the tokens of {type(tokenizer).__name__} cannot be constrained: {error}; use a model with byte-level "
+            "tokens"
         ) from error
 
 

@@ -231,4 +231,4 @@ def _advance(matcher: Any, ends: frozenset[int], token: int, written: Iterable[i
 def _failure_of(matcher: Any) -> str:
     """Return why a matcher cannot go on."""
     error = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
-    return "it allows nothing that the vocabulary can say" if not error or error.startswith("NoExtension") else error
+    return "it allows nothing in the vocabulary" if not error or error.startswith("NoExtension") else error

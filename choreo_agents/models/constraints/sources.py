@@ -87,7 +87,7 @@ def _schema(grammar: Grammar) -> Any:
     try:
         schema = without_annotations(json.loads(grammar.text))
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"the JSON schema is no JSON: {error}") from error
+        raise GrammarError(f"the JSON schema is not valid JSON: {error}") from error
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -125,7 +125,7 @@ def log_unenforced(schema: str, subject: str) -> None:
     matcher = llguidance().LLMatcher
     if message := matcher.validate_grammar(matcher.grammar_from_json_schema(schema), limits=limits()).strip():
         reason = message.splitlines()[0]
-        LOG.info("a constraint to %s leaves out what is checked afterwards: %s", subject, reason)
+        LOG.info("%s is checked only afterwards against this part of its schema: %s", subject, reason)
 
 
 def _validate(matcher: Any, source: str, grammar: Grammar) -> str:
@@ -137,8 +137,8 @@ def _validate(matcher: Any, source: str, grammar: Grammar) -> str:
         # Skip the drawing of the place in llguidance's own text.
         message = f"{grammar.text!r}: {message.rpartition('error: ')[2].partition(chr(10))[0]}"
     hints = {
-        "regex": "; it is the whole answer that must match, without ^ and $",
-        "json_schema": "; leave it out of the schema and check it afterwards, as is done where a type is given",
+        "regex": "; it must match the whole answer, without ^ and $",
+        "json_schema": "; leave it out of the schema and check it afterwards, as for a pydantic model",
     }
     message = message.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Write anyOf")
-    raise GrammarError(f"no answer can be led by this {_KINDS[grammar.kind]}: {message}{hints.get(grammar.kind, '')}")
+    raise GrammarError(f"cannot compile this {_KINDS[grammar.kind]}: {message}{hints.get(grammar.kind, '')}")

@@ -21,7 +21,7 @@ def lean_forward(model: Any, heads: HeadShape) -> LeanForward:
     """Return the lean pass of a model, whose weights it may prepack; raise `NotLean` with the reason if it has none."""
     kernels = available_kernels()
     if isinstance(kernels, str):
-        raise NotLean(f"there are no kernels for this CPU: {kernels}")
+        raise NotLean(f"no kernels are available for this CPU: {kernels}")
     fitting = [kernel for kernel in kernels if kernel.takes(heads.head_dim)]
     if not fitting:
         raise NotLean(f"its heads have {heads.head_dim} dimensions")

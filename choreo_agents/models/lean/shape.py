@@ -90,20 +90,20 @@ def lean_shape(model: Any, heads: HeadShape, *, laid_out: bool = True) -> LeanSh
     """
     inner, head, embedding = model.base_model, model.get_output_embeddings(), model.get_input_embeddings()
     if type(embedding) is not nn.Embedding or not isinstance(head, nn.Linear):
-        raise NotLean("its embedding or its head is no plain one")
+        raise NotLean("its embedding or its head is not a plain one")
     norm, rotary = getattr(inner, "norm", None), getattr(inner, "rotary_emb", None)
     if norm is None or rotary is None or not hasattr(inner, "layers") or has_more_than_factors(norm):
-        raise NotLean("it has no last norm, or no rotation of its own")
+        raise NotLean("it has no final norm, or no rotary embedding of its own")
     if not {name for name, _ in inner.named_children()} <= {"embed_tokens", "layers", "norm", "rotary_emb"}:
         raise NotLean("it has modules beside its layers")
     activation = getattr(model.config.get_text_config(), "hidden_act", None)
     if activation not in ("silu", "swish"):
         raise NotLean(f"its activation is {activation}")
     if any(weight.is_inference() for weight in model.parameters()):
-        raise NotLean("its weights were made in inference mode, where changes leave no trace")
+        raise NotLean("its weights were created in inference mode, where changes cannot be detected")
     dtypes = {weight.dtype for weight in model.parameters()}
     if len(dtypes) > 1:
-        raise NotLean("its weights are not all of one dtype")
+        raise NotLean("its weights have several dtypes")
     if laid_out:
         _require_laid_out(model, dtypes)
     layers = tuple(_layer(layer) for layer in inner.layers)
@@ -114,9 +114,9 @@ def lean_shape(model: Any, heads: HeadShape, *, laid_out: bool = True) -> LeanSh
 def _require_laid_out(model: Any, dtypes: set[torch.dtype]) -> None:
     """Raise `NotLean` unless its weights can be prepacked for this CPU, and this is faster."""
     if dtypes - _DTYPES or any(weight.device.type != "cpu" for weight in model.parameters()):
-        raise NotLean("its weights are not all in fp32, or all in bfloat16, on a CPU")
+        raise NotLean("its weights are not all float32, or all bfloat16, on a CPU")
     if torch.bfloat16 in dtypes and has_tiles() and not multiply_tiles():
-        raise NotLean("torch's operators multiply tiles of bfloat16s here, which the kernels may not")
+        raise NotLean("on this CPU torch multiplies bfloat16 in tiles, but the kernels are not permitted to")
 
 
 def _require_widths(
@@ -137,7 +137,7 @@ def _require_widths(
         fits &= all(len(weight_of(layer_norm)) == width for layer_norm in layer.norms)
         fits &= all(len(weight_of(head_norm)) == dim for head_norm in layer.head_norms or ())
     if not fits:
-        raise NotLean("its layers are of other widths than its heads and its embedding say")
+        raise NotLean("the widths of its layers do not match its heads and its embedding")
 
 
 def has_more_than_factors(norm: nn.Module) -> bool:
@@ -154,18 +154,18 @@ def _layer(layer: nn.Module) -> LeanLayer:
         raise NotLean(f"its layers are made of {', '.join(sorted(leaves))}")
     products = {name: tuple(_linear(leaves[path], path) for path in names) for name, names in _PRODUCTS.items()}
     if any(module.out_features % PANEL for modules in products.values() for module in modules[:-1]):
-        raise NotLean(f"a layer's outputs are no multiple of {PANEL}")
+        raise NotLean(f"a layer's output size is not a multiple of {PANEL}")
     if products["down"][0].in_features * 2 != sum(module.out_features for module in products["gate_up"]):
-        raise NotLean("its gates are not as wide as what they gate")
+        raise NotLean("its gate and up projections have other widths than its down projection")
     first, second = (leaves[name] for name in _NORMS)
     head_norms = (leaves[_HEAD_NORMS[0]], leaves[_HEAD_NORMS[1]]) if _HEAD_NORMS[0] in leaves else None
     scale = getattr(layer.get_submodule("self_attn"), "scaling", None)
     if not isinstance(scale, float):
-        raise NotLean("its attention does not say its scale")
+        raise NotLean("its attention has no scale")
     if any(has_more_than_factors(norm) for norm in (first, second, *(head_norms or ()))):
-        raise NotLean("its norms have more than factors")
+        raise NotLean("its norms have other parameters than a weight")
     if head_norms is not None and any(weight_of(norm).ndim != 1 for norm in head_norms):
-        raise NotLean("its heads are normalised all together")
+        raise NotLean("it normalises all heads together")
     eps = [[eps_of(norm) for norm in norms] for norms in ((first, second), head_norms or ())]
     if any(len(set(values)) > 1 for values in eps):
         raise NotLean("its norms differ")
@@ -174,7 +174,7 @@ def _layer(layer: nn.Module) -> LeanLayer:
 
 def _linear(module: nn.Module, name: str) -> nn.Linear:
     if not isinstance(module, nn.Linear) or "forward" in vars(module) or type(module.weight.data) is not Tensor:
-        raise NotLean(f"{name} is no plain linear layer")
+        raise NotLean(f"{name} is not a plain linear layer")
     return module
 
 
@@ -197,4 +197,4 @@ def eps_of(norm: nn.Module) -> float:
     for name in ("variance_epsilon", "eps"):
         if isinstance(eps := getattr(norm, name, None), float):
             return eps
-    raise NotLean("a norm does not say its epsilon")
+    raise NotLean("a norm has no epsilon")

@@ -207,7 +207,7 @@ def plain_weight(weight: Tensor) -> Tensor:
             return weight.detach().to_dense() if weight.is_mkldnn else weight.detach()
         if weight._version or not weight.is_meta:
             raise RuntimeError(
-                "a weight that is laid out for the CPU was written to, where it is not any more: load the model with "
+                "a prepacked weight was written to, but the model does not read it any more: load the model with "
                 "prepacked=False to change its weights"
             )
         return panels.plain()
@@ -247,7 +247,7 @@ def prepack(model: nn.Module, *, replacing: bool = False) -> int:
     free = free_bytes(torch.device("cpu"))
     if needed > MOST_OF_FREE * free:
         logging.getLogger(__name__).warning(
-            "weights are not laid out for the CPU, which would be faster: it takes %.1f GiB, of %.1f that are free",
+            "weights are not prepacked for the CPU, which would be faster: it takes %.1f GiB, but only %.1f are free",
             needed / 2**30,
             free / 2**30,
         )

@@ -59,11 +59,11 @@ def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> Non
     except Exception as error:  # each method raises what it likes
         reason = first_line(error)
         reason = missing_package(reason) if isinstance(error, ImportError) else reason
-        raise UnsupportedModelError(f"the weights are quantised by {method!r}: {reason}") from error
+        raise UnsupportedModelError(f"the weights are quantised with {method!r}: {reason}") from error
     if method in _FP8 and dtype not in (None, torch.bfloat16):
         raise UnsupportedModelError(
-            f"the weights are FP8 ({method}), which become bfloat16 and cannot be multiplied with "
-            f"{str(dtype).removeprefix('torch.')}: give bfloat16 or no dtype"
+            f"the weights are FP8 ({method}), which are converted to bfloat16 and cannot be multiplied with "
+            f"{str(dtype).removeprefix('torch.')}: pass bfloat16 or no dtype"
         )
 
 
@@ -77,4 +77,4 @@ def is_dense(quantization: Mapping[str, Any] | None, device: torch.device) -> bo
 
 def missing_package(reason: str) -> str:
     """Write the advice for a missing package."""
-    return f"{reason}: pip install '{EXTRA}' has what is tested here (compressed-tensors and torchao)"
+    return f"{reason}: pip install '{EXTRA}' for the tested methods (compressed-tensors and torchao)"

@@ -55,9 +55,9 @@ def _check_name(node: SchemaTree | Module | Parameter, kind: str, problems: Prob
     """Report a name that XML does not allow or that is reserved; callers report empty names."""
     if node.name and _NAME.fullmatch(node.name) is None:
         expected = "letters, digits, '_', '-' and '.', first a letter or '_', and not 'xml' first"
-        problems.add(node.place, f"{node.name!r} cannot name a {kind}", expected)
+        problems.add(node.place, f"{node.name!r} is not a valid name of a {kind}", expected)
     elif kind == "module" and node.name in ("schema", "prompt", *TAGS):
-        message = f"a module is named {node.name!r}, which is an element of the language"
+        message = f"a module is named {node.name!r}, which is an element of PML"
         problems.add(node.place, message, "another name")
 
 
@@ -74,7 +74,7 @@ def _check_names(parent: SchemaTree | Module, problems: Problems, label: str) ->
         if not union.members:
             problems.add(union.place, "a <union> has no members", "<module> inside")
         elif union.scaffold and not named:
-            message = f"the scaffold of a <union> names {union.scaffold!r}, which is none of its members"
+            message = f"the scaffold of a <union> names {union.scaffold!r}, which is not one of its members"
             expected = nearest(union.scaffold, (member.name for member in union.members), "the name of a member")
             problems.add(union.place, message, expected)
         elif named and not named[0].cache:
@@ -107,7 +107,7 @@ def _check_scaffolds(tree: SchemaTree, problems: Problems) -> None:
             if path not in modules:
                 is_known = False
                 expected = nearest(name, ("/".join(key) for key in modules), "names of modules, as in 'a b; c a/d'")
-                problems.add(place, f"a scaffold names {name!r}, which is no module of the schema", expected)
+                problems.add(place, f"a scaffold names {name!r}, which is not a module of the schema", expected)
             elif path in uncached:
                 problems.add(place, f"a scaffold names {name!r}, which is not cached", "modules that are cached")
         text = " ".join(names)
@@ -120,13 +120,13 @@ def _check_scaffolds(tree: SchemaTree, problems: Problems) -> None:
             both = f"{'/'.join(path)!r} and {'/'.join(path2)!r}"
             at = next((at for at, (name1, name2) in enumerate(zip(path, path2, strict=False)) if name1 != name2), None)
             if at is None:
-                message = f"in a scaffold, {both} are one inside the other"
+                message = f"in a scaffold, {both} are nested"
                 problems.add(place, message, "modules that do not contain each other")
             elif any(
                 {path[at], path2[at]} <= {member.name for member in union.members}
                 for union in (modules[path[:at]] if at else tree).unions()
             ):
-                message = f"in a scaffold, {both} are of members of one union"
+                message = f"in a scaffold, {both} are in different members of one union"
                 problems.add(place, message, "modules that a prompt can import together")
 
 
@@ -239,9 +239,9 @@ class _SchemaParser(_Reader):
         place = raw.places["src"]
         for child in raw.children:
             if isinstance(child, RawElement) or child.text.strip():
-                self.problems.add(child.place, f"there is something in a <{raw.tag}> that includes a file", "nothing")
+                self.problems.add(child.place, f"a <{raw.tag}> that includes a file has content", "nothing")
         if self.folder is None:
-            self.problems.add(place, "a schema that is no file includes none", "a folder, or the text itself")
+            self.problems.add(place, "only a schema file can include files", "a folder, or the text itself")
             return ()
         text = self.flow.text(read_included(self.folder, raw.attributes["src"], place, self.problems), verbatim=True)
         return (Text(text, place),) if text else ()
@@ -300,7 +300,7 @@ class _SchemaParser(_Reader):
         name = self.required(raw, "name")
         for child in raw.children:
             if isinstance(child, RawElement) or child.text.strip():
-                self.problems.add(child.place, f"there is something in a <{raw.tag}>", "nothing")
+                self.problems.add(child.place, f"a <{raw.tag}> has content", "nothing")
         named = [key for key in ("length", "len") if key in raw.attributes]
         if len(named) > 1:
             self.problems.add(raw.places["len"], "the length is given twice", "length or len")
@@ -345,4 +345,4 @@ class _PromptParser(_Reader):
 
     def refuse(self, raw: RawElement, _: list[Text]) -> None:
         message = f"there is a <{raw.tag}> in a turn of a prompt"
-        self.problems.add(raw.place, message, "text: what is imported stands where the schema has it")
+        self.problems.add(raw.place, message, "text only: imports keep the place that the schema gives them")

@@ -225,5 +225,5 @@ def _decode(content: bytes, name: str, problems: Problems) -> str:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8-sig", errors="replace")
         byte = content[error.start]
-        problems.add(Places(before, name).at(len(before)), f"the byte 0x{byte:02x} is no UTF-8", "a file in UTF-8")
+        problems.add(Places(before, name).at(len(before)), f"the byte 0x{byte:02x} is not UTF-8", "a file in UTF-8")
         return ""

@@ -169,7 +169,7 @@ class ConstrainedAnswer(AnswerConstraint):
             except Exception as error:
                 self._failure = error
         if self._failure is not None:
-            raise self._error(f"its constraint cannot go on: {self._failure}", before) from self._failure
+            raise self._error(f"the constraint failed: {self._failure}", before) from self._failure
         stopped = self._stop_complete is not None and self._stop_complete(token)
         if self.done:
             return
@@ -180,14 +180,14 @@ class ConstrainedAnswer(AnswerConstraint):
             self.cut = self.done and not (may_end and (stopped or token in self._ends))
         if is_full and not self.done:
             raise self._error(
-                f"it was cut at max_tokens={self.longest}, where its constraint does not let it end: raise "
-                "max_tokens, or bound what may be said (maxLength, maxItems, maximum)",
+                f"max_tokens={self.longest} was reached where the constraint does not let it end: raise max_tokens, or "
+                "bound the answer (maxLength, maxItems, maximum)",
                 self._taken,
             )
 
     def _error(self, why: str, tokens: list[int]) -> ConstraintError:
         text = self._text(tokens)
-        return ConstraintError(f"the answer has no end, for {why}; it said {text[-200:]!r}", text)
+        return ConstraintError(f"the answer is incomplete: {why}; its text ends with {text[-200:]!r}", text)
 
 
 def _checked(allowed: Allowed, vocabulary: int) -> Allowed:
@@ -197,14 +197,14 @@ def _checked(allowed: Allowed, vocabulary: int) -> Allowed:
     if isinstance(allowed, Tensor):
         if allowed.dtype != torch.bool or tuple(allowed.shape) != (vocabulary,):
             raise ValueError(
-                f"a mask must be bool, [{vocabulary}], not {str(allowed.dtype)[6:]}, {list(allowed.shape)}"
+                f"a mask must be bool of shape [{vocabulary}], not {str(allowed.dtype)[6:]} of {list(allowed.shape)}"
             )
         if not bool(allowed.any()):
-            raise ValueError("it allows nothing")
+            raise ValueError("it allows no token")
         return allowed
     ids = tuple(map(int, allowed))
     if not ids:
-        raise ValueError("it allows nothing")
+        raise ValueError("it allows no token")
     if not (min(ids) >= 0 and max(ids) < vocabulary):
-        raise ValueError(f"it allows {min(ids)} to {max(ids)}, and token ids run from 0 to {vocabulary - 1}")
+        raise ValueError(f"it allows {min(ids)} to {max(ids)}, but token ids run from 0 to {vocabulary - 1}")
     return ids

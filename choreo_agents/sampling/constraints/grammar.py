@@ -32,8 +32,8 @@ class Grammar(BaseModel):
         [kind, *more] = data or [None]
         if more or kind not in get_args(Kind):
             raise ValueError(
-                f"a constraint is described by one of json_schema, regex and grammar, as in {{'regex': 'yes|no'}}, "
-                f"not by {list(data)!r}"
+                f"a constraint must have one of json_schema, regex and grammar, such as {{'regex': 'yes|no'}}, not "
+                f"{list(data)!r}"
             )
         text = data[kind]
         if kind == "json_schema" and not isinstance(text, str):

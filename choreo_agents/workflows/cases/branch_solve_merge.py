@@ -28,7 +28,7 @@ class MergeOptions(Options):
 
     branches: int = Field(default=2, ge=1, le=6, description="Parts.")
     strategy: Literal["parallel", "sequential", "text", "summary"] = Field(
-        default="sequential", description="How the merger reads the parts from the cache."
+        default="sequential", description="Placement in which the merger reads the parts from the cache."
     )
 
 

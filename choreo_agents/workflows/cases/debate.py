@@ -34,16 +34,19 @@ class DebateItem(Question):
 class DebateOptions(Options):
     """Options: the number of agents and of rounds."""
 
-    agents: int = Field(default=3, ge=2, le=MOST_AGENTS, description="How many debate.")
-    rounds: int = Field(default=3, ge=1, description="How often each of them speaks.")
+    agents: int = Field(default=3, ge=2, le=MOST_AGENTS, description="Number of agents.")
+    rounds: int = Field(default=3, ge=1, description="Rounds in which each agent answers.")
 
 
 class RecordOptions(DebateOptions):
     """Options of a bundled debate, which add the length of its record."""
 
-    rounds: int = Field(default=2, ge=1, description="How often each of them speaks.")
+    rounds: int = Field(default=2, ge=1, description="Rounds in which each agent answers.")
     reports: int = Field(
-        default=REPORTS, ge=1, le=REPORTS, description="Of the record that all agents read, about 98 tokens each."
+        default=REPORTS,
+        ge=1,
+        le=REPORTS,
+        description="Reports in the record that all agents read, about 98 tokens each.",
     )
 
 

@@ -14,7 +14,7 @@ from choreo_agents.workflows.cases.answers import Question, read_answer
 class IterativeDebateOptions(Options):
     """Options: the number of rounds."""
 
-    rounds: int = Field(default=3, ge=1, description="At most; the moderator may end it before.")
+    rounds: int = Field(default=3, ge=1, description="Most rounds; the moderator may end earlier.")
 
 
 class IterativeDebateCase(Case):

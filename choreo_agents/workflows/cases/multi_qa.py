@@ -27,21 +27,21 @@ class Questions(Item):
     @model_validator(mode="after")
     def _require_answers(self) -> Self:
         if self.answers and len(self.answers) != len(self.questions):
-            raise ValueError(f"there are {len(self.questions)} questions and {len(self.answers)} answers")
+            raise ValueError(f"got {len(self.questions)} questions, but {len(self.answers)} answers")
         return self
 
 
 class QuestionsOptions(Options):
     """Options: the positions of the questions."""
 
-    layout: Literal["serial", "parallel"] = Field(default="parallel", description="Where choreo places the questions.")
+    layout: Literal["serial", "parallel"] = Field(default="parallel", description="Placement of the questions.")
 
 
 class MultiQACase(Case):
     """Questions that are encoded apart and answered in one reply."""
 
     name: ClassVar[str] = "multi_qa"
-    summary: ClassVar[str] = "Questions asked apart and answered in one reply (MultiQA)."
+    summary: ClassVar[str] = "Separate questions, answered in one reply (MultiQA)."
     options: ClassVar[type[Options]] = QuestionsOptions
     item: ClassVar[type[Item]] = Questions
     variants = methods(serial={"layout": "serial"}, parallel={"layout": "parallel"})

@@ -43,10 +43,10 @@ class Stakes(Item):
 class DilemmaOptions(Options):
     """Options: the players' strategies, the number of talks, and Bob's view of Alice."""
 
-    alice: Strategy = Field(default="free", description="Alice's strategy, where the item names none.")
+    alice: Strategy = Field(default="free", description="Alice's strategy, if the item has none.")
     bob: Strategy = Field(default="free", description="Bob's strategy.")
-    talks: int = Field(default=2, ge=1, description="How often each speaks before they decide.")
-    leak: str = Field(default="choreo", description="What Bob sees of Alice, as the variants name it.")
+    talks: int = Field(default=2, ge=1, description="Messages of each player before they decide.")
+    leak: str = Field(default="choreo", description="Messages of Alice that Bob sees, as the variants name it.")
 
 
 class DilemmaCase(Case):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class TreeOptions(Options):
     """Options: the size of the tree."""
 
-    branches: int = Field(default=8, ge=1, description="Candidates that go on from each thought that is kept.")
+    branches: int = Field(default=8, ge=1, description="Candidates that continue each thought that is kept.")
     voters: int = Field(default=4, ge=1, description="Votes on each level.")
     depth: int = Field(default=1, ge=1, description="Levels.")
     keep: int = Field(default=1, ge=1, description="Thoughts that are kept of each level.")

@@ -37,9 +37,9 @@ def branch_solve_merge(
         ValueError: There are no parts, or planner and merger have no names.
     """
     if not parts:
-        raise ValueError("there are no parts to solve: name at least one")
+        raise ValueError("there are no parts to solve: pass at least one")
     if len(speakers) < 2:
-        raise ValueError(f"speakers must name the planner and the merger at least, not {list(speakers)!r}")
+        raise ValueError(f"speakers must name at least the planner and the merger, not {list(speakers)!r}")
     graph = ChoreoGraph(system=system)
     solver = Worker(SOLVER, sampling=sampling)
     names = cycle(speakers[2:] or ["Solver"])

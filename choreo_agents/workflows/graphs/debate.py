@@ -51,9 +51,9 @@ def debate(
         ValueError: Fewer than two agents or less than one round.
     """
     if len(notes) < 2:
-        raise ValueError(f"a debate takes at least two agents, not {len(notes)}")
+        raise ValueError(f"a debate needs at least two agents, not {len(notes)}")
     if rounds < 1:
-        raise ValueError(f"a debate takes at least one round, not {rounds}")
+        raise ValueError(f"a debate needs at least one round, not {rounds}")
     graph = ChoreoGraph(DebateState, system=system)
     names = list(notes)
 

@@ -60,9 +60,9 @@ def iterative_debate(
     """
     missing = set(ROLES) - set(roles)
     if missing:
-        raise ValueError(f"a debate in turns takes three roles: {', '.join(sorted(missing))} is missing")
+        raise ValueError(f"the debate needs three roles, but {', '.join(sorted(missing))} is missing")
     if rounds < 1:
-        raise ValueError(f"a debate takes at least one round, not {rounds}")
+        raise ValueError(f"a debate needs at least one round, not {rounds}")
 
     go_on = go_on.strip()
 

@@ -44,7 +44,7 @@ def multi_qa(
         ValueError: There is no question, or no such layout.
     """
     if not questions:
-        raise ValueError("there is no question to answer: ask at least one")
+        raise ValueError("there is no question to answer: pass at least one")
     if layout not in ("serial", "parallel"):
         raise ValueError(f"layout must be 'serial' or 'parallel', not {layout!r}")
     graph = ChoreoGraph(system=system)

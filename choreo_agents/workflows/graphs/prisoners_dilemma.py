@@ -45,9 +45,9 @@ def prisoners_dilemma(
         ValueError: There are not two players, or less than one talk.
     """
     if len(strategies) != 2:
-        raise ValueError(f"the game has two players, not {len(strategies)}")
+        raise ValueError(f"the game needs two players, not {len(strategies)}")
     if talks < 1:
-        raise ValueError(f"each player talks at least once, not {talks} times")
+        raise ValueError(f"each player must talk at least once, not {talks} times")
     graph = ChoreoGraph(system=game, policy=policy)
     first, second = nodes = [name.lower() for name in strategies]
     plan, *prompts = asks

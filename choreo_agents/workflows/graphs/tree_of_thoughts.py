@@ -147,7 +147,7 @@ def tree_of_thoughts(
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
     if len(speakers) == 1:
-        raise ValueError(f"speakers must name the last speaker and the voters at least, not only {speakers[0]!r}")
+        raise ValueError(f"speakers must name at least the last speaker and the voters, not only {speakers[0]!r}")
     last, voting = speakers[:2] or ("Assistant", "Voter")
     asks = [vote] if vote is None or isinstance(vote, str) else list(vote)
     name_of = partial(candidate_name, speakers)

@@ -111,7 +111,7 @@ class ChatChoreo(Merging, BaseChatModel):
         if not self.model:
             self.model = os.environ.get(ENVIRONMENT, "") if self.engine is None else self.engine.model.name
         if not self.model:
-            raise ValueError(f"name a model, as in ChatChoreo(model=...), set {ENVIRONMENT}, or give an engine")
+            raise ValueError(f"ChatChoreo has no model: pass model=... or engine=..., or set {ENVIRONMENT}")
         request_of(self, None, {})
         return self
 
@@ -277,7 +277,7 @@ class ChatChoreo(Merging, BaseChatModel):
         engine, answers = place.engine(engine), place.answers
         if (merges := kwargs.get("merges")) and engine.branches.maps(kwargs.get("adapter") or self.adapter):
             raise InvalidRequestError(
-                "the adapter has a cache mapper, which a Synthesizer and engine.branches.merge use"
+                "the adapter has a cache mapper, which only a Synthesizer and engine.branches.merge support"
             )
         parents = answers.merged(engine, merges or ())
         request = request_of(self, stop, kwargs, message_id, parents)

@@ -41,7 +41,7 @@ class CallPlace:
         full_config = ensure_config(config)
         salt = tenant(full_config) if callable(tenant) else tenant
         if tenant is not None and (not isinstance(salt, str) or not salt):
-            raise ValueError(f"tenant must name whom a call is for by a salt, a text that is not empty, not {salt!r}")
+            raise ValueError(f"tenant must be a salt, a non-empty string, not {salt!r}")
         return cls(full_config, salt or "")
 
     def engine(self, engine: Engine) -> Engine:

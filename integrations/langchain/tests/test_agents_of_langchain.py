@@ -66,7 +66,7 @@ LONG = "boats " * 600
 def test_a_larger_model_steps_in_where_a_context_is_full() -> None:
     with Script(default="No.", context=300).load() as small, Script(default="Yes.").load() as large:
         chat, other = ChatChoreo(engine=small), ChatChoreo(engine=large)
-        with pytest.raises(ContextOverflowError, match="context ends at 300"):
+        with pytest.raises(ContextOverflowError, match="context is 300"):
             chat.invoke(LONG)
         both = chat.with_fallbacks([other], exceptions_to_handle=(ContextOverflowError,))
         assert both.invoke(LONG).text == "".join(piece.text for piece in both.stream(LONG)) == "Yes."

@@ -198,10 +198,10 @@ def bare(answer: AIMessage) -> AIMessage:
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (forged, "edited|proves|no answer of"),
-        (edited, "edited|proves"),
-        (renamed, "no answer of|proves"),
-        (bare, "no answer of"),
+        (forged, "edited|signature|not an answer of"),
+        (edited, "edited|signature"),
+        (renamed, "not an answer of|signature"),
+        (bare, "not an answer of"),
     ],
 )
 def test_attack_a_reference_that_was_changed_gives_words(engine: Engine, kind: str, edit: Edit, why: str) -> None:
@@ -219,7 +219,7 @@ def test_attack_a_reference_of_others_gives_words(engine: Engine, embedded: Load
     with Engine.load(embedded) as other:
         chat = ChatChoreo(engine=other) if whose == "another engine's" else ChatChoreo(engine=engine, tenant="a salt")
         app = compiled(swapped(engine, kind, chat), engine)
-        with pytest.warns(LineageWarning, match="another engine or tenant gave it|this engine and tenant gave"):
+        with pytest.warns(LineageWarning, match="another engine or tenant made it|its signature is"):
             encoded, _ = cost_of(app)
     assert encoded > 90
 
@@ -234,7 +234,7 @@ def test_a_reference_to_what_was_forgotten_gives_words(engine: Engine, kind: str
     )
     app.invoke({"messages": [("user", PROBLEM)]}, config)
     engine.threads.forget("t")
-    with pytest.warns(LineageWarning, match="it was forgotten"):
+    with pytest.warns(LineageWarning, match="it was deleted"):
         state = app.invoke(None, config)
     assert state["messages"][-1].text and not any(entry.get("answered") for entry in state["handles"])
 
@@ -253,7 +253,7 @@ def test_attack_a_client_brings_an_answer_of_another_thread(engine: Engine, kind
 
 def test_what_it_reads_in_words_is_told_once(engine: Engine) -> None:
     app = compiled(swapped(engine, "choreo", edit=bare), engine)
-    with pytest.warns(LineageWarning, match="'Alice' .it is no answer of a ChatChoreo"):
+    with pytest.warns(LineageWarning, match="'Alice' .it is not an answer of a ChatChoreo"):
         cost_of(app)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -307,15 +307,15 @@ def test_what_cannot_be_merged_is_read_in_its_words(engine: Engine, embedded: Lo
     answer = chat.invoke(PROBLEM)
     lost: list[tuple[BaseMessage, str]] = [
         (edited(answer), "edited"),
-        (forged(answer), "no signature|edited"),
-        (renamed(answer), "no signature"),
-        (HumanMessage("Hello."), "no answer of a ChatChoreo"),
-        (chat.invoke(PROBLEM, stop=[answer.text.split()[-1]]), "have it end without a stop text"),
-        (chat.invoke(PROBLEM, {"configurable": {"thread_id": "t"}}), "no signature"),
-        (ChatChoreo(engine=engine, tenant="a salt").invoke(PROBLEM), "this engine and tenant"),
+        (forged(answer), "signature|edited"),
+        (renamed(answer), "signature is missing"),
+        (HumanMessage("Hello."), "not an answer of a ChatChoreo"),
+        (chat.invoke(PROBLEM, stop=[answer.text.split()[-1]]), "decode it without `stop`"),
+        (chat.invoke(PROBLEM, {"configurable": {"thread_id": "t"}}), "signature is missing"),
+        (ChatChoreo(engine=engine, tenant="a salt").invoke(PROBLEM), "thread and tenant that made it"),
     ]
     with Engine.load(embedded) as other:
-        lost.append((ChatChoreo(engine=other).invoke(PROBLEM), "this engine and tenant"))
+        lost.append((ChatChoreo(engine=other).invoke(PROBLEM), "thread and tenant that made it"))
     for message, why in lost:
         before = engine.stats().tokens_encoded
         with pytest.warns(LineageWarning, match=why):
@@ -332,5 +332,5 @@ def test_a_scope_keeps_what_is_answered_in_it(engine: Engine) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             chat.merge([answer], MERGE)
-    with pytest.warns(LineageWarning, match="it was forgotten"):
+    with pytest.warns(LineageWarning, match="it was deleted"):
         chat.merge([answer], MERGE)

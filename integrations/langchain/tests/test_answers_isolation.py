@@ -122,7 +122,7 @@ def test_attack_nor_does_what_a_policy_keeps_to_itself(load: Load, monkeypatch: 
 
 def test_the_reader_is_told_by_name(load: Load) -> None:
     spec = between(ann_bob="private", echo_bob="shared")
-    with pytest.warns(LineageWarning, match="'bob' reads the words, and not the encodings, of 'echo'"):
+    with pytest.warns(LineageWarning, match="'bob' reads the text instead of the KV of 'echo'"):
         run(spec, Forced(1), echoing=False, load=load)
     with warnings.catch_warnings():
         warnings.simplefilter("error", LineageWarning)
@@ -172,7 +172,7 @@ def test_attack_what_a_graph_around_keeps_from_its_readers_is_kept_inside(around
         app = graph.compile(engine=engine) if around == "ours" else graph.compile()
         asked: Any = {"messages": [("user", "Where are the kites?")]}
         said_by, reader = (r"team\|asks", r"team\|bob") if around == "ours" else (r"team\|bob", "cleo")
-        with pytest.warns(LineageWarning, match=f"'{reader}' reads the words, and not the encodings, of .*'{said_by}'"):
+        with pytest.warns(LineageWarning, match=f"'{reader}' reads the text instead of the KV of .*'{said_by}'"):
             app.invoke(asked)
 
 
@@ -206,7 +206,7 @@ def test_attack_the_answer_that_somebody_attended_to_is_removed() -> None:
         graph.add_node("trim", lambda state: {"messages": [RemoveMessage(state["messages"][2].id)]})
         for source, reader in pairwise([START, "ann", "echo", "bob", "trim", "cleo"]):
             graph.add_edge(source, reader)
-        with pytest.warns(LineageWarning, match="'cleo' reads the words, and not the encodings, of 'bob'"):
+        with pytest.warns(LineageWarning, match="'cleo' reads the text instead of the KV of 'bob'"):
             state = graph.compile().invoke({"messages": [("user", "Where are the kites?")]})
         assert [message.type for message in state["messages"]] == ["human", "ai", "ai", "ai"]
         [asked] = [each for each in state["handles"] if each["author"] == "cleo"]
@@ -240,7 +240,7 @@ def test_attack_what_a_route_of_an_agents_node_asks_is_not_the_agents(confidenti
         graph.add_node(Agent("ann", sampling=SPEAKING)).add_node(Agent("bob", sampling=SPEAKING))
         graph.add_edge(START, "zoe").add_edge("zoe", "ann", visibility="private")
         app = graph.add_conditional_edges("ann", route, ["bob"]).compile(engine=engine)
-        with pytest.warns(LineageWarning, match="'bob' reads the words, and not the encodings, of 'ann'"):
+        with pytest.warns(LineageWarning, match="'bob' reads the text instead of the KV of 'ann'"):
             state = app.invoke(ASKED)
         assert not attends(engine, state, "bob", answers)
 
@@ -277,7 +277,7 @@ def test_attack_somebodys_confidential_message_does_not_come_along_in_a_stock_gr
     with Engine.load(models["tiny"]) as engine:
         bob = Agent("bob", engine=engine, reads=reads, sampling=SPEAKING)
         app = answered_between(engine, True, bob=bob).add_edge("echo", "bob").compile()
-        with pytest.warns(LineageWarning, match="'bob' reads the words"):
+        with pytest.warns(LineageWarning, match="'bob' reads the text"):
             assert not attends(engine, app.invoke(ASKED), "bob")
 
 

@@ -209,7 +209,7 @@ def test_an_engine_answers_for_no_model_but_its_own(chat: ChatChoreo) -> None:
 def test_one_text_is_no_list_of_letters(chat: ChatChoreo) -> None:
     whole = chat.invoke("Why?", seed=1).text
     assert chat.invoke("Why?", seed=1, stop=whole[2:5]).text == whole[:2].strip()  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="in a list"):
+    with pytest.raises(InvalidRequestError, match="must be a list"):
         chat.invoke("Why?", reuse="anywhere", inherits="parent.system")
 
 
@@ -247,13 +247,13 @@ def test_stock_runnables_hold_it(chat: ChatChoreo) -> None:
 def test_what_a_call_cannot_ask_is_refused(chat: ChatChoreo, engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match="no argument 'frequency'"):
         chat.invoke("Why?", frequency=1)
-    with pytest.raises(InvalidRequestError, match="none of the tools"):
+    with pytest.raises(InvalidRequestError, match="names no tool"):
         chat.bind_tools([get_weather], tool_choice="find")
-    with pytest.raises(InvalidRequestError, match="thoughts"):
+    with pytest.raises(InvalidRequestError, match="thinking"):
         chat.invoke("Why?", thinking=True)
     with pytest.raises(InvalidRequestError, match="more than text"):
         chat.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "x"}}])])
-    with pytest.raises(ValueError, match="name a model"):
+    with pytest.raises(ValueError, match="has no model"):
         ChatChoreo()
     with pytest.raises(ValueError, match="inherited"):
         ChatChoreo(engine=engine, inherits=("parent.system",))

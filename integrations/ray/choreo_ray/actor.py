@@ -50,7 +50,7 @@ class Loading:
 
     def __post_init__(self) -> None:
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
-            raise InvalidRequestError(f"threads must be a whole number, at least 1, not {self.threads!r}")
+            raise InvalidRequestError(f"threads must be an integer of at least 1, not {self.threads!r}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class EngineActor:
         """
         if version != (own := own_version()):
             raise EngineMismatchError(
-                f"engine {self._name!r} runs {own}, and its router {version}: install one version on all machines"
+                f"engine {self._name!r} runs {own}, but its router {version}: install the same version on all machines"
             )
         if self._engine is None:
             return self._loading.model, self._loading.options.get("dtype")
@@ -177,7 +177,7 @@ class EngineActor:
         finally:
             timer.cancel()
             router.calls.discard(call)
-        raise EngineLostError(f"engine {self._name!r} has ended a call without an answer")
+        raise EngineLostError(f"engine {self._name!r} ended a call without an answer")
 
     async def raise_priority(self, sender: Sender, number: int, priority: int) -> None:
         server, _ = self._require_known(sender)
@@ -192,7 +192,7 @@ class EngineActor:
         try:
             return [await asyncio.to_thread(ray.put, packets)]
         except (ray_errors.ObjectStoreFullError, ray_errors.OutOfDiskError) as full:
-            LOG.warning("KV is computed again where it is read: the object store has no room for it: %s", full)
+            LOG.warning("the object store is full, so KV is recomputed by its reader: %s", full)
             return []
 
     async def import_kv(self, sender: Sender, copying: Copying, exported: Sequence[Any]) -> tuple[Collection[str], int]:
@@ -202,7 +202,7 @@ class EngineActor:
             try:
                 packets = await reference
             except ray_errors.RayError as lost:  # the exporting engine is gone, not this one
-                LOG.warning("KV is computed again where it is read: it was lost on its way: %s", lost)
+                LOG.warning("KV was lost in transit, so it is recomputed by its reader: %s", lost)
         return await server.import_kv(copying, packets)
 
     async def release(self, sender: Sender, gathered: Sequence[Releasing]) -> None:
@@ -234,9 +234,7 @@ class EngineActor:
     def _require_known(self, sender: Sender, salt: str | None = None) -> tuple[EngineWorker, _Router]:
         router = self._routers.get(sender.router)
         if sender.incarnation != self._incarnation or self._server is None or router is None:
-            raise EngineLostError(
-                f"engine {self._name!r} was gone, or thought so of its router: it has nothing of before"
-            )
+            raise EngineLostError(f"engine {self._name!r} was restarted, or dropped its router: its earlier KV is lost")
         if salt is not None:
             router.salts.add(salt)
         return self._server, router
@@ -249,7 +247,7 @@ class EngineActor:
 
     async def _give_up(self, name: str, router: _Router, listens: int) -> None:
         if self._routers.get(name) is router and router.listens == listens and self._server is not None:
-            LOG.info("a router is gone: what engine %r has for it goes, too", self._name)
+            LOG.info("a router has gone: engine %r releases what it held for it", self._name)
             del self._routers[name]
             router.cancel()
             for salt in tuple(router.salts):

@@ -111,8 +111,8 @@ class RayEngineClient:
         except (TypeError, PicklingError):
             constraint = getattr(sent.call, "constraint", None)
             raise InvalidRequestError(
-                f"the constraint {constraint and constraint.key!r} cannot be sent to engine {self.name!r}: its make, "
-                "and all that it refers to, must be what cloudpickle can copy"
+                f"the constraint {constraint and constraint.key!r} cannot be sent to engine {self.name!r}: its `make` "
+                "and all that it refers to must be picklable by cloudpickle"
             ) from None
 
     async def raise_priority(self, router: str, number: int, priority: int) -> None:
@@ -167,7 +167,7 @@ class RayEngineClient:
                     ray.cancel(stream)  # else it would take tokens from the next stream
                 if _is_over(error):
                     return
-                LOG.info("what engine %r says is asked for again: %s", self.name, error)
+                LOG.info("events of engine %r are requested again: %s", self.name, error)
                 await asyncio.sleep(_AGAIN_S)
 
     async def _send(self, method: Any, *arguments: Any) -> Any:

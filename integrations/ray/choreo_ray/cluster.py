@@ -45,8 +45,8 @@ class Cluster:
                 address = address or os.environ.get("RAY_ADDRESS") or "local"
                 if address == "local" and not starts:
                     raise ClusterError(
-                        "there is no cluster to look in: give its address as HOST:PORT, or set RAY_ADDRESS. What was "
-                        "on one that a program has started for itself has ended with it"
+                        "there is no cluster to search: pass its address as HOST:PORT, or set RAY_ADDRESS. A cluster "
+                        "that a program started for itself ended with it"
                     )
                 self._connect(address, object_store_bytes)
             else:
@@ -87,8 +87,8 @@ class Cluster:
         except Exception as error:  # Ray raises what it likes
             if address == "local":
                 raise ClusterError(
-                    f"no cluster of Ray's can be started on this machine: {error}. Its own log says more; a long path "
-                    "of its temporary files is shortened with RAY_TMPDIR"
+                    f"cannot start a Ray cluster on this machine: {error}. See Ray's log; RAY_TMPDIR shortens the path "
+                    "of its temporary files"
                 ) from error
             raise ClusterError(f"{_unreachable(address)}: {error}") from error
 
@@ -108,14 +108,14 @@ def _require_listener(address: str) -> None:
     """Raise `ClusterError` if nothing listens at an address."""
     if "://" in address:
         raise ClusterError(
-            f"{address!r} is for Ray's client, through which nothing can be streamed: run the program on a machine of "
-            'the cluster, with address="auto", or give the address of its head as HOST:PORT'
+            f"{address!r} is a Ray client address, which does not support streaming: run the program on a machine of "
+            'the cluster, with address="auto", or pass the address of its head as HOST:PORT'
         )
     host, _, port = address.rpartition(":")
     if address == "auto":
         return
     if not host or not port.isdigit():
-        raise ClusterError(f'{address!r} is no address: give HOST:PORT, "auto", or none to start a cluster here')
+        raise ClusterError(f'{address!r} is not an address: pass HOST:PORT, "auto", or nothing to start a cluster')
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except OSError as error:
@@ -127,8 +127,8 @@ def _require_ours(address: str | None) -> None:
     own = str(ray.get_runtime_context().gcs_address)
     if address not in (None, "auto", "local") and not _is_same(address, own):
         raise ClusterError(
-            f"this process uses the cluster at {own!r} already, and can use no other: leave the address {address!r} "
-            "out, or call ray.shutdown() before"
+            f"this process is connected to the cluster at {own!r}, and cannot use another: leave the address "
+            f"{address!r} out, or call ray.shutdown() first"
         )
 
 
@@ -150,6 +150,6 @@ def _ip_addresses(host: str) -> set[str]:
 
 def _unreachable(address: str) -> str:
     return (
-        f"no cluster of Ray's answers at {address!r}: start one (ray start --head --port=6379), give another as "
-        "HOST:PORT, or none, and unset RAY_ADDRESS, to have one started here"
+        f"no Ray cluster answers at {address!r}: start one (ray start --head --port=6379), pass another address as "
+        "HOST:PORT, or none, and unset RAY_ADDRESS, to start one here"
     )

@@ -86,7 +86,7 @@ class RayEngine(Engine):
             InvalidRequestError: An argument is out of range. Errors of `Engine.load` are raised as in an actor.
         """
         if isinstance(model, LoadedModel):
-            raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
+            raise InvalidRequestError("each actor loads its own model: pass a folder or a name, not a loaded model")
         placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
         config: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
         config |= {"generation_config": generation_config, "scheduling": scheduling, "memory": with_absolute(memory)}
@@ -141,7 +141,7 @@ class RayEngine(Engine):
                 closed.
         """
         if self._actors is None:
-            raise EngineClosedError("the engine is closed, and has nothing to hand over: load a new one")
+            raise EngineClosedError("the engine is closed, and has no replicas: load a new one")
         execution = self._core.execution
         assert isinstance(execution, RemoteExecution)
         return execution.drain(name)
@@ -149,7 +149,7 @@ class RayEngine(Engine):
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """Return the statistics of each engine that is up, for all routers together, by its name."""
         if self._actors is None:
-            raise EngineClosedError("the engine is closed, and no longer asks its actors: load a new one")
+            raise EngineClosedError("the engine is closed, and has ended or left its actors: load a new one")
         return self._actors.stats()
 
     def close(self) -> None:

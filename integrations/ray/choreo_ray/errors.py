@@ -40,11 +40,11 @@ def translate(engine: str, error: Exception) -> ChoreoError:
             return cause
         if not isinstance(cause, _GONE):
             return EngineFailedError(
-                f"engine {engine!r} has failed with {_first_line(cause)}: its traceback is the cause"
+                f"engine {engine!r} failed with {_first_line(cause)}: see the traceback of the cause"
             )
     elif not isinstance(error, _GONE):
-        return EngineFailedError(f"engine {engine!r} could not be asked: {_first_line(error)}")
-    return EngineLostError(f"engine {engine!r} is gone, or cannot be reached: {_first_line(error)}")
+        return EngineFailedError(f"engine {engine!r} could not be called: {_first_line(error)}")
+    return EngineLostError(f"engine {engine!r} is lost or unreachable: {_first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -59,7 +59,7 @@ class Actors:
         except BaseException as error:
             self.undo()
             if isinstance(error, RayError):
-                raise ClusterError(f"the cluster has failed while engines were loaded: {error}") from error
+                raise ClusterError(f"the cluster failed while engines were loaded: {error}") from error
             raise
         if placing.name is not None:
             cluster.before_end(f"{placing.namespace}/{placing.name}", self._end_named)
@@ -108,14 +108,14 @@ class Actors:
             self._placing.engines * value > resources()[0].get(name, 0.0)
             for name, value in self._placing.bundle.items()
         ):
-            raise self._no_room("it was started on this machine, and does not grow")
+            raise self._no_room("it runs on this machine only, and does not scale")
 
     def _bundles(self, until: float) -> PlacementGroup | None:
         placing = self._placing
         if isinstance(placing.placement, PlacementGroup):
             if (bundles := len(placing.placement.bundle_specs)) < placing.engines:
                 raise InvalidRequestError(
-                    f"the placement group has {bundles} bundles, and {placing.engines} engines need one each"
+                    f"the placement group has {bundles} bundles, but {placing.engines} engines need one each"
                 )
             return placing.placement
         if placing.placement is None:
@@ -124,9 +124,9 @@ class Actors:
         try:
             self._group = placement_group([bundle] * placing.engines, strategy=placing.placement)
         except (TypeError, ValueError) as error:
-            raise InvalidRequestError(f"Ray refuses the placement group of bundles {bundle!r}: {error}") from error
+            raise InvalidRequestError(f"Ray rejected the placement group of bundles {bundle!r}: {error}") from error
         if not self._group.wait(max(0.0, until - time.monotonic())):
-            raise self._no_room(f"the placement group {placing.placement!r} found none within {placing.start_s:g} s")
+            raise self._no_room(f"the placement group {placing.placement!r} was not placed in {placing.start_s:g} s")
         return self._group
 
     def _actor(self, name: str, loading: Loading, bundle: tuple[PlacementGroup, int] | None) -> Any:
@@ -153,7 +153,7 @@ class Actors:
             ready, _ = ray.wait([*waiting], timeout=max(0.0, until - time.monotonic()))
             if not ready or time.monotonic() > until:
                 names = " and ".join(sorted(repr(client.name) for client in waiting.values()))
-                raise self._no_room(f"{names} had not begun after {self._placing.start_s:g} s")
+                raise self._no_room(f"{names} had not started after {self._placing.start_s:g} s")
             client = waiting.pop(ready[0])
             try:
                 self._require_alike(client, loading, *ray.get(ready[0]))
@@ -164,8 +164,8 @@ class Actors:
                 if isinstance(failure := translate(client.name, error), EngineMismatchError):
                     raise failure from error
                 raise ClusterError(
-                    f"the actor of {client.name!r} could not begin: {error}. Each machine of the cluster needs "
-                    "choreo-ray in one version"
+                    f"the actor of {client.name!r} could not start: {error}. Each machine of the cluster needs the "
+                    "same version of choreo-ray"
                 ) from error
 
     def _require_alike(self, client: RayEngineClient, loading: Loading, model: str, dtype: torch.dtype | None) -> None:
@@ -175,8 +175,8 @@ class Actors:
             requested = f"{loading.model!r}" if expected is None else f"{loading.model!r} in {expected}"
             serves = f"{model!r}" if dtype is None else f"{model!r} in {dtype}"
             raise EngineMismatchError(
-                f"engine {client.name!r} was there before, and serves {serves}, not {requested}: end it with "
-                f"RayEngine.end({self._placing.name!r}), or give yours another name"
+                f"engine {client.name!r} exists already, and serves {serves}, not {requested}: end it with "
+                f"RayEngine.end({self._placing.name!r}), or use another name"
             )
 
     def _no_room(self, why: str) -> ClusterError:
@@ -184,8 +184,8 @@ class Actors:
         needs = " and ".join(f"{value:g} {name}" for name, value in placing.bundle.items()) or "no CPU"
         available = " and ".join(f"{every[name]:g} {name} ({free[name]:g} free)" for name in every)
         return ClusterError(
-            f"the cluster has no room for {placing.engines} engines with {needs} each: {why}. It has {available}: "
-            "ask for less, end what uses it, or add machines; start_s is how long is waited"
+            f"the cluster cannot place {placing.engines} engines with {needs} each: {why}. It has {available}: request "
+            "less, end other programs, or add machines; start_s limits the wait"
         )
 
     def _load(self) -> None:

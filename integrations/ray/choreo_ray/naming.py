@@ -18,7 +18,7 @@ def require_name(name: str | None, namespace: str) -> None:
     """Raise `InvalidRequestError` for a name or namespace that no actor can be found by."""
     for label, value in (("name", name), ("namespace", namespace)):
         if value is not None and (not isinstance(value, str) or not value):
-            raise InvalidRequestError(f"{label} must be a text that is not empty, not {value!r}")
+            raise InvalidRequestError(f"{label} must be a non-empty string, not {value!r}")
 
 
 def engine_name(name: str | None, number: int) -> str:
@@ -47,7 +47,7 @@ def get_or_start(
     except ray.exceptions.ActorAlreadyExistsError:  # another process was faster
         return ray.get_actor(name, namespace), False
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"Ray refuses what an actor asks for ({dict(options)!r}): {error}") from error
+        raise InvalidRequestError(f"Ray rejected the resources of an actor ({dict(options)!r}): {error}") from error
 
 
 def actors_named(name: str, namespace: str) -> list[Any]:

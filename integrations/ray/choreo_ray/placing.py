@@ -48,13 +48,13 @@ class Placing:
 
     def __post_init__(self) -> None:
         if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
-            raise InvalidRequestError(f"engines must be a whole number, at least 1, not {self.engines!r}")
+            raise InvalidRequestError(f"engines must be an integer of at least 1, not {self.engines!r}")
         for field in ("num_cpus", "num_gpus", "start_s"):
             _require_number(field, getattr(self, field))
         if not self.start_s:
             raise InvalidRequestError("start_s must be positive, not 0")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise InvalidRequestError(f"num_gpus must be whole if it is more than 1, not {self.num_gpus!r}")
+            raise InvalidRequestError(f"num_gpus above 1 must be an integer, not {self.num_gpus!r}")
         require_name(self.name, self.namespace)
         if isinstance(self.placement, str) and self.placement not in get_args(Strategy):
             strategies = ", ".join(map(repr, get_args(Strategy)))
@@ -62,7 +62,7 @@ class Placing:
                 f"placement must be one of {strategies}, a placement group or None, not {self.placement!r}"
             )
         if self.name is not None and self.placement is not None:
-            raise InvalidRequestError("actors with a name outlive the placement group: leave name or placement out")
+            raise InvalidRequestError("named actors outlive the placement group: leave name or placement out")
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -78,4 +78,4 @@ def _require_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidRequestError(f"{name} must be a number, not {value!r}")
     if value < 0:
-        raise InvalidRequestError(f"{name} must not be negative, but it is {value!r}")
+        raise InvalidRequestError(f"{name} must not be negative, not {value!r}")

@@ -44,7 +44,7 @@ async def test_it_knows_only_who_has_greeted_it_as_it_is_now(actor: EngineActor)
     known = await sender(actor)
     await actor.release(known, [])
     for unknown in (Sender("other", known.incarnation), Sender("front", "of before"), Sender("", "")):
-        with pytest.raises(EngineLostError, match="'engine-0' was gone"):
+        with pytest.raises(EngineLostError, match="'engine-0' was restarted"):
             await actor.release(unknown, [])
     again = EngineActor("engine-0", actor._loading)
     with pytest.raises(EngineLostError):
@@ -52,7 +52,7 @@ async def test_it_knows_only_who_has_greeted_it_as_it_is_now(actor: EngineActor)
 
 
 async def test_a_front_of_another_version_is_refused(actor: EngineActor) -> None:
-    with pytest.raises(EngineMismatchError, match="install one version"):
+    with pytest.raises(EngineMismatchError, match="install the same version"):
         await actor.greet(Hello("front", "", "0.0.9"))
     with pytest.raises(EngineLostError):
         await actor.release(Sender("front", actor._incarnation), [])

@@ -44,16 +44,16 @@ def groups() -> list[Any]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"engines": 0}, "engines must be a whole number, at least 1, not 0"),
+        ({"engines": 0}, "engines must be an integer of at least 1, not 0"),
         ({"engines": 1.5}, "not 1.5"),
         ({"num_cpus": -1}, "num_cpus must not be negative"),
         ({"num_gpus": -0.5}, "num_gpus must not be negative"),
-        ({"num_gpus": 1.5}, "num_gpus must be whole if it is more than 1, not 1.5"),
+        ({"num_gpus": 1.5}, "num_gpus above 1 must be an integer, not 1.5"),
         ({"num_cpus": float("nan")}, "num_cpus must be a number, not nan"),
         ({"num_cpus": "2"}, "num_cpus must be a number, not '2'"),
-        ({"name": ""}, "name must be a text that is not empty, not ''"),
-        ({"name": 7}, "name must be a text that is not empty, not 7"),
-        ({"namespace": ""}, "namespace must be a text that is not empty, not ''"),
+        ({"name": ""}, "name must be a non-empty string, not ''"),
+        ({"name": 7}, "name must be a non-empty string, not 7"),
+        ({"namespace": ""}, "namespace must be a non-empty string, not ''"),
         ({"threads": 0}, "threads must be"),
         (
             {"placement": "ANYWHERE"},
@@ -72,18 +72,18 @@ def test_what_can_never_work_is_said_before_anything_is_started(options: dict[st
 def test_a_model_that_is_loaded_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     from choreo_agents.models import load_model
 
-    with pytest.raises(InvalidRequestError, match="give a folder or a name"):
+    with pytest.raises(InvalidRequestError, match="pass a folder or a name"):
         RayEngine.load(load_model("embedded"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("127.0.0.1:1", "no cluster of Ray's answers at '127.0.0.1:1'"),
-        ("no-such-host.invalid:6379", "no cluster of Ray's answers"),
-        ("auto", "no cluster of Ray's answers at 'auto'"),
-        ("ray://127.0.0.1:10001", "Ray's client, through which nothing can be streamed"),
-        ("nonsense", "'nonsense' is no address"),
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1'"),
+        ("no-such-host.invalid:6379", "no Ray cluster answers"),
+        ("auto", "no Ray cluster answers at 'auto'"),
+        ("ray://127.0.0.1:10001", "Ray client address, which does not support streaming"),
+        ("nonsense", "'nonsense' is not an address"),
     ],
 )
 def test_an_address_at_which_there_is_no_cluster(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_an_address_at_which_there_is_no_cluster(address: str, said: str, monkey
 def test_a_program_uses_one_cluster(address: str) -> None:
     Cluster(address, None).close()
     Cluster("auto", None).close()
-    with pytest.raises(ClusterError, match="this process uses the cluster at"):
+    with pytest.raises(ClusterError, match="this process is connected to the cluster at"):
         Cluster("127.0.0.1:1", None)
     assert ray.is_initialized(), "it was reached by somebody else, who ends it"
 
@@ -139,7 +139,7 @@ def test_another_host_is_another_cluster_however_it_is_called(
     if same:
         Cluster(address, None).close()
     else:
-        with pytest.raises(ClusterError, match="this process uses the cluster at"):
+        with pytest.raises(ClusterError, match="this process is connected to the cluster at"):
             Cluster(address, None)
 
 
@@ -189,7 +189,10 @@ def test_what_has_to_be_done_before_a_cluster_ends_is_done_by_its_last_user(no_c
     ("options", "said"),
     [
         ({"engines": 1, "num_gpus": 1}, "1 engines with 1 CPU and 1 GPU each"),
-        ({"engines": 2, "placement": "STRICT_SPREAD"}, "the placement group 'STRICT_SPREAD' found none within 0.5 s"),
+        (
+            {"engines": 2, "placement": "STRICT_SPREAD"},
+            "the placement group 'STRICT_SPREAD' was not placed in 0.5 s",
+        ),
     ],
 )
 def test_a_cluster_without_room_says_what_it_has(alone: None, options: dict[str, Any], said: str) -> None:
@@ -240,7 +243,7 @@ def test_a_placement_group_that_is_given_is_used_and_stays(alone: None) -> None:
             inside = [each.id for each in ray.get(asked)]
             assert inside == [group.id] * 2, "they lie in its bundles"
         assert left(before) == before and len(groups()) == 1, "it is whose that made it"
-        with pytest.raises(InvalidRequestError, match="the placement group has 2 bundles, and 3 engines need one each"):
+        with pytest.raises(InvalidRequestError, match="the placement group has 2 bundles, but 3 engines need one each"):
             RayEngine.load("embedded", engines=3, placement=group)
         assert left(before) == before
 
@@ -273,7 +276,7 @@ def test_named_actors_outlive_who_has_started_them(alone: None) -> None:
     assert len(alive()) == len(before) + 1
     assert other.text(other.decode("Bob:", [note], sampling=Sampling(max_tokens=3))).startswith("Bob:")
     for wrong in ({"model": "/another/model"}, {"model": "embedded", "dtype": torch.bfloat16}):
-        with pytest.raises(EngineMismatchError, match=r"was there before, and serves 'embedded' in torch.float32"):
+        with pytest.raises(EngineMismatchError, match=r"exists already, and serves 'embedded' in torch.float32"):
             RayEngine.load(**(lasting | wrong))
     other.close()
     assert RayEngine.end("lasting", namespace="tests") == 1

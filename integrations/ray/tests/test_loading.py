@@ -119,7 +119,7 @@ def test_a_load_that_fails_ends_those_that_it_has_started_and_no_others(
 
 def test_those_that_find_no_room_end_at_once(load: Callable[..., Actors], killed: list[str]) -> None:
     old, new = Handle("pool-0"), Handle("pool-1", begun=False)
-    with pytest.raises(ClusterError, match="'pool-1' had not begun"):
+    with pytest.raises(ClusterError, match="'pool-1' had not started"):
         load(old, new, new=("pool-1",))
     assert killed == ["pool-1"] and "load" not in old.asked + new.asked
 
@@ -129,7 +129,7 @@ def test_those_of_another_model_are_refused_before_anything_is_loaded(
     load: Callable[..., Actors], killed: list[str], served: tuple[str, Any]
 ) -> None:
     old, new = Handle("pool-0", {"meet": served}), Handle("pool-1")
-    with pytest.raises(EngineMismatchError, match="'pool-0' was there before, and serves"):
+    with pytest.raises(EngineMismatchError, match="'pool-0' exists already, and serves"):
         load(old, new, new=("pool-1",))
     assert killed == ["pool-1"] and old.asked == ["meet"] and new.asked == ["meet"]
 
@@ -153,10 +153,10 @@ def test_what_is_known_only_when_it_is_loaded_is_looked_at_again(
 
 def test_what_ray_fails_with_is_no_error_of_rays(load: Callable[..., Actors], killed: list[str]) -> None:
     gone = ray_errors.ActorUnavailableError("restarting", None)
-    with pytest.raises(EngineLostError, match="'pool-1' is gone"):
+    with pytest.raises(EngineLostError, match="'pool-1' is lost"):
         load(Handle("pool-0"), Handle("pool-1", {"load": gone}), new=("pool-0", "pool-1"))
     assert killed == ["pool-0", "pool-1"]
-    with pytest.raises(ClusterError, match="'pool-0' could not begin"):
+    with pytest.raises(ClusterError, match="'pool-0' could not start"):
         load(Handle("pool-0", {"meet": ray_errors.ActorDiedError()}))
 
 
@@ -171,7 +171,8 @@ async def test_an_actor_says_what_it_is_to_serve_and_loads_nothing_for_it() -> N
     actor = EngineActor("engine-0", LOADING)
     assert await actor.meet(own_version()) == ("right", torch.float32)
     with pytest.raises(
-        EngineMismatchError, match=r"runs choreo-agents .*, choreo-ray .*, and its router 0.0.9: install one version"
+        EngineMismatchError,
+        match=r"runs choreo-agents .*, choreo-ray .*, but its router 0.0.9: install the same version",
     ):
         await actor.meet("0.0.9")
     assert actor._engine is None

@@ -110,7 +110,7 @@ async def test_a_front_of_another_version_is_refused_whenever_it_greets(
     actor: NearbyActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(far_engines, "own_version", lambda: "0.0.9")
-    with pytest.raises(EngineMismatchError, match=r"its router 0\.0\.9: install one version"):
+    with pytest.raises(EngineMismatchError, match=r"its router 0\.0\.9: install the same version"):
         await RayEngineClient("engine-0", actor).greet(GREETING)
     assert actor.asked == ["meet"]
 

@@ -219,7 +219,7 @@ def test_an_engine_that_is_drained_hands_over_what_it_alone_has(router: Make) ->
     ran_at = [each.engine for each in events if isinstance(each, RequestRouted)][-1]
     assert ran_at != held, "nothing new is placed there"
     assert counted(engine, "tokens_encoded") - encoded == len(engine.tokens(answer)), "what is read is there"
-    with pytest.raises(InvalidRequestError, match="nobody could take over"):
+    with pytest.raises(InvalidRequestError, match="no other could take over"):
         engine.drain(ran_at)
     engine.close()
     with pytest.raises(EngineClosedError, match="load a new one"):
@@ -323,5 +323,5 @@ def test_what_a_front_had_is_said_to_be_gone_with_it(router: Make) -> None:
     one = router(salt="shared")
     note = alices(one)
     one.close()
-    with pytest.raises(UnknownHandleError, match="encode the words again"):
+    with pytest.raises(UnknownHandleError, match="encode the text again"):
         router(salt="shared").decode("Bob:", [note])

@@ -36,7 +36,7 @@ GONE = [
 @pytest.mark.parametrize("error", [*GONE, raised(ray_errors.ActorDiedError())], ids=lambda each: type(each).__name__)
 def test_who_is_gone_is_lost(error: Exception) -> None:
     found = translate("engine-1", error)
-    assert type(found) is EngineLostError and "'engine-1' is gone" in str(found) and "\n" not in str(found)
+    assert type(found) is EngineLostError and "'engine-1' is lost" in str(found) and "\n" not in str(found)
 
 
 def test_our_own_errors_are_as_they_were() -> None:

@@ -67,11 +67,11 @@ def server_app(
         InvalidRequestError: `records` is set without `recordings`, or an adapter has the model's name.
     """
     if records and recordings is None:
-        raise InvalidRequestError("name the folder of recordings, in which it is to record (--recordings)")
+        raise InvalidRequestError("there is no folder for recordings: pass --recordings")
     keys, limits = keys or Keys(), limits or Limits()
     names = name or engine.model.name, *(adapters or ())
     if names[0] in names[1:]:
-        raise InvalidRequestError(f"{names[0]!r} is the model: call its adapter something else (--adapter NAME=FOLDER)")
+        raise InvalidRequestError(f"{names[0]!r} is the model: rename its adapter (--adapter NAME=FOLDER)")
     tenancy = Tenancy(engine, keys, limits.tenant_calls_per_second, called, adapters)
     recording = Recording(recordings) if records and recordings is not None else None
     return ServerApp(engine, names, tenancy, limits, Looking(recordings, tenancy), recording)
@@ -161,10 +161,10 @@ class ServerApp(Starlette):
         own, most = self._tenants_answers[tenant], self._limits.tenant_answers
         if tenant is not None and most is not None and own + answers > most:
             if answers > most:
-                raise RefusedError(400, f"n: at most {most} answers of yours may be under way", param="n")
-            raise RefusedError(429, f"{own} of your answers are under way, of {most}: wait for them", "no_capacity")
+                raise RefusedError(400, f"n: you may have at most {most} answers in progress", param="n")
+            raise RefusedError(429, f"you have {own} answers in progress, of {most}: wait for them", "no_capacity")
         if self.answers + answers > self._limits.answers:
-            raise RefusedError(429, f"{self.answers} answers are under way, of all: try again", "too_many_requests")
+            raise RefusedError(429, f"{self.answers} answers are in progress: try again", "too_many_requests")
         self.answers += answers
         self._tenants_answers[tenant] += answers
         try:
@@ -175,7 +175,7 @@ class ServerApp(Starlette):
 
     def _require_open(self) -> None:
         if self.stopping:
-            raise RefusedError(503, "the server is stopping: ask another, or this one when it is back", "stopping")
+            raise RefusedError(503, "the server is stopping: try another, or this one after its restart", "stopping")
 
     async def _models(self, request: Request) -> Response:
         self._tenancy.engine(request)
@@ -224,5 +224,5 @@ def _lifespan(recording: Recording | None) -> Callable[[Starlette], AbstractAsyn
 
 def _no_model(name: object) -> RefusedError:
     return RefusedError(
-        404, f"no model {str(name)[:200]!r} is served here: GET /v1/models tells which", "model_not_found", "model"
+        404, f"no model {str(name)[:200]!r} is served here: GET /v1/models lists them", "model_not_found", "model"
     )

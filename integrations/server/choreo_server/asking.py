@@ -18,10 +18,10 @@ from choreo_server.messages import MessageIn, chat_messages
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES, "seed")
 _THOUGHTS = (
-    'say `reasoning_effort: "none"`, or by `choreo.thinking` whether it thinks, or for how many tokens at most: '
+    'set `reasoning_effort: "none"`, or `choreo.thinking` to whether it thinks, or to the most tokens of its thoughts: '
     '`"choreo": {"thinking": false}`'
 )
-_FORM = '`response_format` holds answers to a form: `json_schema`, or a constraint such as `{"regex": "yes|no"}`'
+_FORM = '`response_format` constrains answers: `json_schema`, or a constraint such as `{"regex": "yes|no"}`'
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -45,7 +45,7 @@ class StreamOptions(Fields):
 
     include_usage: bool | None = None
     """whether a stream ends with its usage; answers that are not streamed always have it"""
-    include_obfuscation: Annotated[Any, Harmless("nothing is padded")] = None
+    include_obfuscation: Annotated[Any, Harmless("answers are not padded")] = None
 
 
 class ChatBody(Fields):
@@ -100,23 +100,23 @@ class ChatBody(Fields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """`"none"`: no thoughts; others are told to a chat template that knows them, and refused where it does not"""
 
-    user: Annotated[Any, Harmless("callers are told apart by their keys")] = None
+    user: Annotated[Any, Harmless("callers are identified by their keys")] = None
     safety_identifier: Annotated[Any, Harmless("likewise")] = None
-    prompt_cache_key: Annotated[Any, Harmless("what was read is found by its content")] = None
+    prompt_cache_key: Annotated[Any, Harmless("the cache is found by content")] = None
     prompt_cache_retention: Annotated[Any, Harmless("likewise")] = None
     prompt_cache_options: Annotated[Any, Harmless("likewise")] = None
-    prediction: Annotated[Any, Harmless("it would only make the same answer sooner")] = None
-    store: Annotated[Any, Harmless("no answer is kept to be looked up")] = None
+    prediction: Annotated[Any, Harmless("it would only speed up the same answer")] = None
+    store: Annotated[Any, Harmless("answers are not stored")] = None
     metadata: Annotated[Any, Harmless("likewise")] = None
-    service_tier: Annotated[Any, Harmless("there is one")] = None
-    verbosity: Annotated[Any, Harmless("no model here is told; instructions say it")] = None
+    service_tier: Annotated[Any, Harmless("there is only one")] = None
+    verbosity: Annotated[Any, Harmless("models do not read it; use instructions")] = None
     logit_bias: Annotated[Any, Instead(f"leave it out; {_FORM}", unless=({},))] = None
     functions: Annotated[Any, Instead("use `tools`")] = None
     function_call: Annotated[Any, Instead("use `tool_choice`")] = None
     modalities: Annotated[Any, Instead("leave it out: answers are text", unless=(["text"], []))] = None
     audio: Annotated[Any, Instead("leave it out: answers are text")] = None
-    web_search_options: Annotated[Any, Instead("give a tool that searches, in `tools`")] = None
-    moderation: Annotated[Any, Instead("leave it out, and look at the answer yourself")] = None
+    web_search_options: Annotated[Any, Instead("pass a search tool in `tools`")] = None
+    moderation: Annotated[Any, Instead("leave it out, and check the answer yourself")] = None
     # Other servers' fields, for which OpenAI or this server has another.
     chat_template_kwargs: Annotated[Any, Instead(_THOUGHTS, unless=({},))] = None
     enable_thinking: Annotated[Any, Instead(_THOUGHTS)] = None
@@ -134,9 +134,9 @@ class ChatBody(Fields):
     grammar: Annotated[Any, Instead(_FORM)] = None
     max_new_tokens: Annotated[Any, Instead("use `max_tokens`")] = None
     n_predict: Annotated[Any, Instead("use `max_tokens`")] = None
-    continue_final_message: Annotated[Any, Instead("end with another's message", unless=(False,))] = None
-    add_generation_prompt: Annotated[Any, Instead("leave it out: the model speaks next", unless=(True,))] = None
-    extra_body: Annotated[Any, Instead("put what is in it into the request itself", unless=({},))] = None
+    continue_final_message: Annotated[Any, Instead("end with a message of another role", unless=(False,))] = None
+    add_generation_prompt: Annotated[Any, Instead("leave it out: the model always answers next", unless=(True,))] = None
+    extra_body: Annotated[Any, Instead("put its fields into the request itself", unless=({},))] = None
 
     def calls(self, engine: Engine, number: str, limits: Limits, adapter: str | None) -> list[ChatCall]:
         """Return a call for each answer.
@@ -172,7 +172,7 @@ class ChatBody(Fields):
         if self.logprobs:
             sampling["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs:
-            raise RefusedError(400, "top_logprobs: say logprobs: true with it, or leave it out", param="top_logprobs")
+            raise RefusedError(400, "top_logprobs: set logprobs: true as well, or leave it out", param="top_logprobs")
         own, effort = self.choreo or ChoreoFields(), self.reasoning_effort
         if effort == "none" and own.thinking:
             raise RefusedError(

@@ -45,7 +45,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 def _too_large(limits: Limits) -> RefusedError:
     most = limits.body_bytes / (1 << 20)
-    return RefusedError(413, f"a request may be {most:g} MB large (--max-body-mb): send fewer or shorter messages")
+    return RefusedError(413, f"a request may have {most:g} MB at most (--max-body-mb): send fewer or shorter messages")
 
 
 def require_few(body: bytes, most: int) -> None:
@@ -70,4 +70,4 @@ def require_few(body: bytes, most: int) -> None:
         elif char == ord(",") and depth == 2:
             elements += 1
         if elements > most or number > most * _SIGNS_OF_A_MESSAGE:
-            raise RefusedError(413, f"a request may have {most} messages (--max-messages): leave the oldest out")
+            raise RefusedError(413, f"at most {most} messages are allowed (--max-messages): leave the oldest out")

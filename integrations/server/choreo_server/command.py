@@ -31,7 +31,7 @@ def _configure(context: typer.Context, path: Path | None) -> None:
     options = {option.name: option for option in context.command.params if option.name not in ("help", "config")}
     for name in values:
         if name not in options:
-            raise typer.BadParameter(f"{path} has {name!r}, and no option is called that: see --help")
+            raise typer.BadParameter(f"{path} has an unknown option {name!r}: see --help")
         if getattr(options[name], "multiple", False) and not isinstance(values[name], list):
             values[name] = [values[name]]
     context.default_map = values
@@ -43,7 +43,7 @@ def serve(
         typer.Argument(help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name.", show_default=False),
     ],
     model_name: Annotated[
-        str | None, typer.Option("--model-name", help="What clients call the model; by default as it is named here.")
+        str | None, typer.Option("--model-name", help="Name of the model for clients; by default as it is passed here.")
     ] = None,
     config: Annotated[
         Path | None,
@@ -52,30 +52,30 @@ def serve(
             dir_okay=False,
             callback=_configure,
             is_eager=True,
-            help='A TOML file of these options by name, as in [b]model = "llama"[/b] and [b]kv-budget = 4[/b]; the '
+            help='A TOML file with these options by name, such as [b]model = "llama"[/b] and [b]kv-budget = 4[/b]; the '
             "command line overrides it.",
             show_default=False,
         ),
     ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        typer.Option(help="What is written to stderr; info: also a line for each request."),
+        typer.Option(help="Level of the log on stderr; info: also a line for each request."),
     ] = "info",
     host: Annotated[
-        str, typer.Option(help="Where to listen; 0.0.0.0: everywhere.", rich_help_panel=_WHERE)
+        str, typer.Option(help="Address to listen on; 0.0.0.0: all.", rich_help_panel=_WHERE)
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free.", rich_help_panel=_WHERE)] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_WHERE)] = 8000,
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="A file with [b]KEY TENANT[/b] on each line; by default what CHOREO_KEYS says, with commas between.",
+            help="A file with [b]KEY TENANT[/b] on each line; by default CHOREO_KEYS, separated by commas.",
             rich_help_panel=_WHERE,
         ),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="The only key; by default what CHOREO_API_KEY says, which no list of processes shows.",
+            help="The only key; by default CHOREO_API_KEY, which is hidden from process lists.",
             rich_help_panel=_WHERE,
             show_default=False,
         ),
@@ -83,60 +83,60 @@ def serve(
     called: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name by which programs call it without keys, beside its address and [b]localhost[/b].",
+            help="A host name for calls without keys, besides its address and [b]localhost[/b]; repeatable.",
             rich_help_panel=_WHERE,
             show_default=False,
         ),
     ] = None,
-    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Of one request.", rich_help_panel=_LIMITS)] = 4.0,
-    max_messages: Annotated[int, typer.Option(min=1, help="In one request.", rich_help_panel=_LIMITS)] = 4096,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, help="In MB, per request.", rich_help_panel=_LIMITS)] = 4.0,
+    max_messages: Annotated[int, typer.Option(min=1, help="Per request.", rich_help_panel=_LIMITS)] = 4096,
     max_answers: Annotated[
-        int, typer.Option(min=1, help="Under way or waiting at once, of all tenants.", rich_help_panel=_LIMITS)
+        int, typer.Option(min=1, help="Most answers in progress or waiting, of all tenants.", rich_help_panel=_LIMITS)
     ] = 256,
     tenant_answers: Annotated[
-        int | None, typer.Option(min=1, help="The same, of one tenant.", rich_help_panel=_LIMITS, show_default=False)
+        int | None, typer.Option(min=1, help="The same, for one tenant.", rich_help_panel=_LIMITS, show_default=False)
     ] = None,
     tenant_calls_per_second: Annotated[
         float | None,
         typer.Option(
             min=0.001,
-            help="Messages and answers of one tenant that may start; the others wait.",
+            help="Most messages and answers of one tenant that start per second; the others wait.",
             rich_help_panel=_LIMITS,
             show_default=False,
         ),
     ] = None,
     request_timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for an answer; 0: as long as it takes.", rich_help_panel=_LIMITS)
+        float, typer.Option(min=0.0, help="Seconds for an answer; 0: no limit.", rich_help_panel=_LIMITS)
     ] = 600.0,
     stop_timeout: Annotated[
-        int, typer.Option(min=0, help="Seconds that answers under way have when it stops.", rich_help_panel=_LIMITS)
+        int, typer.Option(min=0, help="Seconds for answers in progress when the server stops.", rich_help_panel=_LIMITS)
     ] = 60,
     kv_budget: Annotated[
         float | None,
         typer.Option(
             min=0.001,
-            help="KV memory in GiB; by default half of what is free.",
+            help="KV memory in GiB; by default half of the free memory.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
     ] = None,
     host_budget: Annotated[
-        float, typer.Option(min=0, help="Host memory in GiB for KV that leaves it.", rich_help_panel=_ENGINE)
+        float, typer.Option(min=0, help="Host memory in GiB for KV that is evicted.", rich_help_panel=_ENGINE)
     ] = 0.0,
     disk: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for KV that has no room there either; without one it is computed again.",
+            help="A folder for KV that fits into neither; without one it is computed again.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
     ] = None,
-    disk_budget: Annotated[float, typer.Option(min=0.001, help="GiB of files in it.", rich_help_panel=_ENGINE)] = 16.0,
+    disk_budget: Annotated[float, typer.Option(min=0.001, help="Most GiB in --disk.", rich_help_panel=_ENGINE)] = 16.0,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=FOLDER",
-            help="An adapter, which clients call as a model of that name; may be given several times.",
+            help="An adapter, which clients call as a model of that name; repeatable.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
@@ -145,12 +145,12 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A variable of the chat template, as [b]enable_thinking=false[/b]; may be given several times.",
+            help="A variable of the chat template, such as [b]enable_thinking=false[/b]; repeatable.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Answers in one step at most.", rich_help_panel=_ENGINE)] = 256,
+    rows: Annotated[int, typer.Option(min=1, help="Most answers in one step.", rich_help_panel=_ENGINE)] = 256,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, ...; auto: the GPU if there is one.", rich_help_panel=_ENGINE)
     ] = "auto",
@@ -162,7 +162,7 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="That the CPU computes with; by default one for each core, or with --engines one for each engine.",
+            help="CPU threads; by default one for each core, or with --engines one for each engine.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
@@ -172,8 +172,8 @@ def serve(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="A folder of recordings, whose pages are shown at [b]/inspect[/b]: to each tenant those in the folder "
-            "of its name.",
+            help="A folder of recordings, whose pages are at [b]/inspect[/b]: each tenant sees those in the folder of "
+            "its name.",
             show_default=False,
         ),
     ] = None,
@@ -181,17 +181,16 @@ def serve(
         bool,
         typer.Option(
             "--record",
-            help="Record there each answer, its words, what it has read and what that cost: at most 16 files of 8 MiB "
-            "for each tenant.",
+            help="Record each answer there: its text, what it read and its cost, in at most 16 files of 8 MiB for each "
+            "tenant.",
         ),
     ] = False,
     engines: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Several: each is an actor of Ray's, on this machine or on the cluster that RAY_ADDRESS names (needs "
-            "[b]choreo-ray[/b]), with a GPU for itself where it computes on one. --kv-budget, --rows and --threads are "
-            "each one's.",
+            help="Number of engines. Several are Ray actors, on this machine or on the cluster in RAY_ADDRESS (needs "
+            "[b]choreo-ray[/b]), each with its own GPU if any. --kv-budget, --rows and --threads apply to each.",
             rich_help_panel=_ENGINE,
         ),
     ] = 1,
@@ -230,7 +229,7 @@ def serve(
     log_to_stderr(log_level)
     with _errors_as_lines():
         if record and recordings is None:
-            raise ValueError("--record: say with --recordings in which folder")
+            raise ValueError("--record requires a folder: pass --recordings")
         tenant_keys = read_keys(keys, api_key)
         adapters = {name: _adapter_folder(name, text) for name, text in _parse_pairs("--adapter", adapter)}
         variables = {name: _variable(value) for name, value in _parse_pairs("--chat", chat)}
@@ -254,7 +253,7 @@ def serve(
         typer.echo(f"loading {model} ...", err=True)
         engine = load_engine(model, engines, threads, dtype, options)
     if not tenant_keys and not _is_local(host):
-        warning = f"listening on {host} without keys: whoever reaches it may call. Give it --keys or --api-key."
+        warning = f"listening on {host} without keys: everybody who reaches it may call. Pass --keys or --api-key."
         typer.secho(f"warning: {warning}", err=True, fg="yellow")
     with engine:
         with _errors_as_lines():
@@ -304,7 +303,7 @@ def _parse_pairs(option: str, texts: Iterable[str] | None) -> Iterable[tuple[str
     for text in texts or ():
         name, _, value = text.partition("=")
         if not name or not value:
-            raise ValueError(f"{option} {text!r} must have a name and a value, with = between")
+            raise ValueError(f"{option} {text!r} must be a name and a value, joined by =")
         yield name, value
 
 

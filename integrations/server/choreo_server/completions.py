@@ -115,7 +115,7 @@ class Stream(Answer):
                 raise
             refusal = as_refusal(error)
             if refusal.status == 500:
-                LOG.exception("a stream has failed")
+                LOG.exception("a stream failed")
             await wire.send(f"data: {json.dumps(error_body(refusal))}\n\n".encode())
         finally:
             heartbeat.cancel()

@@ -42,7 +42,7 @@ _TYPED: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | No
 )
 _TOO_LONG = "the prompt is too long, it exceeds the context window (context_length_exceeded, maximum context length): "
 """Message with all phrases by which clients recognise the error: some do not look at the code."""
-UNKNOWN_HANDLE = "choreo.parents: a handle that names nothing here: leave it out, and say its words in a message"
+UNKNOWN_HANDLE = "choreo.parents: unknown handle: leave it out, and send its text in a message"
 """Message for a handle that is forged, another tenant's or released: the client must not learn which."""
 
 
@@ -84,7 +84,7 @@ def as_refusal(error: Exception) -> RefusedError:
     for kind, status, code in _TYPED:
         if isinstance(error, kind):
             return RefusedError(status, _TOO_LONG * (kind is ContextOverflowError) + str(error), code)
-    return RefusedError(500, "the server has failed, not the request: its log says how")
+    return RefusedError(500, "internal server error: see the server's log")
 
 
 def _not_routed(request: Request, error: HTTPException) -> RefusedError:
@@ -97,7 +97,7 @@ def _not_routed(request: Request, error: HTTPException) -> RefusedError:
     target = request.url.path[:256]
     near = get_close_matches(target, routes, 1, 0.8)
     others = " or ".join([routes[near[0]]] if near else routes.values())
-    return RefusedError(error.status_code, f"{error.detail}: {request.method} {target}. Ask {others}")
+    return RefusedError(error.status_code, f"{error.detail}: {request.method} {target}. Use {others}")
 
 
 def _validation_refusal(error: ValidationError) -> RefusedError:
@@ -117,7 +117,7 @@ async def as_response(request: Request, error: Exception) -> JSONResponse:
     """Return an exception as the response, and log an internal `ChoreoError`; Starlette re-raises other exceptions."""
     refusal = _not_routed(request, error) if isinstance(error, HTTPException) else as_refusal(error)
     if refusal.status == 500 and isinstance(error, ChoreoError):
-        LOG.error("a request has failed", exc_info=error)
+        LOG.error("a request failed", exc_info=error)
     headers: Mapping[str, str] = (error.headers if isinstance(error, HTTPException) else None) or {}
     if refusal.status == 401:
         scheme = 'Basic realm="choreo", charset="UTF-8"' if refusal.asks == "Basic" else "Bearer"

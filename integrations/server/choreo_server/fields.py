@@ -31,7 +31,7 @@ class Instead:
 
     def _reject(self, value: Any) -> None:
         if value is not None and value not in self.unless:
-            raise PydanticCustomError("instead", "it is not known here: {say}", {"say": self.say})
+            raise PydanticCustomError("instead", "unsupported: {say}", {"say": self.say})
 
 
 class Fields(BaseModel):
@@ -48,7 +48,7 @@ class Fields(BaseModel):
             near = get_close_matches(name[:64], honoured := self.honoured(), 1)
             says = f"the nearest is {honoured[near[0]]}" if near else f"there are {', '.join(honoured.values())}"
             raise PydanticCustomError(
-                "unknown", "there is no such field: leave it out; {says}", {"says": says, "field": name[:64]}
+                "unknown", "unknown field: leave it out; {says}", {"says": says, "field": name[:64]}
             )
         return self
 

@@ -29,5 +29,5 @@ def unseal_handle(engine: Engine, word: str) -> MessageHandle:
     """
     payload, _, seal = word.partition(".")
     if not engine.lineage.seals.holds(seal, _KIND, payload):
-        raise UnknownHandleError("no seal of this tenant's holds")
+        raise UnknownHandleError("its signature is not this tenant's")
     return MessageHandle.model_validate_json(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

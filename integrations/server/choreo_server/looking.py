@@ -61,7 +61,7 @@ class Looking:
             raise RefusedError(404, "there is no such recording: GET /inspect lists them", "not_found")
         if path.stat().st_size > LARGEST:
             raise RefusedError(
-                413, f"it has more than {LARGEST >> 20} MiB: choreo inspect run makes its page", "too_large"
+                413, f"it is larger than {LARGEST >> 20} MiB: create its page with choreo inspect run", "too_large"
             )
         async with self._lock:
             return HTMLResponse((await asyncio.to_thread(run_page, path)).html, headers=_PAGE)
@@ -69,9 +69,9 @@ class Looking:
     def _folder_of(self, request: Request) -> Path:
         name = self._tenancy.viewer(request)
         if self._folder is None:
-            raise RefusedError(404, "nothing is shown here: start the server with --recordings FOLDER", "not_found")
+            raise RefusedError(404, "there are no recordings: start the server with --recordings FOLDER", "not_found")
         if name is not None and not is_safe_name(name):
-            raise RefusedError(404, "a tenant of that name has no folder", "not_found")
+            raise RefusedError(404, "the name of this tenant cannot be a folder", "not_found")
         return self._folder if name is None else self._folder / name
 
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from choreo_server.fields import Fields, Harmless, Instead
 
-_ANEW = 'an answer is not continued, but `response_format: {"regex": "Begin.*"}` says how one begins'
+_ANEW = 'answers cannot be continued, but `response_format: {"regex": "Begin.*"}` sets how one begins'
 _OWN = {"assistant": ("tool_calls", "refusal", "reasoning_content", "reasoning"), "tool": ("tool_call_id",)}
 """Fields that only messages of that role may have."""
 
@@ -37,7 +37,7 @@ class ToolCallIn(Fields):
     type: Literal["function"] | None = None
     """`"function"`, as all are"""
     index: Annotated[Any, Harmless("calls are numbered by their order")] = None
-    provider_specific_fields: Annotated[Any, Harmless("another server's own")] = None
+    provider_specific_fields: Annotated[Any, Harmless("it is another server's")] = None
 
 
 class MessageIn(Fields):
@@ -59,11 +59,11 @@ class MessageIn(Fields):
     """another name of `reasoning_content`"""
     refusal: str | None = None
     """what the model has said in place of an answer: read as its words"""
-    annotations: Annotated[Any, Harmless("they are about words that are there")] = None
-    cache_control: Annotated[Any, Harmless("all that was read is found again")] = None
-    provider_specific_fields: Annotated[Any, Harmless("another server's own")] = None
-    audio: Annotated[Any, Instead("say its words in `content`")] = None
-    function_call: Annotated[Any, Instead('use `tool_calls`, and `role: "tool"` for what comes of them')] = None
+    annotations: Annotated[Any, Harmless("they are about text that is present")] = None
+    cache_control: Annotated[Any, Harmless("everything that was read is cached")] = None
+    provider_specific_fields: Annotated[Any, Harmless("it is another server's")] = None
+    audio: Annotated[Any, Instead("send its text in `content`")] = None
+    function_call: Annotated[Any, Instead('use `tool_calls`, and `role: "tool"` for results')] = None
     reasoning_details: Annotated[Any, Instead("use `reasoning_content`", unless=([],))] = None
     thinking_blocks: Annotated[Any, Instead("use `reasoning_content`", unless=([],))] = None
     prefix: Annotated[Any, Instead(_ANEW, unless=(False,))] = None
@@ -74,9 +74,9 @@ class MessageIn(Fields):
         for role, names in _OWN.items():
             for name in names if role != self.role else ():
                 if getattr(self, name):
-                    raise _field_error(name, f"only messages of role {role!r} have it: leave it out")
+                    raise _field_error(name, f"only messages of role {role!r} may have it: leave it out")
         if self.reasoning and self.reasoning_content not in (None, "", self.reasoning):
-            raise _field_error("reasoning", "`reasoning_content` says something else: leave one of them out")
+            raise _field_error("reasoning", "`reasoning_content` has another value: leave one of them out")
         return self
 
 

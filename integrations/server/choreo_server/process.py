@@ -34,8 +34,7 @@ def require_free(host: str, port: int) -> None:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise InvalidRequestError(
-            f"--host {host} --port {port}: nobody can listen there ({error.strerror}): name another, or --port 0 for "
-            "one that is free"
+            f"cannot listen on --host {host} --port {port} ({error.strerror}): use others, or --port 0 for a free one"
         ) from None
 
 
@@ -50,7 +49,7 @@ def load_engine(model: str, engines: int, threads: int | None, dtype: str, optio
         from choreo_ray import RayEngine  # noqa: PLC0415 - a distribution of its own, which few need
     except ModuleNotFoundError as missing:
         raise InvalidRequestError(
-            f"several engines are actors of Ray's, and {missing.name!r} is not installed: pip install choreo-ray"
+            f"several engines need Ray, but {missing.name!r} is not installed: pip install choreo-ray"
         ) from None
     actor: dict[str, Any] = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
     return RayEngine.load(model, engines=engines, **actor, **options)
@@ -60,7 +59,7 @@ def _gpus(device: str) -> int:
     """Return the number of GPUs of each of several engines: 0 or 1."""
     kind, _, number = device.partition(":")
     if kind == "cuda" and number not in ("", "0"):
-        raise InvalidRequestError(f"each of several engines has a GPU of its own: say --device cuda, not {device!r}")
+        raise InvalidRequestError(f"several engines need a GPU each: use --device cuda, not {device!r}")
     return int(kind == "cuda" or (kind == "auto" and torch.cuda.is_available()))
 
 

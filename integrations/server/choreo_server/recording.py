@@ -79,7 +79,7 @@ class Recording:
         try:
             self._open.pop(tenant).close()
         except Exception:
-            LOG.exception("a recording could not be written to its end")
+            LOG.exception("a recording could not be completed")
 
 
 def _has_room(path: Path) -> bool:

@@ -47,11 +47,11 @@ class Keys:
                 continue
             if len(words) != 2:
                 raise InvalidRequestError(
-                    f"line {number} of the keys must be a key and its tenant, with a space between"
+                    f"line {number} of the keys must be a key and its tenant, separated by a space"
                 )
             key, tenant = words
             if self._tenants.setdefault(_digest(key), tenant) != tenant:
-                raise InvalidRequestError(f"line {number} of the keys gives {tenant!r} a key of another tenant")
+                raise InvalidRequestError(f"line {number} of the keys assigns a key of another tenant to {tenant!r}")
 
     @classmethod
     def read(cls, path: Path) -> Keys:
@@ -109,11 +109,11 @@ def read_keys(path: Path | None, only: str | None = None) -> Keys:
     if only is not None:
         if path is not None or KEYS in os.environ:
             raise InvalidRequestError(
-                f"--api-key or {API_KEY} is the only key, --keys or {KEYS} are several: leave one of them out"
+                f"--api-key or {API_KEY} sets the only key, --keys or {KEYS} several: leave one of them out"
             )
         if len(only.split()) != 1:
             raise InvalidRequestError(
-                f"--api-key, or {API_KEY}, must be one word: write a key, or leave it out to let everybody in"
+                f"--api-key, or {API_KEY}, must be one word: set a key, or leave it out to allow everybody"
             )
         return Keys([f"{only.strip()} {OPERATOR}"])
     if path is not None:
@@ -121,7 +121,7 @@ def read_keys(path: Path | None, only: str | None = None) -> Keys:
     if (text := os.environ.get(KEYS)) is None:
         return Keys()
     if not (keys := Keys(text.replace(",", "\n").splitlines())):
-        raise InvalidRequestError(f"{KEYS} has no keys: write KEY TENANT into it, or unset it to let everybody in")
+        raise InvalidRequestError(f"{KEYS} has no keys: set it to KEY TENANT, or unset it to allow everybody")
     return keys
 
 
@@ -181,7 +181,7 @@ class Tenancy:
             return self.name(request)
         name = self._keys.viewer(request.headers.get("authorization"))
         if name is None:
-            raise RefusedError(401, "no such key: it is the password here", "invalid_api_key", asks="Basic")
+            raise RefusedError(401, "invalid key: pass it as the password", "invalid_api_key", asks="Basic")
         return name
 
     def name(self, request: Request) -> str | None:
@@ -192,7 +192,7 @@ class Tenancy:
         name = self._keys.tenant(request.headers.get("authorization"))
         if name is None:
             raise RefusedError(
-                401, "no such key: send one of this server's as Authorization: Bearer KEY", "invalid_api_key"
+                401, "invalid key: send a key of this server as Authorization: Bearer KEY", "invalid_api_key"
             )
         return name
 
@@ -213,10 +213,10 @@ def require_no_other_site(headers: Mapping[str, str], names: Collection[str]) ->
     host, origin = headers.get("host"), headers.get("origin")
     if host is not None and not _is_own_host(_parse_authority("http", host)[0], names):
         raise RefusedError(
-            403, "this server is not called by that name: give it --keys, or the name as --called", "unknown_host"
+            403, "unknown host name: start the server with --keys, or pass the name as --called", "unknown_host"
         )
     if origin is not None and (host is None or not _same_site(origin, host)):
-        raise RefusedError(403, "a page of another site may not call a server without keys: give it --keys", "site")
+        raise RefusedError(403, "pages of other sites may not call a server without keys: start it with --keys", "site")
 
 
 def _same_site(origin: str, host: str) -> bool:

@@ -114,7 +114,7 @@ class TestTheOpenAIClient:
             create(model="embedded", messages=[{"role": "user", "content": "so " * 3000}])
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{served.url}/v1", api_key="eve", max_retries=0).models.list()
-        with pytest.raises(openai.APIStatusError, match="1 MB large"):
+        with pytest.raises(openai.APIStatusError, match="1 MB at most"):
             create(model="embedded", messages=[{"role": "user", "content": "so " * 700_000}])
         assert [each.id for each in client.models.list()] == ["embedded"]
 
@@ -259,4 +259,4 @@ def test_it_warns_who_lets_everybody_in(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert code.returncode == 1 and code.stderr.strip().endswith("a key and its tenant, with a space between")
+    assert code.returncode == 1 and code.stderr.strip().endswith("a key and its tenant, separated by a space")

@@ -58,7 +58,7 @@ def test_a_taken_port_is_told_before_a_model_is_loaded(
     for host in ("127.0.0.1", "::1"):
         said = invoke("embedded", "--host", host, "--port", "8123")
         assert said.exit_code == 1 and "model" not in loaded
-        assert f"--host {host} --port 8123: nobody can listen there (Address already in use)" in said.output
+        assert f"--host {host} --port 8123 (Address already in use)" in said.output
 
 
 def test_options_reach_the_engine(invoke: Invoke, loaded: dict[str, Any], tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_a_file_says_what_is_not_typed(invoke: Invoke, loaded: dict[str, Any], t
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ("kv-bugdet = 4", "has 'kv_bugdet', and no option is called that"),
-        ("[server]\nport = 1", "has 'server', and no option is called that"),
+        ("kv-bugdet = 4", "has an unknown option 'kv_bugdet'"),
+        ("[server]\nport = 1", "has an unknown option 'server'"),
         ("rows = 0", "--rows"),
         ("rows =", "Invalid value"),
     ],
@@ -97,9 +97,9 @@ def test_a_file_that_is_wrong_is_refused(told: str, says: str, invoke: Invoke, t
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (("--adapter", "polite"), "--adapter 'polite' must have a name and a value"),
+        (("--adapter", "polite"), "--adapter 'polite' must be a name and a value"),
         (("--adapter", "polite=/no/where"), "--adapter polite=/no/where: there is no such folder"),
-        (("--chat", "=1"), "--chat '=1' must have a name and a value"),
+        (("--chat", "=1"), "--chat '=1' must be a name and a value"),
         (("--api-key", "two words"), "must be one word"),
         (("--api-key", ""), "must be one word"),
     ],

@@ -302,17 +302,17 @@ async def test_thoughts_are_told_apart(engine: Engine) -> None:
         ({"top_p": 7}, 400, "top_p"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
-        ({"tools": [WEATHER], "tool_choice": "find"}, 400, "tool_choice='find' is none of the tools"),
+        ({"tools": [WEATHER], "tool_choice": "find"}, 400, "tool_choice='find' names no tool"),
         ({"response_format": {"type": "xml"}}, 400, "response_format must be"),
         ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format must be"),
         ({"response_format": {"type": "json_schema"}}, 400, "has no schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "vote"}}}, 400, "has no schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, 400, "has no schema"),
         ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, 400, "more than text"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": "x"}}, 400, "is none of the tools"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": "x"}}, 400, "names no tool"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]}, 400, "must be a JSON schema"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "description": "so " * 9000}}]}, 400, "tokens, the"),
-        ({"choreo": {"thinking": True}}, 400, "knows of no thoughts"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "so " * 9000}}]}, 400, "tokens, but"),
+        ({"choreo": {"thinking": True}}, 400, "does not support it"),
         ({"choreo": {"inherits": ["a.system"]}}, 400, 'use reuse="anywhere"'),
     ],
 )  # fmt: skip
@@ -411,11 +411,11 @@ async def test_what_is_no_json_is_a_bad_request(engine: Engine) -> None:
         assert response.status_code == 400 and "Invalid JSON" in response.json()["error"]["message"]
         got = await client.get("/v1/chat/completions")
         assert got.status_code == 405 and got.headers["Allow"] == "POST"
-        assert got.json()["error"]["message"].endswith("Ask POST /v1/chat/completions")
+        assert got.json()["error"]["message"].endswith("Use POST /v1/chat/completions")
         for path in ("/chat/completions", "/v1/completions", "/v1/v1/chat/completions", "/api/v1/chat/completions"):
             missing = (await client.post(path, json={"messages": QUESTION})).json()["error"]
             assert missing["type"] == "not_found_error"
-            assert missing["message"].endswith("Ask POST /v1/chat/completions"), path
+            assert missing["message"].endswith("Use POST /v1/chat/completions"), path
         missing = (await client.get("/v1/nothing/else")).json()["error"]
         assert "POST /v1/chat/completions or GET /v1/models" in missing["message"]
 

@@ -63,7 +63,7 @@ def test_each_has_a_gpu_for_itself_where_it_computes_on_one(
 
 def test_no_engine_has_the_gpu_of_another(command: typer.Typer, asked: dict[str, Any]) -> None:
     result = CliRunner().invoke(command, ["embedded", "--engines", "2", "--device", "cuda:1"])
-    assert result.exit_code == 1 and "say --device cuda, not 'cuda:1'" in result.output and not asked
+    assert result.exit_code == 1 and "use --device cuda, not 'cuda:1'" in result.output and not asked
 
 
 def test_without_the_distribution_it_says_which(command: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ class TestWhatIsTooLarge:
         async with client_of(engine) as client:
             response = await client.post(CHAT, content=body(), headers={"Content-Length": str(50 << 20)})
             assert response.status_code == 413 and read == 0
-            assert "4 MB large (--max-body-mb)" in response.json()["error"]["message"]
+            assert "4 MB at most (--max-body-mb)" in response.json()["error"]["message"]
             response = await client.post(CHAT, content=body(), headers={"Transfer-Encoding": "chunked"})
             assert response.status_code == 413 and read == 5
 

@@ -56,7 +56,7 @@ async def test_a_tenant_looks_at_its_own_runs_alone(folder: Path, engine: Engine
             assert sent.headers["cache-control"] == "no-store"
             assert "frame-ancestors 'none'" in sent.headers["content-security-policy"]
         live = await bob.get("/inspect/of-bob.jsonl")
-        assert live.status_code == 200 and "bob has kites" in live.text and "not whole" not in listed.text
+        assert live.status_code == 200 and "bob has kites" in live.text and "incomplete" not in listed.text
         for wrong in ("of-bob.jsonl", "linked.jsonl", "notes.txt", "..%2Fbob%2Fof-bob.jsonl", "..", "everybody.jsonl"):
             assert (await ann.get(f"/inspect/{wrong}")).status_code == 404, wrong
         assert (await ann.get("/inspect/broken.jsonl")).status_code == 400

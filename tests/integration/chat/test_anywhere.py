@@ -264,7 +264,7 @@ def test_a_thread_that_is_forgotten_has_nothing_to_give(engine: Engine) -> None:
 def test_what_is_inherited_has_to_be_found_anywhere() -> None:
     with pytest.raises(InvalidRequestError, match='reuse="anywhere"'):
         ChatRequest(inherits=("parent.system",))
-    with pytest.raises(InvalidRequestError, match="in a list"):
+    with pytest.raises(InvalidRequestError, match="must be a list"):
         ChatRequest(reuse="anywhere", inherits="parent.system")  # type: ignore[arg-type]
 
 

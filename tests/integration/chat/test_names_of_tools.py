@@ -81,5 +81,5 @@ def test_an_agent_says_so_too() -> None:
     family = replace(FAMILIES["GLM-4.5"], template=GLM)
     with engine_that_says(family, "Done.") as (engine, _):
         graph = ChoreoGraph().add_node(Agent("ann", tools=[tool_of(" find")])).add_edge(START, "ann")
-        with pytest.raises(InvalidRequestError, match="rename the tool"):
+        with pytest.raises(InvalidRequestError, match="cannot write a parsable call"):
             graph.compile(engine=engine).invoke({"messages": [("user", "Go.")]})

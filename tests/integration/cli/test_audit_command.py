@@ -26,7 +26,7 @@ def test_the_dilemmas_leak_is_shown_with_the_edge_that_carries_it() -> None:
     out = run("audit", DILEMMA)
     for line in ("alice.system -> alice =shared=> bob", "alice.plan -> alice =shared=> bob", "alice -> bob: reencoded"):
         assert line in out
-    assert "words" not in out.split("blocked")[0] and "Outside the proof: " in out
+    assert "words" not in out.split("blocked")[0] and "Not covered by the audit: " in out
     assert "blocked: bob reads alice as encoded without bob.system" in out
 
 
@@ -45,7 +45,7 @@ def test_a_broken_policy_is_exit_code_1() -> None:
     assert "broken: the policy keeps 'alice.plan' from 'bob' (encoding)" in out
     run("audit", DILEMMA, "--keep", "alice.plan=alice", "--set", "alice:bob=reencoded")
     run("audit", DILEMMA, "--keep", "alice.plan=alice,bob")
-    assert "no private context: 'alice.pln'" in run("audit", DILEMMA, "--keep", "alice.pln", code=1)
+    assert "'alice.pln' of the policy is not a private context" in run("audit", DILEMMA, "--keep", "alice.pln", code=1)
 
 
 def test_paths_are_drawn_in_the_graphs_own_picture() -> None:
@@ -60,13 +60,16 @@ def test_paths_are_drawn_in_the_graphs_own_picture() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "name the graph as module:graph, not 'nowhere'"),
-        (["no.such.module:graph"], "there is no module 'no.such.module'"),
-        (["choreo_agents.workflows.graphs.debate:MODERATOR"], "is no ChoreoGraph, and does not make one"),
-        (["choreo_agents.workflows.graphs.debate:missing"], "is no ChoreoGraph"),
-        ([DILEMMA, "--set", "alice=reencoded"], "spell a rule as SOURCE:READER=MODE"),
-        ([DILEMMA, "--set", "alice:bob=public"], "there is no visibility 'public'"),
-        ([DILEMMA, "--set", "alice:carl=shared"], "names no node: 'carl'"),
+        (["nowhere"], "a graph must be named as module:graph, not 'nowhere'"),
+        (["no.such.module:graph"], "cannot import the module 'no.such.module'"),
+        (
+            ["choreo_agents.workflows.graphs.debate:MODERATOR"],
+            "is neither a ChoreoGraph nor a factory of one",
+        ),
+        (["choreo_agents.workflows.graphs.debate:missing"], "is neither a ChoreoGraph"),
+        ([DILEMMA, "--set", "alice=reencoded"], "a rule must be SOURCE:READER=MODE"),
+        ([DILEMMA, "--set", "alice:bob=public"], "unknown visibility 'public'"),
+        ([DILEMMA, "--set", "alice:carl=shared"], "names 'carl', which is not a node"),
         ([DILEMMA, "--set", "alice:alice=shared"], "'alice' always sees its own messages"),
     ],
     ids=str,
@@ -83,7 +86,7 @@ def test_a_graph_of_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.chdir(tmp_path)
     out = run("audit", "mine_to_audit:graph")
-    assert "No private context of mine_to_audit:graph reaches anybody but its owner." in out
+    assert "No private context of mine_to_audit:graph reaches any other persona." in out
 
 
 def test_findings_are_folded_worst_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,8 @@ def test_it_is_readable_for_people(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
     assert result.exit_code == 0
     for words in (
-        "can be served, as far as its small files tell: its weights are not here",
-        "40,960 tokens; every layer sees all of it",
+        "can be served, according to its small files: its weights are not downloaded",
+        "40,960 tokens; full attention in every layer",
         "<|im_end|> (151645, tokenizer): part of what closes a turn",
         "Ann speaks again, over shared edges",
         "<|im_start|>assistant⏎Bob: Half a coin: the bat costs ten and a half.<|im_end|>⏎",
@@ -69,7 +69,7 @@ def test_variables_of_the_template_may_be_set(tmp_path: Path) -> None:
     code, found = checked(folder, "--chat", "enable_thinking")
     assert code == 2 and "NAME=VALUE" in found["why"]
     code, found = checked(folder, "--chat", "messages=1")
-    assert code == 2 and "no variable of a chat template" in found["why"]
+    assert code == 2 and "not a variable of the chat template" in found["why"]
 
 
 def test_generation_settings_name_more_stop_tokens(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_weights_that_do_not_fit_are_not_loaded(tmp_path: Path, monkeypatch: pyt
     folder = save_tiny(tmp_path, "llama", {})
     monkeypatch.setattr("choreo_agents.models.checking.needs.free_bytes", lambda device: 1 << 10)
     result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
-    assert result.exit_code == 2 and "cannot be served here: its weights do not fit what cpu has free" in result.output
+    assert result.exit_code == 2 and "cannot be served here: do not fit into the free memory of cpu" in result.output
     code, found = checked(folder)
     assert code == 2 and not found["served"] and not found["memory"]["holds_weights"] and found["measured"] is None
 
@@ -127,7 +127,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_template_that_fails_is_refused(tmp_path: Path) -> None:
     folder = save_small_files(tmp_path, "Qwen 2.5")
     (folder / "chat_template.jinja").write_text("{{ messages[0].nothing.at_all }}")
-    refused(folder, "cannot write one question", "UndefinedError")
+    refused(folder, "cannot render a single question", "UndefinedError")
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "ministral3", "qwen3_next", "qwen3_vl"])
@@ -142,16 +142,16 @@ def test_what_no_weights_are_read_of_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").unlink()
     config = {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    refused(tmp_path, "code that it brings along")
+    refused(tmp_path, "custom code")
 
 
 def test_a_quantisation_that_nobody_reads_is_refused(tmp_path: Path) -> None:
     folder = save_small_files(tmp_path, "Qwen 2.5")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "magic"}}))
-    refused(folder, "quantised by 'magic'")
+    refused(folder, "quantised with 'magic'")
 
 
 def test_the_groups_help_teaches() -> None:
     result = CliRunner().invoke(app, ["models", "--help"], env={"COLUMNS": "200"})
-    assert "choreo models check PATH" in result.output and "needs no weights" in result.output
+    assert "choreo models check PATH" in result.output and "no weights" in result.output

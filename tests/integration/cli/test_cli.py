@@ -79,7 +79,7 @@ def test_a_record_can_be_short() -> None:
     result = json.loads(run("run", "debate", "--repeats", "1", "--json", "--rounds", "2", "--reports", "1")[0])
     assert 90 < result["record_tokens"] < 110 and result["methods"]["choreo"]["tokens_encoded"] < 885
     assert "--reports" in run("run", "debate", "--reports", "10", code=2)[1]
-    assert "among 3 agents or more" in run("run", "debate", "--agents", "2", code=1)[0]
+    assert "at least 3 agents" in run("run", "debate", "--agents", "2", code=1)[0]
 
 
 def test_questions_from_a_file_are_debated_as_before(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_questions_from_a_file_are_debated_as_before(tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     assert "'rounds': 2" in str(settings) and "'seed': 6" in str(settings)
     for option in (("--reports", "2"), ("--repeats", "1"), ("--no-compare",), ("--html", "x.html")):
-        assert "not for --inputs" in " ".join("".join(run(*command, *option, code=1)).split())
+        assert "not to --inputs" in " ".join("".join(run(*command, *option, code=1)).split())
 
 
 def test_a_run_is_written_as_a_page(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_random_model_is_written_once_and_runs(tmp_path: Path) -> None:
     save_random_llama(LlamaShape(2, 64, 96, 4, 2, 800), folder)
     out, _ = run("run", "debate", "--model", str(folder), "--no-compare", "--json", "--rounds", "1")
     assert len(json.loads(out)["messages"]) == 3
-    with pytest.raises(FileExistsError, match="holds files already"):
+    with pytest.raises(FileExistsError, match="is not empty"):
         save_random_llama(LlamaShape(2, 64, 96, 4, 2, 800), folder)
 
 
@@ -147,7 +147,7 @@ def test_help_teaches() -> None:
 def test_memory_is_shown_by_tier_and_by_author(tmp_path: Path) -> None:
     small = ("--pool-tokens", "256", "--host-tokens", "64", "--disk", str(tmp_path))
     out, _ = run("inspect", "memory", *small)
-    for expected in ("KV memory by tier", "pool", "host", "disk", "Alice.system", "left the pool"):
+    for expected in ("KV memory by tier", "pool", "host", "disk", "Alice.system", "evicted from the pool"):
         assert expected in out
     found = json.loads(run("inspect", "memory", *small, "--json")[0])
     assert found["evicted"] > 0 and found["tiers"]["host"] > 0

@@ -29,14 +29,14 @@ def inputs(tmp_path: Path) -> Path:
 
 def test_a_graph_is_compared_on_the_inputs_of_a_file(inputs: Path) -> None:
     shown = run(GRAPH, str(inputs), "--repeats", "1", "--methods", "choreo, naive")
-    assert "tokens encoded" in shown and "naive/choreo" in shown and "of 2 inputs were answered" in shown
+    assert "tokens encoded" in shown and "naive/choreo" in shown and "of 2 inputs have identical answers" in shown
     found = json.loads(run(GRAPH, str(inputs), "--repeats", "1", "--methods", "choreo,naive", "--json"))
     assert found["methods"]["choreo"]["tokens_encoded"] < found["methods"]["naive"]["tokens_encoded"]
     assert [list(each["answers"]) for each in found["inputs"]] == [["choreo"], ["choreo"]]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [("{", "line 3 of"), ("7", "is no state and no question"), ("", "holds no items")]
+    ("line", "said"), [("{", "line 3 of"), ("7", "is not a state or a quoted question"), ("", "has no items")]
 )
 def test_lines_that_are_no_input_are_named(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "inputs.jsonl"

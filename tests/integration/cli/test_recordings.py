@@ -51,7 +51,7 @@ def test_a_recording_is_shown(recording: str) -> None:
 
 def test_a_replay_that_is_the_same_ends_with_0(recording: str) -> None:
     out = run("replay", DEBATE, recording)
-    assert "6 of 6 calls are as recorded" in out and ", 0 sampled." in out
+    assert "6 of 6 calls match the recording" in out and ", 0 sampled." in out
     found = json.loads(run("replay", DEBATE, recording, "--json"))
     assert found["same"] is True and [call["outcome"] for call in found["calls"]] == ["taken"] * 6
 
@@ -65,14 +65,14 @@ def test_what_differs_is_named_and_ends_with_1(recording: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     out = run("replay", "another_debate:graph", recording, code=1)
-    assert "calls that are not as recorded" in out and "Clara" in out and "view" in out
-    assert "2 of 6 calls are as recorded" in out
+    assert "calls that differ from the recording" in out and "Clara" in out and "view" in out
+    assert "2 of 6 calls match the recording" in out
 
 
 def test_a_fork_shows_what_changed_and_is_recorded_itself(recording: str, tmp_path: Path) -> None:
     change = ("--set", "Clara.system=Ann has 5 old lamps.")
     out = run("fork", DEBATE, recording, *change)
-    assert "calls that are not as recorded" in out and "Clara" in out
+    assert "calls that differ from the recording" in out and "Clara" in out
     found = json.loads(run("fork", DEBATE, recording, *change, "--json"))
     assert [call["outcome"] for call in found["calls"]][:3] == ["taken", "taken", "changed"]
     again = tmp_path / "fork.jsonl"
@@ -84,10 +84,10 @@ def test_a_fork_shows_what_changed_and_is_recorded_itself(recording: str, tmp_pa
     ("arguments", "says"),
     [
         (("replay", DEBATE, "missing.jsonl"), "missing.jsonl"),
-        (("replay", "nowhere", "{recording}"), "name the graph as module:graph"),
+        (("replay", "nowhere", "{recording}"), "a graph must be named as module:graph"),
         (("fork", DEBATE, "{recording}", "--set", "x"), "NAME=VALUE"),
-        (("fork", DEBATE, "{recording}", "--set", "Alice.words=No."), "name a call as NODE:NUMBER"),
-        (("fork", DEBATE, "{recording}", "--set", "Dora.system=No."), "nothing of that name"),
+        (("fork", DEBATE, "{recording}", "--set", "Alice.words=No."), "a call must be NODE:NUMBER"),
+        (("fork", DEBATE, "{recording}", "--set", "Dora.system=No."), "nothing named"),
     ],
     ids=str,
 )
@@ -101,5 +101,5 @@ def test_a_recording_that_is_not_whole_says_so(recording: str, tmp_path: Path) -
     cut = tmp_path / "run.jsonl"
     cut.write_bytes(b"".join(lines[: len(lines) * 2 // 3]) + lines[-2][:9])
     (tmp_path / "run.jsonl.key").write_bytes(Path(f"{recording}.key").read_bytes())
-    assert "not whole" in run("inspect", "record", str(cut))
-    assert "it was run again up to there" in run("replay", DEBATE, str(cut)).replace("\n", " ")
+    assert "incomplete" in run("inspect", "record", str(cut))
+    assert "it was replayed up to there" in run("replay", DEBATE, str(cut)).replace("\n", " ")

@@ -71,8 +71,10 @@ def test_a_workflow_is_shown_with_its_result_and_cost(workflow: str) -> None:
 def test_every_workflow_is_compared_with_its_twins(workflow: str) -> None:
     more = ["--agents", "3"] if workflow == "debate" else []
     out, _ = run("run", workflow, *SMALL[workflow], *more, "--max-tokens", "40", "--repeats", "1")
-    assert "the baseline's words under three methods" in out and "Decoding freely from the cache and from text, " in out
-    assert f"the whole {workflow.partition('-')[0]} was over" in " ".join(out.split())
+    assert (
+        "the baseline's answers under three methods" in out and "Decoding freely from the cache and from text, " in out
+    )
+    assert f"the whole {workflow.partition('-')[0]} ended" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
@@ -156,12 +158,15 @@ def test_what_variants_decide_is_no_option() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 3 of {path} is no item of direct: "),
-        ("[]", "line 3 of {path} is no item of direct: "),
-        ('{"answer": "5"}', "line 3 of {path} is no item of direct: question: Field required"),
-        ('{"question": ""}', "line 3 of {path} is no item of direct: question: String should have at least 1"),
-        ('{"question": [5]}', "line 3 of {path} is no item of direct: question: Input should be a valid string"),
-        ('{"question": "?", "id": "line 1"}', "line 3 of {path} has the id 'line 1' of another line"),
+        ("{", "line 3 of {path} is not an item of direct: "),
+        ("[]", "line 3 of {path} is not an item of direct: "),
+        ('{"answer": "5"}', "line 3 of {path} is not an item of direct: question: Field required"),
+        ('{"question": ""}', "line 3 of {path} is not an item of direct: question: String should have at least 1"),
+        (
+            '{"question": [5]}',
+            "line 3 of {path} is not an item of direct: question: Input should be a valid string",
+        ),
+        ('{"question": "?", "id": "line 1"}', "line 3 of {path} has the id 'line 1', which another line has"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, message: str) -> None:
@@ -174,7 +179,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, m
 
 
 def test_an_empty_file_of_items_is_refused(tmp_path: Path) -> None:
-    assert "holds no items" in refused("run", "direct", "--inputs", written(tmp_path / "items.jsonl", ["", " "]))
+    assert "has no items" in refused("run", "direct", "--inputs", written(tmp_path / "items.jsonl", ["", " "]))
 
 
 def test_a_prompts_file_changes_what_is_said(tmp_path: Path) -> None:
@@ -208,12 +213,12 @@ def test_help_names_the_options_and_the_methods(workflow: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (("--method", "serial"), "direct has no method 'serial': it has choreo, baseline, naive", 1),
-        (("--method", "choreo,baseline"), "--method takes one of choreo, baseline, naive", 1),
+        (("--method", "serial"), "direct has no method 'serial': use one of choreo, baseline, naive", 1),
+        (("--method", "choreo,baseline"), "--method must be one of choreo, baseline, naive", 1),
         (("--branches", "2"), "No such option", 2),
         (("--prompts", "/nowhere.toml"), "No such file", 1),
         (("--inputs", "/nowhere.jsonl"), "No such file", 1),
-        (("--out", "results.jsonl"), "give a file of them with --inputs", 1),
+        (("--out", "results.jsonl"), "pass a file of them with --inputs", 1),
         (("--temperature", "-1"), "Invalid value for '--temperature'", 2),
     ],
 )
@@ -243,7 +248,7 @@ def test_items_that_cannot_be_played_are_named_and_the_others_finish(tmp_path: P
     command = ["run", "direct", "--out", str(tmp_path / "results.jsonl"), "--max-tokens", "3", "--inputs"]
     both = written(tmp_path / "both.jsonl", [long, {"question": "Who?"}])
     out, _ = run(*command, both)
-    assert "1 could not be played; the first: long: ContextLengthError" in out
+    assert "1 failed; the first: long: ContextLengthError" in out
     known = {record["item"]: record for record in results(tmp_path / "results.jsonl")}
     assert known["long"]["score"] == 0.0 and "error" not in known["line 2"]
     run(*command, written(tmp_path / "long.jsonl", [long]), code=1)
@@ -268,7 +273,7 @@ def test_what_is_no_fault_of_an_item_ends_the_run_and_the_next_one_goes_on(
     assert {record["item"] for record in results(path)} == {"a", "b", "c"}
     assert not any("error" in record for record in results(path))
     written(tmp_path / "items.jsonl", [{"id": "a", "question": "What?"}])
-    assert "holds the result of another item that was called 'a'" in refused(*command, "--max-tokens", "3")
+    assert "has the result of another item with the id 'a'" in refused(*command, "--max-tokens", "3")
 
 
 @pytest.mark.parametrize("workflow", [name for name in SMALL if name != "debate"])

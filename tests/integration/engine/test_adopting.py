@@ -134,7 +134,7 @@ def test_a_parcel_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
         None,
     ]
     for each in wrong:
-        with pytest.raises(InvalidRequestError, match="not of 30 tokens"):
+        with pytest.raises(InvalidRequestError, match="not fit 30 tokens"):
             engine.kv.import_kv(call, each)  # type: ignore[arg-type]
     for place in (-1, True, 2000, "0"):
         with pytest.raises(InvalidRequestError):
@@ -149,7 +149,7 @@ def test_a_parcel_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(HandleError):
         engine.kv.read(MessageHandle(id="0" * 32, model=handle.model, length=3))
     text = make_engine(method="naive")
-    with pytest.raises(InvalidRequestError, match="keeps no KV"):
+    with pytest.raises(InvalidRequestError, match="has no KV to read"):
         text.kv.read(text.prefill(tokens(1, 5)))
     assert text.kv.import_kv(call, host_kv) == text.prefill([call])[0], "a twin that re-encodes text keeps the text"
 
@@ -259,7 +259,7 @@ def _flip(path: Path, _: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path, Path], None]] = {
-    "cut short": lambda path, _: path.write_bytes(path.read_bytes()[:-100]),
+    "truncated": lambda path, _: path.write_bytes(path.read_bytes()[:-100]),
     "empty": lambda path, _: path.write_bytes(b""),
     "one bit": _flip,
     "no safetensors": lambda path, _: path.write_bytes(b"{}" * 4000),

@@ -169,8 +169,8 @@ def test_an_answer_without_a_lead_reserves_no_more_than_it_can_take(embedded: Lo
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_tokens": 8}, r"take up to \d+ tokens, max_tokens is 8"),
-        ({"choices": ("\ud800",)}, "choice .* cannot be tokenized"),
+        ({"max_tokens": 8}, r"take up to \d+ tokens, but max_tokens is 8"),
+        ({"choices": ("\ud800",)}, "cannot tokenize the choice"),
     ],
 )
 def test_what_can_never_be_answered_is_refused(engine: Engine, changes: dict[str, object], message: str) -> None:
@@ -189,9 +189,9 @@ def test_choices_that_look_like_control_tokens_are_text(engine: Engine) -> None:
 def test_a_choice_with_a_token_that_ends_the_message_is_refused(engine: Engine) -> None:
     [kites] = engine.model.encode(" kites")
     call = {"sampling": Sampling(choices=("red kites",), stop_tokens=(kites,))}
-    with pytest.raises(InvalidRequestError, match="holds a token that ends the message"):
+    with pytest.raises(InvalidRequestError, match="contains a token that ends the message"):
         engine.decode([7], **call)
-    with pytest.raises(InvalidRequestError, match="holds a token that ends the message"):
+    with pytest.raises(InvalidRequestError, match="contains a token that ends the message"):
         engine.decode([7], sampling=Sampling(choices=("a\nb",), stop_tokens=()), turn_suffix="\n")
 
 
@@ -201,16 +201,16 @@ def test_texts_that_a_tokenizer_would_change_or_drop_are_refused() -> None:
             return super().encode(str(text).lower().strip())
 
     model = Lossy().loaded()
-    with pytest.raises(InvalidRequestError, match="its tokens say \\['ann'\\]"):
+    with pytest.raises(InvalidRequestError, match="its tokens decode to \\['ann'\\]"):
         answer_paths(model, Sampling(choices=("Ann",)), frozenset())
-    with pytest.raises(InvalidRequestError, match="cannot be written: its tokens say"):
+    with pytest.raises(InvalidRequestError, match="cannot be forced: its tokens decode to"):
         answer_paths(model, Sampling(choices=(" ",)), frozenset())
     assert answer_paths(model, Sampling(choices=("ann",)), frozenset()) is not None
 
 
 def test_a_model_without_ends_cannot_say_that_the_shorter_choice_is_meant() -> None:
     model = ByteModel(ends=0).loaded()
-    with pytest.raises(InvalidRequestError, match="give stop_tokens"):
+    with pytest.raises(InvalidRequestError, match="pass stop_tokens"):
         answer_paths(model, Sampling(choices=("a", "ab")), frozenset())
     given = answer_paths(model, Sampling(choices=("a", "ab")), frozenset({3, -1, 10**9}))
     assert given is not None and given.ends == {3}, "what is no token is none to sample"

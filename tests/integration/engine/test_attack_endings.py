@@ -280,7 +280,7 @@ class GivesUp(FirstComeFirstServed):
 
 def test_attack_a_call_that_the_policy_gives_up_is_not_told_that_memory_is_full(make_engine: MakeEngine) -> None:
     engine = make_engine(policy=GivesUp())
-    with pytest.raises(CapacityError, match=r"scheduling policy gave the call up.* 10912 of 10912 are free"):
+    with pytest.raises(CapacityError, match=r"scheduling policy rejected the call.* 10912 of 10912 are free"):
         engine.prefill([5] * 16)
 
 

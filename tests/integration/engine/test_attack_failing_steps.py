@@ -213,7 +213,7 @@ def test_attack_one_token_for_which_there_is_no_memory_fails_with_a_capacity_err
 ) -> None:
     engine = make_engine()
     break_steps(monkeypatch, engine, lambda step: MemoryError() if step.tokens else None)
-    with pytest.raises(CapacityError, match="no memory left for a step of one token"):
+    with pytest.raises(CapacityError, match="out of memory for a step of one token"):
         engine.prefill([5, 6, 7])
     assert engine.stats().kv_bytes == 0
 

@@ -66,7 +66,7 @@ HARMS: dict[str, Harm] = {
     "one flipped bit": one_bit,
     "forged, with a checksum that is right": bytes_of_ones,
     "a seal that is no ASCII": sealed_otherwise,
-    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "empty": lambda path: path.write_bytes(b""),
     "no safetensors": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
     "a header as long as the file": lambda path: path.write_bytes(
@@ -174,7 +174,7 @@ def test_attack_a_folder_that_others_could_exchange_is_refused(
     else:
         place.mkdir()
         place.chmod(0o777)
-    with pytest.raises(InvalidRequestError, match="give a folder of your own"):
+    with pytest.raises(InvalidRequestError, match="use a folder of your own"):
         engine.kv.store(place) if kind == "shelf" else make_engine(disk=place)
 
 
@@ -252,6 +252,6 @@ def test_attack_an_engines_store_reads_nothing_that_it_has_not_written(tmp_path:
     assert one.load(TierKey("b", 4, 7)) is None
     shutil.copy(other.folder / "a.safetensors", one.folder / "a.safetensors")
     assert one.load(key) is None
-    assert why == ["is of another message", "was changed, or sealed with another key"]
+    assert why == ["belongs to another message", "was changed, or signed with another key"]
     one.close()
     assert not one.folder.exists() and other.load(key) is not None

@@ -46,7 +46,7 @@ def test_attack_a_handle_that_lies_about_itself_is_refused(make_engine: MakeEngi
 def test_a_handle_that_lies_is_told_what_was_made(make_engine: MakeEngine) -> None:
     engine = make_engine()
     handle = engine.prefill(TEXT)
-    with pytest.raises(UnknownHandleError, match=rf"says length=999 .* made with length={handle.length}"):
+    with pytest.raises(UnknownHandleError, match=rf"has length=999 .* created with length={handle.length}"):
         engine.tokens(handle.model_copy(update={"length": 999}))
 
 

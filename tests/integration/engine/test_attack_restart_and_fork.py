@@ -140,7 +140,7 @@ for _ in range(8):
                 try:
                     use()
                 except EngineForkedError as error:
-                    assert isinstance(error, EngineClosedError) and "load one in this process" in str(error)
+                    assert isinstance(error, EngineClosedError) and "load an engine in this process" in str(error)
                 except Exception as error:
                     print("wrong", number, repr(error), flush=True)
                 else:

@@ -60,7 +60,7 @@ def test_turns_of_a_branchs_summary_and_of_a_merge_are_framed(engine: Engine) ->
 
 def test_words_that_no_tokenizer_takes_are_refused_as_frames_are(engine: Engine) -> None:
     for content in ("\ud800", PromptText.plain("\ud800")):
-        with pytest.raises(InvalidRequestError, match="cannot be tokenized"):
+        with pytest.raises(InvalidRequestError, match="cannot tokenize"):
             engine.prefill(content)
     with pytest.raises(InvalidRequestError, match="empty"):
         engine.prefill(PromptText())

@@ -111,7 +111,7 @@ def test_who_reads_none_encodes_none(make_engine: MakeEngine, tiny: LoadedModel,
         == []
         == engine.branches.boundaries(branches, [], [], [0] * 3, "base")
     )
-    with pytest.raises(AdapterError, match="there is no adapter 'other'"):
+    with pytest.raises(AdapterError, match="adapter 'other' is not loaded"):
         engine.branches.boundaries(branches, [], [], [0] * 3, "other")
 
 
@@ -202,7 +202,7 @@ def test_a_name_is_not_given_to_one_that_reads_otherwise(
         (other / file.name).write_bytes(file.read_bytes())
     assert engine.load_adapter(other, "one") == "one"
     (other / MERGING_FILE).unlink()
-    with pytest.raises(AdapterError, match="another adapter is called 'one'"):
+    with pytest.raises(AdapterError, match="the adapter name 'one' is taken"):
         engine.load_adapter(other, "one")
 
 
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_refused(make_engine: MakeEngine, merger: Path, tmp_pa
         (tmp_path / file.name).write_bytes(file.read_bytes())
     assert read_merging(tmp_path).boundaries and not read_merging(tmp_path / "none").boundaries
     (tmp_path / MERGING_FILE).write_text(text, "latin-1")
-    with pytest.raises(AdapterError, match=r"merging.json' does not say how branches are merged: train again"):
+    with pytest.raises(AdapterError, match=r"merging.json' cannot be read: train again"):
         make_engine(adapter=tmp_path)
 
 

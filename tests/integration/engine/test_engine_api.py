@@ -196,8 +196,8 @@ BAD_CALLS = {
     "negative offset": (lambda e, h: e.prefill([7], [h], [-1]), r"offsets\[0\] must be a position"),
     "negative new offset": (lambda e, h: e.decode([7], [h], None, -5), "position must be a position"),
     "a float offset": (lambda e, h: e.prefill([7], [h], [1.5]), r"offsets\[0\] must be a position"),
-    "a token that is none": (lambda e, h: e.prefill([100000], [h]), "100000 is no token"),
-    "a batch of the wrong kind": (lambda e, h: e.decode([Decode([7]), Prefill([7])]), "holds Decode calls only"),
+    "a token that is none": (lambda e, h: e.prefill([100000], [h]), "100000 is not a token"),
+    "a batch of the wrong kind": (lambda e, h: e.decode([Decode([7]), Prefill([7])]), "must hold Decode calls only"),
     "one bad call in a batch": (lambda e, h: e.prefill([Prefill([8]), Prefill([])]), "nothing to prefill"),
     "a handle that is a dict": (lambda e, h: e.prefill([7], [h.plain()]), "expected a MessageHandle"),
 }
@@ -236,7 +236,7 @@ def test_foreign_and_unknown_handles(make_engine: MakeEngine, embedded: object) 
     with pytest.raises(ForeignHandleError, match="this engine runs"):
         tiny.decode([7], [foreign])
     never = foreign.model_copy(update={"model": tiny.model.adapter.fingerprint})
-    with pytest.raises(UnknownHandleError, match="never made it"):
+    with pytest.raises(UnknownHandleError, match="never created it"):
         tiny.tokens(never)
 
 

@@ -139,7 +139,7 @@ def test_what_is_cut_is_an_error_with_the_words_and_the_others_go_on(talker: Eng
     assert re.fullmatch(" ?[a-z]{3,80}", cut.text) and "max_tokens=9" in str(cut)
     jsonschema.validate(json.loads(words(talker, led)), SCHEMA)
     assert isinstance(free, MessageHandle) and talker.stats().steps - before <= 125, "no step was repeated"
-    with pytest.raises(ConstraintError, match="allows nothing") as nothing:
+    with pytest.raises(ConstraintError, match="allows no token") as nothing:
         talker.decode(HEADER, [root], sampling=with_({"grammar": "start: <|end|>"}))
     assert nothing.value.text == ""
     talker.check()
@@ -232,10 +232,10 @@ def test_a_guide_of_ones_own_leads_by_its_key(talker: Engine) -> None:
     assert len(sampled) == 3 and not any(token % 2 for token in sampled)
     assert talker.decode([asked(Constraint("even", evens.make))]) == [handle], "the key names the call"
     wrong = Constraint("wrong", lambda model, ends: Evens(600))
-    with pytest.raises(ConstraintError, match=r"a mask must be bool, \[752\]"):
+    with pytest.raises(ConstraintError, match=r"a mask must be bool of shape \[752\]"):
         talker.decode([asked(wrong)])
     for sampling in (Sampling(choices=("a",)), Sampling(constraint={"regex": "a"})):
-        with pytest.raises(InvalidRequestError, match="'even' and the sampling both say"):
+        with pytest.raises(InvalidRequestError, match="'even' conflicts with the sampling"):
             talker.decode(HEADER, [root], sampling=sampling, constraint=evens)
     for nonsense in ("even", Constraint("", evens.make), Constraint("even", None)):  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match="constraint must be a Constraint"):
@@ -269,7 +269,7 @@ def test_a_schema_that_refers_to_itself_and_ends_leads(schema: dict[str, Any]) -
             "uniqueItems",
         ),
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "minimum"),
-        ({"json_schema": '{"type": '}, "no JSON"),
+        ({"json_schema": '{"type": '}, "not valid JSON"),
         ({"json_schema": 5}, "must be an object"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": "^a$"}, r"without \^ and \$"),
@@ -307,7 +307,7 @@ def test_a_model_that_cannot_be_guided_says_all_else(tmp_path: Path, make_engine
     )
     engine = make_engine(load_model(save_tiny_llama(tmp_path, tokenizer=words)))
     assert len(engine.logprobs(engine.decode([0, 1], sampling=Sampling(max_tokens=3, stop_tokens=())))) == 3
-    with pytest.raises(InvalidRequestError, match="take a model whose tokens are bytes"):
+    with pytest.raises(InvalidRequestError, match="use a model with byte-level tokens"):
         engine.decode([0, 1], sampling=Sampling(constraint={"regex": "a"}))
 
 

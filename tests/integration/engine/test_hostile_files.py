@@ -71,7 +71,7 @@ def test_lines_that_are_none_are_a_typed_error_and_stay_as_they_are(tmp_path: Pa
 def test_a_recording_of_another_version_says_so(tmp_path: Path, version: object) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({"kind": "header", "format": version}) + "\n")
-    with pytest.raises(ChoreoError, match=r"has format .*this version reads|is no recording"):
+    with pytest.raises(ChoreoError, match=r"has format .*this version reads|is not a recording"):
         read_recording(path)
 
 

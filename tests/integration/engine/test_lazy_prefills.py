@@ -366,5 +366,5 @@ def test_a_timetable_that_cannot_be_kept_to_says_so(make_engine: MakeEngine, mon
     answer(first, chain(first, 1, lazy=True), 1)
     [_, reader], *rest = step_trace.steps
     again = make_engine(step_trace=StepTrace([[reader], *rest]))
-    with pytest.raises(EngineFailedError, match="calls that could not begin"):
+    with pytest.raises(EngineFailedError, match="calls that could not start"):
         answer(again, chain(again, 1, lazy=True), 2)

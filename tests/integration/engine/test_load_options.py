@@ -140,7 +140,7 @@ def test_options_of_loading_are_the_engines_too(tiny: LoadedModel, tmp_path: Pat
         assert engine.model.prepacked
     with Engine.load(folder, prepacked=False, device="cpu", dtype=BFLOAT16) as engine:
         assert engine.model.prepacked == 0 and engine.model.adapter.geometry.dtype == BFLOAT16
-    with pytest.raises(InvalidRequestError, match="loaded already: give device and prepacked to load_model"):
+    with pytest.raises(InvalidRequestError, match="loaded already: pass device and prepacked to load_model"):
         Engine.load(tiny, device="auto", prepacked=False)
 
 
@@ -284,7 +284,7 @@ def test_the_pool_is_a_share_of_what_is_free(
     monkeypatch.setattr(free_memory, "free_bytes", lambda device: 1 << 30)
     with caplog.at_level(logging.INFO):
         assert pool_bytes(GEOMETRY, torch.device(device), 1024) == int(share * (1 << 30))
-    assert f"{share:.0%} of the 1.0 GiB that {device} has free" in caplog.text and "contexts" in caplog.text
+    assert f"{share:.0%} of the 1.0 GiB free on {device}" in caplog.text and "contexts" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -296,7 +296,7 @@ def test_a_pool_that_holds_no_context_says_so(
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     said = record.getMessage()
-    assert "hold 1,024 tokens, and not the 131,072 of one context" in said and "kv_budget_bytes" in said
+    assert "1,024 tokens, less than one context of the model (131,072 tokens" in said and "kv_budget_bytes" in said
 
 
 def test_an_engine_keeps_the_pool_that_it_began_with(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

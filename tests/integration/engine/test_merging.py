@@ -485,7 +485,7 @@ def test_a_mapping_that_says_something_else_is_refused(
 ) -> None:
     engine = make_engine(adapter=mapper)
     source = engine.prefill(words(3, 9))
-    with pytest.raises(InvalidRequestError, match="says what its parent says"):
+    with pytest.raises(InvalidRequestError, match="has the tokens and the place of its parent"):
         engine.prefill([Prefill(**({"content": words(3, 9), "parents": [source], "maps": True} | wrong))])
     assert engine.prefill([Prefill(words(3, 9), [source], maps=True)]) == engine.branches.map([source])
 

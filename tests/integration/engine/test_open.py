@@ -138,13 +138,13 @@ def test_what_is_no_policy_is_refused(policy: Any) -> None:
     ("plan", "complaint"),
     [
         (None, "must return a Plan, not None"),
-        (Plan((99,), (), ((99, 1),)), r"do not wait: \[99\]"),
+        (Plan((99,), (), ((99, 1),)), r"are not waiting: \[99\]"),
         (Plan((0, 0), (), ((0, 1),)), "twice"),
         (Plan((0,), (0,), ((0, 1),)), "twice"),
         (Plan((0,), (), ((0, 1), (0, 1))), "serves a request twice"),
-        (Plan((), (), ((0, 1),)), "do not run"),
+        (Plan((), (), ((0, 1),)), "are not running"),
         (Plan((0,), (), ((0, 0),)), "no token"),
-        (Plan((0,), (), ((0, 600),)), "600 tokens, at most 512"),
+        (Plan((0,), (), ((0, 600),)), "600 tokens, more than max_batched_tokens=512"),
     ],
     ids=str,
 )
@@ -224,7 +224,7 @@ def test_a_graph_runs_on_a_backend_of_ones_own(make_engine: MakeEngine, embedded
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"), [(Forgetful, "not a pure rotation"), (Silent, "attends in another way")]
+    ("wrong", "complaint"), [(Forgetful, "not a pure rotation"), (Silent, "does not attend causally")]
 )
 def test_a_wrong_backend_is_found_out_when_the_model_is_loaded(
     tiny: LoadedModel, tiny_path: Path, wrong: Any, complaint: str
@@ -239,10 +239,10 @@ def test_a_wrong_backend_is_found_out_when_the_model_is_loaded(
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "fastest", None, Counting, object()])
 def test_what_is_no_backend_is_refused(tiny: LoadedModel, backend: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"'auto', 'reference', 'folded', 'native', 'varlen', 'triton', or an object with prepare"
+        ValueError, match=r"'auto', 'reference', 'folded', 'native', 'varlen', 'triton', or an object with `prepare"
     ):
         Engine.load(tiny, backend=backend)
-    with pytest.raises(InvalidRequestError, match="or an object with prepare"):
+    with pytest.raises(InvalidRequestError, match="or an object with `prepare"):
         load_model("nowhere at all", backend=backend)
 
 

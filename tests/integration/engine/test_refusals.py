@@ -35,7 +35,7 @@ LONGROPE = {
 BY_CONFIGURATION: Mapping[str, tuple[dict[str, Any], str]] = {
     "deepseek_v3": ({}, "latent"),
     "glm4_moe_lite": ({}, "latent"),
-    "gemma4_text": ({}, "heads of 256 and of 512"),
+    "gemma4_text": ({}, "head sizes 256 and 512"),
     "ministral3": ({}, "scaled by their absolute position"),
     "llama4_text": ({}, "scaled by their absolute position"),
     "phi3": (
@@ -107,7 +107,7 @@ def test_a_quantisation_whose_package_is_missing_names_it_and_the_extra(
 ) -> None:
     folder = changed(plain, tmp_path, quantization_config={"quant_method": method} | settings)
     (folder / "model.safetensors").unlink()
-    require_one_line(folder, f"quantised by {method!r}", package, "choreo-agents[quantized]")
+    require_one_line(folder, f"quantised with {method!r}", package, "choreo-agents[quantized]")
 
 
 def test_old_spellings_of_a_quantisation_are_known() -> None:
@@ -116,7 +116,7 @@ def test_old_spellings_of_a_quantisation_are_known() -> None:
 
 def test_a_quantisation_that_nobody_knows_is_refused(plain: Path, tmp_path: Path) -> None:
     folder = changed(plain, tmp_path, quantization_config={"quant_method": "abacus"})
-    require_one_line(folder, "quantised by 'abacus'", "torchao")
+    require_one_line(folder, "quantised with 'abacus'", "torchao")
 
 
 def test_gguf_is_refused_as_a_file_and_as_a_folder(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_code_that_a_model_brings_along_is_not_run(plain: Path, tmp_path: Path) 
     own = {"model_type": "abacus", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
     folder = changed(plain, tmp_path, **own)
     (folder / "code.py").write_text("raise SystemExit('it was run')")
-    require_one_line(folder, "code that it brings along, which is not run")
+    require_one_line(folder, "custom code, which is not executed")
 
 
 def without(folder: Path, *patterns: str) -> None:
@@ -172,10 +172,10 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "generation_config.json").write_text("{"),
         "the generation settings of",
     ),
-    "no numbers": (no_numbers, "the model's logits are no numbers in torch.float32: its weights are damaged"),
+    "not finite": (no_numbers, "the model's logits in torch.float32 are not finite: its weights are damaged"),
     "cut weights": (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
     "no weights": (lambda folder: without(folder, "*.safetensors"), "model.safetensors"),
-    "missing weights": (lambda folder: configured(folder, num_hidden_layers=3), "not complete: 9 are missing"),
+    "missing weights": (lambda folder: configured(folder, num_hidden_layers=3), "incomplete: 9 are missing"),
     "other shapes": (lambda folder: configured(folder, intermediate_size=64), "have other shapes"),
 }
 
@@ -226,7 +226,7 @@ def test_numbers_that_do_not_fit_a_dtype_are_said_to_be_none(plain: Path, tmp_pa
     weights["model.norm.weight"] *= 1e5
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     load_model(folder)
-    require_one_line(folder, "no numbers in torch.float16: try bfloat16 or float32", dtype=torch.float16)
+    require_one_line(folder, "in torch.float16 are not finite: use bfloat16 or float32", dtype=torch.float16)
 
 
 def test_what_lies_beside_the_files_of_a_model_does_not_matter(plain: Path, tmp_path: Path) -> None:

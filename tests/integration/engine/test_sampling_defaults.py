@@ -107,7 +107,7 @@ def test_they_can_be_left_aside(path: Path, tiny: LoadedModel, make_engine: Make
     assert not engine.model.sampling_defaults.model_fields_set
     assert set(engine.model.adapter.end_tokens) == {2, 4}
     assert _decoded(engine, SHORT) == _decoded(make_engine(tiny), SHORT)
-    with pytest.raises(InvalidRequestError, match="loaded already: give generation_config to load_model"):
+    with pytest.raises(InvalidRequestError, match="loaded already: pass generation_config to load_model"):
         Engine.load(tiny, generation_config="auto")
     with pytest.raises(InvalidRequestError, match='generation_config must be "auto" or "off", not \'vllm\''):
         load_model(path, generation_config="vllm")  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def test_an_adapter_is_its_tenants_own(make_engine: MakeEngine, tiny_path: Path,
     one = make_engine(adapter=shared, salt="a")
     two = one.tenant("b")
     assert one.load_adapter(own) == "merger" and two.adapters == ("shared",)
-    with pytest.raises(AdapterError, match=r"(?m)loaded are 'shared'$"):
+    with pytest.raises(AdapterError, match=r"(?m)loaded: 'shared'$"):
         two.prefill(TEXT, adapter="merger")
     assert two.load_adapter(other) == "merger" == one.tenant("b").adapters[1]
     made = [tenant.prefill(TEXT, adapter=name) for name in (None, "shared", "merger") for tenant in (one, two)]

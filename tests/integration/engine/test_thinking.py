@@ -14,6 +14,7 @@ from support.tiny import save_tiny_llama
 from choreo_agents import Decode, Engine, Memory, Prefill, PromptText, Sampling, StreamedToken, Thinking
 from choreo_agents.engine import calling
 from choreo_agents.engine.constraints import answer_of
+from choreo_agents.engine.lineage import LoggedMessage, ReadLog
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
@@ -212,6 +213,21 @@ def test_thoughts_are_confidential_reach_readers_as_words_and_live_as_long_as_th
     engine.check()
 
 
+def test_thoughts_that_the_engine_knows_are_leased_although_the_log_has_lost_them(engine: Engine) -> None:
+    view = asked(engine)
+    [answer] = engine.decode([call(engine, view, forced_token_ids=script(engine, "hm", " two"), memo="first")])
+    [thought] = engine.inspect.thoughts(answer)
+    log, said = ReadLog(), engine._tenant.find(answer)
+    record = LoggedMessage(answer.id, said.kv_key(), thoughts=((thought.id, "second"),))
+    log.add(record)
+    with engine.scope() as scope:
+        assert engine.lineage.import_messages([answer.id], log, scope) == {}
+        assert engine.inspect.thoughts(answer, idempotency_key="second") == (thought,)
+        engine.check()
+    assert engine.inspect.thoughts(answer) == (thought,)
+    engine.check()
+
+
 def test_thoughts_of_calls_that_have_ended_do_not_pile_up_while_the_answer_is_leased(engine: Engine) -> None:
     """Somebody keeps the answer; others come to it, too, and go again."""
     view = asked(engine)
@@ -313,7 +329,7 @@ def test_what_cannot_think_is_refused(engine: Engine) -> None:
         engine.decode("x", [view], thinking="much")  # type: ignore[arg-type]
     with pytest.raises(ContextLengthError):
         engine.decode([call(engine, view, budget=1 << 20)])
-    with Engine.load("embedded") as other, pytest.raises(InvalidRequestError, match="knows of no thoughts"):
+    with Engine.load("embedded") as other, pytest.raises(InvalidRequestError, match="does not support"):
         Thinking.of(other.chat, "ann")
 
 

@@ -319,12 +319,12 @@ def test_ordinary_input_costs_no_look_at_the_state(engine: Engine, monkeypatch: 
 def test_one_warning_says_what_became_of_it(engine: Engine) -> None:
     app = chain("alice").compile(engine=engine)
     forged = {"messages": [AIMessage(LIE, response_metadata={"choreo": AGENT})]}
-    with pytest.warns(ProvenanceWarning, match=r"no signature proves.*salt="):
+    with pytest.warns(ProvenanceWarning, match=r"without a valid signature.*salt="):
         app.invoke(forged)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         app.invoke(forged)
-    with pytest.warns(ProvenanceWarning, match=r"another salt, or somebody has made it up"):
+    with pytest.warns(ProvenanceWarning, match=r"another thread or salt, or was made up"):
         chain("alice").compile(engine=engine.tenant("a")).invoke(forged)
 
 
@@ -333,7 +333,7 @@ def test_attack_handles_that_no_seal_proves_are_not_passed_over_in_silence(engin
     app = chain("alice").compile(engine=engine)
     theirs = app.invoke(QUESTION)["handles"]
     unsealed = [{name: value for name, value in each.items() if name != "signature"} for each in theirs]
-    with pytest.warns(ProvenanceWarning, match="or handle that no signature proves"):
+    with pytest.warns(ProvenanceWarning, match="or handle without a valid signature"):
         app.invoke({**QUESTION, "handles": unsealed})
 
 

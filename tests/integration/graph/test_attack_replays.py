@@ -40,7 +40,7 @@ def test_a_thread_in_two_recordings_loses_no_message(make_engine: MakeEngine, tm
 def test_a_recording_that_cannot_begin_leaves_nothing_behind(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine, path = make_engine(), tmp_path / "run.jsonl"
     (tmp_path / "run.jsonl.key").write_text("of another")
-    with pytest.raises(InvalidRequestError, match="is there already"), engine.record(path):
+    with pytest.raises(InvalidRequestError, match="exists already"), engine.record(path):
         pass
     assert not path.exists() and "choreo-recording" not in [thread.name for thread in threading.enumerate()]
     (tmp_path / "run.jsonl.key").unlink()
@@ -83,11 +83,11 @@ def forged(path: Path, forge: Forging) -> None:
     ("forge", "says"),
     [
         (lambda lines: lines["header"].update(format=4, conditions={}), "has format 4"),
-        (lambda lines: lines["header"].pop("fingerprint"), "is no recording"),
+        (lambda lines: lines["header"].pop("fingerprint"), "is not a recording"),
         (lambda lines: lines["header"].update(proof="0" * 32), "is the key of another recording"),
         (lambda lines: lines["run"].update(interrupts={"input": ["x"]}), "line 2 .* is damaged"),
-        (lambda lines: lines["run"].update(input="msgpack:gqFh"), "is damaged, and cannot be read"),
-        (lambda lines: lines["run"].update(input="pickle:gASVCQ=="), "packed as 'pickle' is not read"),
+        (lambda lines: lines["run"].update(input="msgpack:gqFh"), "of the recording is damaged"),
+        (lambda lines: lines["run"].update(input="pickle:gASVCQ=="), "packed as 'pickle' cannot be read"),
     ],
 )
 def test_a_forged_recording_is_refused(make_engine: MakeEngine, tmp_path: Path, forge: Forging, says: str) -> None:
@@ -158,7 +158,11 @@ def test_runs_of_other_graphs_are_left_out_and_said(make_engine: MakeEngine, tmp
         other.invoke(QUESTION)
         app.invoke(QUESTION)
     report = replay(app, path)
-    assert report.same and {call.run for call in report.calls} == {1} and "run 1 is another graph's" in report.notes[0]
+    assert (
+        report.same
+        and {call.run for call in report.calls} == {1}
+        and "run 1 belongs to another graph" in report.notes[0]
+    )
     with pytest.raises(ReplayError, match="has no run of this graph"):
         replay(ChoreoGraph().add_node(Agent("zoe")).add_edge(START, "zoe").compile(engine=engine), path)
 

@@ -144,9 +144,9 @@ def test_a_client_does_not_say_who_it_is(make_engine: MakeEngine, written: dict[
     as_tenant("initech", lambda: app.invoke(QUESTION, given))
     assert engine.tenant("acme").stats().tokens_encoded == 0 < engine.tenant("initech").stats().tokens_encoded
     for nobody in ("", None, 7, engine):
-        with pytest.raises(InvalidRequestError, match="must name the tenant"):
+        with pytest.raises(InvalidRequestError, match="must return the salt"):
             as_tenant(nobody, lambda: app.invoke(QUESTION, given))
-    with pytest.raises(InvalidRequestError, match="runs outside of the graph"):
+    with pytest.raises(InvalidRequestError, match="runs outside of its graph"):
         team().compile(engine=engine, tenant=of_the_service).builder.nodes["ann"].runnable.invoke(QUESTION)
 
 
@@ -187,7 +187,7 @@ def test_a_thread_belongs_to_its_first_tenant(make_engine: MakeEngine, tmp_path:
         mine = as_tenant("acme", lambda: app.invoke(QUESTION, config()))
         again = team().compile(kept, engine=make_engine(), tenant=of_the_service)
         for served in (app, again):
-            with pytest.raises(ForeignThreadError, match="'t' is not this tenant's"):
+            with pytest.raises(ForeignThreadError, match="'t' does not belong to this tenant"):
                 as_tenant("initech", lambda served=served: ATTACKS[attack](served))
         assert as_tenant("acme", lambda: app.get_state(config())).values["messages"] == mine["messages"]
         as_tenant("acme", lambda: app.update_state(config(), {"messages": [("user", "And Bob?")]}, as_node="__start__"))
@@ -247,7 +247,7 @@ def test_a_thread_of_nobody_known_is_nobodys(make_engine: MakeEngine) -> None:
     team().compile(kept, engine=engine).invoke(QUESTION, config())
     app = team().compile(kept, engine=engine, tenant=of_the_service)
     for use in (lambda: app.invoke(None, config()), lambda: app.get_state(config())):
-        with pytest.raises(ForeignThreadError, match="to none"):
+        with pytest.raises(ForeignThreadError, match="does not belong"):
             as_tenant("acme", use)
 
 
@@ -282,7 +282,7 @@ def test_attack_a_first_run_that_has_saved_nothing_yet(make_engine: MakeEngine, 
     running = as_tenant("acme", lambda: app.stream(QUESTION, config(), durability="exit"))
     as_tenant("acme", lambda: next(running))
     assert not list(kept.list(config()))
-    with pytest.raises(ForeignThreadError, match="'t' is not this tenant's"):
+    with pytest.raises(ForeignThreadError, match="'t' does not belong to this tenant"):
         as_tenant("initech", lambda: OTHERS_USES[attack](other))
     assert as_tenant("initech", lambda: other.invoke(QUESTION, config("another")))
     as_tenant("acme", lambda: list(running))
@@ -380,7 +380,7 @@ def test_attack_a_nodes_config_is_no_right_to_another_thread(make_engine: MakeEn
     def steal(inner: Any, own: RunnableConfig) -> None:
         STOLEN[attack](inner, {**own, "configurable": {**own["configurable"], "thread_id": "t"}})
 
-    with pytest.raises(InvalidRequestError, match="'t' is not the thread of the run around"):
+    with pytest.raises(InvalidRequestError, match="'t' is not the thread of the enclosing run"):
         as_tenant("initech", lambda: calling(engine, kept, steal).invoke(QUESTION, config("own")))
     assert [each.config for each in kept.list(config())] == before
     assert as_tenant("acme", lambda: app.invoke(QUESTION, config()))["messages"]
@@ -528,7 +528,7 @@ def test_a_subgraph_serves_who_its_graph_serves(make_engine: MakeEngine) -> None
     def outer(inner: Any) -> ChoreoGraph:
         return ChoreoGraph().add_node("team", inner).add_edge(START, "team")
 
-    with pytest.raises(InvalidRequestError, match="stands in a subgraph that serves one tenant"):
+    with pytest.raises(InvalidRequestError, match="is in a subgraph that serves one tenant"):
         outer(team().compile(engine=engine)).compile(engine=engine, tenant=of_the_service)
     app = outer(team().compile(engine=engine, tenant=lambda _: "nobody")).compile(
         InMemorySaver(), engine=engine, tenant=of_the_service
@@ -540,5 +540,5 @@ def test_a_subgraph_serves_who_its_graph_serves(make_engine: MakeEngine) -> None
 
 def test_what_is_cached_for_all_is_no_tenants(make_engine: MakeEngine) -> None:
     graph = ChoreoGraph().add_node(Agent("ann"), cache_policy=CachePolicy()).add_edge(START, "ann")
-    with pytest.raises(InvalidRequestError, match="cached for all runs"):
+    with pytest.raises(InvalidRequestError, match="shared by all runs"):
         graph.compile(engine=make_engine(), tenant=of_the_service, cache=InMemoryCache())

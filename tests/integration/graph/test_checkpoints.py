@@ -168,7 +168,7 @@ def test_a_state_says_itself_how_its_handles_are_kept(engine: Engine) -> None:
         if schema is not Data:
             assert app.get_input_jsonschema()["properties"]["handles"]["items"] == {"$ref": "#/$defs/HandleEntry"}
     assert TypeAdapter(ChoreoState).json_schema() is not None
-    with pytest.raises(InvalidRequestError, match="would not be merged"):
+    with pytest.raises(InvalidRequestError, match="have another reducer"):
         ChoreoGraph(Lost).add_node(agent("ann")).add_edge(START, "ann").compile(engine=engine)
 
 

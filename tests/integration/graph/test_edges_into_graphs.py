@@ -225,7 +225,7 @@ def criticised(kind: str, engine: Engine, on_violation: Any, critic: Any = "shar
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_private_to_a_graph_reaches_its_agents_through_nobody(engine: Engine, kind: str, around: Any) -> None:
     """What a policy has mended is so in a graph around, whatever that one's says."""
-    with pytest.raises(VisibilityError, match="Declare 'planner' to 'team' 'reencoded'"):
+    with pytest.raises(VisibilityError, match="Set the visibility of 'planner' to 'team' to 'reencoded'"):
         criticised(kind, engine, "raise").compile(engine=engine)
     app, home = criticised(kind, engine, "reencode").compile(engine=engine), ""
     if around is not None:
@@ -254,7 +254,7 @@ def test_attack_a_thread_brings_into_a_graph_what_its_edges_do_not(engine: Engin
         app.invoke(QUESTION, THREAD)
 
     run("shared", "reencoded")
-    with pytest.raises(VisibilityError, match=r"'(mid\|)?planner' shares with it attended to it"):
+    with pytest.raises(VisibilityError, match=r"'(mid\|)?planner' shares attended to it"):
         run({}, "private")
 
 
@@ -282,7 +282,7 @@ def test_what_leaves_a_graph_in_words_alone_is_refused_by_name_in_a_graph_of_lan
     engine: Engine, kind: str
 ) -> None:
     squad = team(kind, engine, ("scout", None), output_schema=MessagesState).compile()
-    with pytest.raises(VisibilityError, match=r"'team\|squad' leaves it in words alone"):
+    with pytest.raises(VisibilityError, match=r"'team\|squad' leave it as text only"):
         planned(team("stock", engine, ("squad", squad)).compile()).compile(engine=engine)
 
 
@@ -321,7 +321,7 @@ def test_what_cannot_come_into_a_graph_or_out_of_it_is_refused_by_name(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_of_two_graphs_of_agents_is_refused_by_name(engine: Engine, kind: str, how: str) -> None:
     one, two = (team(kind, engine, (name, None)).compile() for name in ("scout", "lead"))
-    with pytest.raises(VisibilityError, match="'team' holds 2 graphs"):
+    with pytest.raises(VisibilityError, match="'team' has 2 graphs"):
         planned(one | two if how == "sequence" else one.with_fallbacks([two])).compile(engine=engine)
 
 
@@ -340,7 +340,7 @@ def test_a_send_to_a_graph_chooses_no_mode(script: Script, engine: Engine, kind:
             app.invoke(QUESTION)
             assert seen(script, "team|scout") == ["planner"]
         else:
-            with pytest.raises(VisibilityError, match="'team' 'reencoded', and that is a graph"):
+            with pytest.raises(VisibilityError, match="'team' as 'reencoded', but it is a graph"):
                 app.invoke(QUESTION)
 
 

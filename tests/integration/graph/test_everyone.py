@@ -194,7 +194,7 @@ def test_the_note_names_pairs_and_what_would_change_them(engine: Engine, caplog:
     graph.compile(engine=engine)
     [note] = notes(caplog)
     lines = note.splitlines()
-    assert "'bob' may run after 'boss' and does not see it: graph.set_visibility('boss', 'bob')" in lines
+    assert "'bob' may run after 'boss' but does not see it: graph.set_visibility('boss', 'bob')" in lines
     assert not any("'ann' may run after 'boss'" in line for line in lines)
     assert not any("'boss' may run after 'ann'" in line for line in lines), "its edge says visibility={}"
     assert "visibility=" in lines[-1]

@@ -89,7 +89,9 @@ def test_private_holds_through_others(engine: Engine) -> None:
     graph = pair()
     graph.add_node(agent("third"))
     graph.add_edge("judge", "third").set_visibility("pro", "third", "private")
-    with pytest.raises(VisibilityError, match=r"'pro' is declared private to 'third'.*eclare 'judge' to 'third' 'ree"):
+    with pytest.raises(
+        VisibilityError, match=r"'pro' is declared private to 'third'.*visibility of 'judge' to 'third' to 'ree"
+    ):
         graph.compile(engine=engine).invoke(QUESTION)
 
 
@@ -280,15 +282,18 @@ def test_one_graph_runs_under_all_methods(make_engine: MakeEngine) -> None:
 BAD_GRAPHS = {
     "a source that is no node": (
         lambda g, e: g.set_visibility("nobody", "judge").compile(engine=e),
-        "names no node: 'nobody'",
+        "names 'nobody', which is not a node",
     ),
     "a reader that is no node": (
         lambda g, e: g.set_visibility("pro", "nobody").compile(engine=e),
-        "names no node: 'nobody'",
+        "names 'nobody', which is not a node",
     ),
-    "a mode that does not exist": (lambda g, e: g.set_visibility("judge", "pro", "secret"), "no visibility 'secret'"),
+    "a mode that does not exist": (
+        lambda g, e: g.set_visibility("judge", "pro", "secret"),
+        "unknown visibility 'secret'",
+    ),
     "a history of zero": (lambda g, e: g.set_visibility("judge", "pro", history=0), "history must be"),
-    "a view for END": (lambda g, e: g.add_edge("pro", END, visibility="shared"), "END sees nothing"),
+    "a view for END": (lambda g, e: g.add_edge("pro", END, visibility="shared"), "END reads nothing"),
     "two declarations": (lambda g, e: g.set_visibility("pro", "judge", "private"), "declared twice"),
 }
 

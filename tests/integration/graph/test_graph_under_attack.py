@@ -77,7 +77,7 @@ def test_a_visibility_of_no_known_form_is_refused_and_adds_no_edge(visibility: A
     graph = chain("a")
     graph.add_node(agent("b"))
     edges = set(graph.edges)
-    with pytest.raises(VisibilityError, match="no visibility"):
+    with pytest.raises(VisibilityError, match="unknown visibility"):
         graph.add_edge("a", "b", visibility=visibility)
     assert graph.edges == edges
 
@@ -173,7 +173,7 @@ def test_what_is_no_message_is_refused_and_not_taken_for_input(engine: Engine) -
     graph = ChoreoGraph()
     graph.add_node("plain", lambda _: {"messages": [object()]})
     graph.add_edge(START, "plain")
-    with pytest.raises(InvalidRequestError, match="node 'plain' wrote to messages what is no message"):
+    with pytest.raises(InvalidRequestError, match="node 'plain' wrote to `messages` what is not a message"):
         graph.compile(engine=engine).invoke(QUESTION)
 
 
@@ -429,7 +429,7 @@ def test_wrapped_agents_are_refused() -> None:
         agent("a").with_fallbacks([agent("b")]),
         agent("a", reads={"b": "shared"}).with_config(configurable={}),
     ):
-        with pytest.raises(InvalidRequestError, match="its declarations would bind nobody"):
+        with pytest.raises(InvalidRequestError, match="its declarations have no effect"):
             ChoreoGraph().add_node("a", wrapped)
 
 

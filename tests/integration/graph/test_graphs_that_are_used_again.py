@@ -52,7 +52,7 @@ def test_answers_that_a_function_makes_are_outside_of_the_audits_proof() -> None
     graph.add_node("spy", Agent("Alice", confidential=True))
     graph.add_node("teller", Agent("Bruno", choices=lambda state: [m.text for m in state["messages"]]))
     graph.add_edge(START, "spy").add_edge("spy", "teller", visibility="private")
-    assert [each for each in graph.audit().outside if "'teller'" in each and "answers" in each]
+    assert [each for each in graph.audit().outside if "'teller'" in each and "choices" in each]
 
 
 def test_in_another_engine_messages_keep_who_said_them(engine: Engine, embedded: LoadedModel) -> None:

@@ -20,7 +20,7 @@ def test_more_messages_than_a_state_may_hold_are_refused_before_anything_is_done
     )
     before = engine.stats()
     many = form([HumanMessage("No.")] * (MOST_MESSAGES + 1))
-    with pytest.raises(InvalidRequestError, match=r"would hold 100,001 messages, at most 100,000.*RemoveMessage"):
+    with pytest.raises(InvalidRequestError, match=r"would hold 100,001 messages, more than 100,000.*RemoveMessage"):
         app.invoke({"messages": many})
     assert engine.stats() == before
 

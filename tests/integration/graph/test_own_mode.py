@@ -171,7 +171,7 @@ def test_the_audit_tells_of_what_is_handed_on(engine: Engine) -> None:
         ),
         (
             Policy(confidential={"ann.system": {"ann"}}, channels={"words"}),
-            "words made of it.*Undeclare 'ann' to 'bob'",
+            "text derived from it.*Remove the visibility of 'ann' to 'bob'",
         ),
     ],
     ids=["encoding", "words"],
@@ -184,7 +184,9 @@ def test_a_policy_refuses_it(engine: Engine, policy: Policy, says: str) -> None:
 def test_a_policy_lets_pass_what_it_keeps_back(engine: Engine) -> None:
     orders = Policy(confidential={"ann.system": {"ann"}})
     pair(engine, REDACTED, policy=orders).compile(engine=engine).invoke(QUESTION)
-    with pytest.raises(VisibilityError, match=r"ann =plainly=> bob. Declare 'ann' to 'bob' 'reencoded'"):
+    with pytest.raises(
+        VisibilityError, match=r"ann =plainly=> bob. Set the visibility of 'ann' to 'bob' to 'reencoded'"
+    ):
         pair(engine, PLAINLY, policy=orders).compile(engine=engine)
 
 
@@ -230,7 +232,7 @@ def branching(engine: Engine, rule: Any, how: str = "") -> ChoreoGraph:
 def test_a_send_hands_on_what_it_shows_and_no_more(engine: Engine) -> None:
     _, heard = run(branching(engine, REDACTED, "reencoded"), engine)
     assert [SHOWN[REDACTED] in text for text in heard.texts("bob")] == [True]
-    with pytest.raises(VisibilityError, match="as 'shared', which may see redacted of it"):
+    with pytest.raises(VisibilityError, match="as 'shared', but it may see redacted of it"):
         run(branching(engine, REDACTED, "shared"), engine)
     for how, orders in (("shared", True), ("reencoded", False)):
         _, heard = run(branching(engine, PLAINLY, how), engine)
@@ -240,9 +242,7 @@ def test_a_send_hands_on_what_it_shows_and_no_more(engine: Engine) -> None:
 
 def test_words_that_were_not_sent_are_not_shown_as_they_were(engine: Engine) -> None:
     """A plain Send of handles alone: there is nothing to make other words of."""
-    with pytest.raises(
-        VisibilityError, match=r"'ann' said is to be re-worded .redacted., and its handle was sent without"
-    ):
+    with pytest.raises(VisibilityError, match=r"'ann' is to be transformed .redacted., but only its handle was sent"):
         run(branching(engine, REDACTED), engine)
 
 

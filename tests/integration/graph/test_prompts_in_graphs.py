@@ -406,7 +406,7 @@ def test_a_policy_keeps_a_module(engine: Engine) -> None:
         pair(prompt("<budget/>"), policy=keep).compile(engine=engine)
     app = pair(prompt("<budget/>"), "reencoded", keep).compile(engine=engine)
     assert app.audit(app.invoke(QUESTION)).reached("bob", "encoding") == set()
-    with pytest.raises(VisibilityError, match="names no private context: 'trip/tools'"):
+    with pytest.raises(VisibilityError, match="'trip/tools' of the policy is not a private context"):
         pair(prompt(), policy=Policy(confidential={"trip/tools": frozenset()})).compile(engine=engine)
 
 
@@ -477,7 +477,7 @@ def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rul
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        pytest.param(schema(), "is a schema, which says nothing yet", id="schema"),
+        pytest.param(schema(), "is a schema, not a prompt", id="schema"),
         pytest.param(5, "must be text", id="number"),
         pytest.param(["Tell.", 5], "must be text", id="list"),
     ],
@@ -497,7 +497,7 @@ def test_two_system_prompts_are_refused(engine: Engine) -> None:
 def test_a_schema_longer_than_the_context_is_refused_when_the_graph_is_compiled(engine: Engine) -> None:
     long = Schema.from_text(f"<schema name='long'><module name='much'>{'red kites ' * 600}</module></schema>")
     graph = one(told=long.prompt("<much/>"))
-    with pytest.raises(PMLError, match=r"schema 'long' takes \d+ positions, the model's context has 1024"):
+    with pytest.raises(PMLError, match=r"schema 'long' takes \d+ positions, but the model's context is 1024"):
         graph.compile(engine=engine)
     with pytest.raises(PMLError, match="schema 'long'"):
         Agent("ann", prompt=long.prompt("<much/>"), engine=engine)

@@ -113,11 +113,11 @@ def test_the_file_is_its_users_alone_and_overwrites_nothing(make_engine: MakeEng
     key = tmp_path / "run.jsonl.key"
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, key)] == [0o600, 0o600]
     written = path.read_bytes()
-    with pytest.raises(InvalidRequestError, match="is there already"), engine.record(path):
+    with pytest.raises(InvalidRequestError, match="exists already"), engine.record(path):
         pass
     assert path.read_bytes() == written
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InvalidRequestError, match="is there already"), engine.record(tmp_path / "link"):
+    with pytest.raises(InvalidRequestError, match="exists already"), engine.record(tmp_path / "link"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -141,7 +141,7 @@ def test_one_block_at_a_time(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine()
     with (
         engine.record(tmp_path / "one"),
-        pytest.raises(InvalidRequestError, match="is recording to"),
+        pytest.raises(InvalidRequestError, match="is already recording to"),
         engine.record(tmp_path / "two"),
     ):
         pass
@@ -242,7 +242,7 @@ def test_a_recording_whose_process_was_killed_is_read_up_to_there(
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     recording = read_recording(path)
-    assert recording.cut is not None and "its process ended" in recording.cut
+    assert recording.cut is not None and "the process ended" in recording.cut
     at_times = RecordedMessage, RecordedMemory, RecordedStep
     lines = [type(line) for line in recording.lines[1:] if not isinstance(line, at_times)]
     assert lines == [RecordedCall, RecordedNode]
@@ -250,7 +250,7 @@ def test_a_recording_whose_process_was_killed_is_read_up_to_there(
     assert report.same, report
     [ann] = report.calls
     assert ann.place[0] == "ann" and ann.words == recording.calls()[0].text
-    assert any("run again up to there" in note for note in report.notes)
+    assert any("replayed up to there" in note for note in report.notes)
 
 
 def test_a_damaged_line_is_named(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_damaged_line_is_named(make_engine: MakeEngine, tmp_path: Path) -> Non
     with pytest.raises(InvalidRequestError, match="has format 99"):
         read_recording(path)
     path.write_text("Hello.\n")
-    with pytest.raises(InvalidRequestError, match="is no recording"):
+    with pytest.raises(InvalidRequestError, match="is not a recording"):
         read_recording(path)
 
 

@@ -205,7 +205,7 @@ def test_functions_are_replaced_in_subgraphs_too(make_engine: MakeEngine, tmp_pa
     assert replay(app, path, nodes={"team|look": replaced}).same
     assert seen == ["ann", "ann"] and not executions
     for name in ("look", "team|lok", "team"[:3]):
-        with pytest.raises(InvalidRequestError, match="nothing of that name"):
+        with pytest.raises(InvalidRequestError, match="nothing named"):
             replay(app, path, nodes={name: replaced})
 
 
@@ -271,7 +271,7 @@ def test_an_error_that_was_recorded_comes_again_and_no_other(make_engine: MakeEn
     with pytest.raises(LookupError, match="silver"):
         replay(app, path, nodes={"fails": otherwise})
     mended = replay(app, path, nodes={"fails": lambda _: {}})
-    assert not mended.same and mended.differences == ("run 1 ended otherwise: failed then, done now",)
+    assert not mended.same and mended.differences == ("run 1 ended otherwise: failed in the record, done now",)
     assert engine.stats().messages == before
 
 
@@ -297,11 +297,11 @@ def test_masked_calls_are_decoded_again_and_compared_by_digests(
     assert report.same and outcomes(report) == {"ann:1": "taken" if confidential else "same", "bob:1": "taken"}
     assert report.sampled == (0 if confidential else 6) and ann.words is None
     assert (ann.recorded is None) != confidential
-    assert any("is masked" in note for note in report.notes) != confidential
+    assert any("are masked" in note for note in report.notes) != confidential
     other = looking(confidential=True).with_system("ann", "Ann has 7 blue cups.").compile(engine=engine)
     assert outcomes(replay(other, path))["ann:1"] == "changed"
     (tmp_path / "run.jsonl.key").unlink()
-    with pytest.raises(ReplayError, match=r"no run\.jsonl\.key"):
+    with pytest.raises(ReplayError, match=r"run\.jsonl\.key is missing"):
         replay(app, path)
 
 
@@ -311,14 +311,14 @@ def test_what_cannot_be_begun_again_is_refused(make_engine: MakeEngine, embedded
     app.invoke(QUESTION, THREAD)
     with engine.record(tmp_path / "late"):
         app.invoke(QUESTION, THREAD)
-    with pytest.raises(ReplayError, match="goes on with thread 't', which began before the record"):
+    with pytest.raises(ReplayError, match="continues thread 't', which began before the recording"):
         replay(app, tmp_path / "late")
     with engine.record(tmp_path / "travels"):
         app.invoke(None, [*app.get_state_history(THREAD)][2].config)
-    with pytest.raises(ReplayError, match="goes on from an earlier checkpoint"):
+    with pytest.raises(ReplayError, match="continues from an earlier checkpoint"):
         replay(app, tmp_path / "travels")
     recorded(engine, looking(), tmp_path / "model")
-    with pytest.raises(ReplayError, match="recorded with the model"):
+    with pytest.raises(ReplayError, match="the recording was made with the model"):
         replay(looking().compile(engine=make_engine(embedded, kv_budget_bytes=1 << 25)), tmp_path / "model")
 
 
@@ -358,7 +358,7 @@ async def test_a_run_that_was_cancelled_or_left_is_made_again_up_to_there(
     assert ends == ["left", "left", "done"]
     report = await areplay(app, path)
     assert report.same and [call.run for call in report.calls] == [0, 0, 1, 2, 2], report
-    assert report.notes == ("nobody waited for the end of run 1, 2: it was run again up to there",)
+    assert report.notes == ("run 1, 2 was not awaited to its end: it was replayed up to there",)
 
 
 def test_a_recording_that_is_cut_anywhere_is_run_again_up_to_there(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_recording_that_is_cut_anywhere_is_run_again_up_to_there(make_engine: 
     for end in range(2, len(lines)):
         path.write_bytes(b"".join(lines[:end]) + lines[end][:5])
         for report in (replay(app, path), fork(app, path, set={"bob.system": "Bob likes boats."})):
-            assert len(report.calls) == kinds[:end].count("call") and "is not whole" in report.notes[0]
+            assert len(report.calls) == kinds[:end].count("call") and "is incomplete" in report.notes[0]
             assert report.missing == () and [call.outcome for call in report.calls[:1]] in ([], ["taken"])
     after = engine.stats()
     assert (after.messages, after.leases) == (before.messages, before.leases)

@@ -63,7 +63,7 @@ def test_a_page_is_written_as_a_whole_and_shown_in_notebooks(make_engine: MakeEn
     with pytest.raises(InvalidRequestError, match="cannot be written: Is a directory"):
         page.write(tmp_path / "folder")
     assert set(tmp_path.iterdir()) == there, "no words of the run are left beside it"
-    with pytest.raises(InvalidRequestError, match="is no recording"):
+    with pytest.raises(InvalidRequestError, match="is not a recording"):
         run_page(tmp_path / "run.html")
 
 
@@ -121,4 +121,4 @@ def test_reports_are_tables_in_notebooks_and_text_in_them_is_text(make_engine: M
     audit = app.audit()._repr_html_()
     assert "ann.system" in audit and "judge" in audit
     changed = fork(app, path, set={"ann:1.words": BAD})._repr_html_()
-    assert "messages are not as recorded" in changed and "&lt;img src=x" in changed and BAD not in changed
+    assert "messages differ from the record" in changed and "&lt;img src=x" in changed and BAD not in changed

@@ -259,12 +259,12 @@ def test_calls_of_plain_nodes_own_their_results_too() -> None:
 def test_what_cannot_be_kept_is_refused_when_an_agent_is_made() -> None:
     for options, said in (
         ({"tools": [find], "choices": ["yes", "no"]}, "choices"),
-        ({"tools": [], "tool_choice": "required"}, "it has no tools: give it some"),
-        ({"tools": [find], "tool_choice": "other"}, "its tools are find: name one"),
+        ({"tools": [], "tool_choice": "required"}, "it has no tools: pass some"),
+        ({"tools": [find], "tool_choice": "other"}, "its tools are find: use one of them"),
         ({"tools": [find, find]}, "several tools named 'find'"),
-        ({"tools": find}, "in a list"),
-        ({"tools": [7]}, "cannot be described"),
-        ({"tools": [{"type": "web_search"}]}, "no function"),
+        ({"tools": find}, "must be a list"),
+        ({"tools": [7]}, "cannot describe"),
+        ({"tools": [{"type": "web_search"}]}, "not a function"),
     ):
         with pytest.raises(InvalidRequestError, match=said):
             Agent("ann", **options)  # type: ignore[arg-type]

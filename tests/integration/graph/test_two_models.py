@@ -129,7 +129,7 @@ def test_the_next_turn_encodes_nothing_again(pair: Pair) -> None:
 def test_strict_keeps_the_error(pair: Pair) -> None:
     graph = chain([speaker("ann", "small"), speaker("bob", "large")])
     engines = {"ann": pair.small, "bob": pair.large}
-    with pytest.raises(ForeignHandleError, match=r"'bob' runs on .* declare it 'reencoded'"):
+    with pytest.raises(ForeignHandleError, match=r"'bob' runs on .* set its visibility to 'reencoded'"):
         graph.compile(engine=pair.named, strict=True).invoke(ASKED, saying(engines))
     words = chain([speaker("ann", "small"), speaker("bob", "large")], visibility="reencoded")
     state = words.compile(engine=pair.named, strict=True).invoke(ASKED, saying(engines))
@@ -151,9 +151,9 @@ def test_what_a_reader_may_not_see_its_model_never_gets(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("names", "given", "message"),
     [
-        (("small", "huge"), ("small", "large"), r"'bob' runs on engine 'huge', and the graph has 'small', 'large'"),
-        (("small", None), ("small", "large"), r"'bob' does not say on which engine .*engine='small'"),
-        (("small", None), (), r"'ann' runs on engine 'small', and the graph has no names"),
+        (("small", "huge"), ("small", "large"), r"'bob' runs on engine 'huge', but the graph has 'small', 'large'"),
+        (("small", None), ("small", "large"), r"'bob' names no engine.*engine='small'"),
+        (("small", None), (), r"'ann' runs on engine 'small', but the graph has no named engines"),
         (("small", "twin"), ("small", "twin"), "several engines of one model"),
     ],
 )
@@ -188,7 +188,7 @@ def test_one_engine_may_have_many_names_and_one_name_needs_no_choice(pair: Pair)
 
 
 def test_an_agent_of_a_stock_graph_brings_its_engine_itself() -> None:
-    with pytest.raises(InvalidRequestError, match="itself and not the name 'small'"):
+    with pytest.raises(InvalidRequestError, match="instead of the name 'small'"):
         speaker("ann", "small").invoke(ASKED)
 
 
@@ -208,7 +208,7 @@ def test_a_thread_goes_on_on_another_model(
             return app.invoke(ASKED, saying(dict.fromkeys(words, engine), words, thread_id="1"))
 
         first = turn(before)
-        with pytest.warns(LineageWarning, match=r"of 'ann' \(another model has said it, which is not served here\)"):
+        with pytest.warns(LineageWarning, match=r"of 'ann' \(it was made by another model, which is not served here\)"):
             second = turn(after)
         old, new = (engine.model.adapter.fingerprint for engine in (before, after))
         assert old != new
@@ -300,9 +300,9 @@ def test_a_promise_about_words_is_kept_across_models(pair: Pair) -> None:
     graph.add_edge(START, "ann").add_edge("ann", "bob").add_edge("bob", "carl")
     graph.compile(engine=pair.named).invoke(ASKED, saying(engines))  # nobody has forbidden words
     words = Policy(confidential={"ann.system": frozenset({"bob"})}, channels=frozenset({"words"}), on_violation="warn")
-    with pytest.warns(VisibilityWarning, match="words made of it would get there"):
+    with pytest.warns(VisibilityWarning, match="text derived from it would reach it"):
         app = graph.with_policy(words).compile(engine=pair.named)
-    with pytest.warns(VisibilityWarning, match="the words of 'bob' may have been made of it"):
+    with pytest.warns(VisibilityWarning, match="the text of 'bob' may be derived from it"):
         app.invoke(ASKED, saying(engines))
 
 
@@ -312,7 +312,7 @@ def test_the_audit_says_what_no_engine_can_tell(pair: Pair) -> None:
     state = app.invoke(ASKED, saying({"ann": pair.small, "bob": pair.large}))
     report = app.audit(state, engine=pair.large)
     model = pair.small.model.adapter.fingerprint
-    assert report.outside == (f"what reached 1 messages that model {model!r} has said, which no engine here runs",)
+    assert report.outside == (f"what reached 1 messages of model {model!r}, which no engine here runs",)
 
 
 def _rounds(pair: Pair, **options: Any) -> Any:
@@ -342,7 +342,7 @@ def test_one_key_seals_a_conversation(make_engine: MakeEngine, chatty: LoadedMod
 
 def test_engines_of_two_tenants_serve_no_graph(make_engine: MakeEngine, chatty: LoadedModel) -> None:
     pair = Pair(make_engine(salt="one"), make_engine(chatty, salt="other"))
-    with pytest.raises(InvalidRequestError, match="different salts, and what is said in a graph is one tenant's"):
+    with pytest.raises(InvalidRequestError, match="different salts, but a graph runs for one tenant"):
         _rounds(pair)
 
 
@@ -461,7 +461,7 @@ def test_a_handle_without_its_words_is_nothing_to_another_model(pair: Pair) -> N
     graph.add_edge(START, "ann").set_visibility("ann", "bob")
     graph.add_conditional_edges("ann", lambda state: [Send("bob", {"handles": state["handles"]})], ["bob"])
     app = graph.compile(engine=pair.named)
-    with pytest.raises(ForeignHandleError, match="its words are not in the graph's state"):
+    with pytest.raises(ForeignHandleError, match="its text is not in the graph's state"):
         app.invoke(ASKED, saying({"ann": pair.small, "bob": pair.large}))
 
 

@@ -188,10 +188,10 @@ def test_a_send_selects_among_what_its_target_may_read(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("chosen", "rule", "says"),
     [
-        ({"shared": "con"}, "shared", "'con' to 'worker' as 'shared', which may see nothing of it"),
-        ({"reencoded": "con"}, "shared", "'con' to 'worker' as 'reencoded', which may see nothing"),
-        ({"shared": "pro"}, "reencoded", "'pro' to 'worker' as 'shared', which may see reencoded of it"),
-        ({"shared": "pro"}, "private", "'pro' to 'worker' as 'shared', which may see nothing of it"),
+        ({"shared": "con"}, "shared", "'con' to 'worker' as 'shared', but it may see nothing of it"),
+        ({"reencoded": "con"}, "shared", "'con' to 'worker' as 'reencoded', but it may see nothing of it"),
+        ({"shared": "pro"}, "reencoded", "'pro' to 'worker' as 'shared', but it may see reencoded of it"),
+        ({"shared": "pro"}, "private", "'pro' to 'worker' as 'shared', but it may see nothing of it"),
     ],
     ids=str,
 )
@@ -227,7 +227,7 @@ async def test_a_bound_engine_refuses_what_it_was_not_granted(engine: Engine) ->
     assert [item async for item in bound.astream("Yes", [known, made])]
     with pytest.raises(VisibilityError, match="'bob' may not read"):
         bound.tokens(hidden)
-    for handle, may in ((hidden, "nothing of it"), (words, "its words only")):
+    for handle, may in ((hidden, "not read it"), (words, "read its text only")):
         with pytest.raises(VisibilityError, match=f"may not attend to handle .*{may}"):
             await bound.aprefill([Prefill("3 kites", [handle])])
         with pytest.raises(VisibilityError, match="may not attend"):
@@ -242,8 +242,8 @@ KEEP_PLAN = {"confidential": {"ann.plan": {"ann"}}}
 def test_a_policy_keeps_an_unsafe_graph_from_compiling(engine: Engine) -> None:
     unsafe = pair("shared", Policy(**KEEP_PLAN))
     says = (
-        "the policy keeps 'ann.plan' from 'bob', but an encoding that attended to it would get there: "
-        "ann.plan -> ann =shared=> bob. Declare 'ann' to 'bob' 'reencoded'"
+        "the policy keeps 'ann.plan' from 'bob', but an encoding that attended to it would reach it: "
+        "ann.plan -> ann =shared=> bob. Set the visibility of 'ann' to 'bob' to 'reencoded'"
     )
     with pytest.raises(VisibilityError, match=re.escape(says)):
         unsafe.compile(engine=engine)
@@ -253,9 +253,11 @@ def test_a_policy_keeps_an_unsafe_graph_from_compiling(engine: Engine) -> None:
 
 def test_words_are_kept_back_on_request(engine: Engine) -> None:
     both = Policy(**KEEP_PLAN, channels={"encoding", "words"})
-    with pytest.raises(VisibilityError, match=r"words made of it would get there.*Undeclare 'ann' to 'bob'"):
+    with pytest.raises(
+        VisibilityError, match=r"text derived from it would reach it.*Remove the visibility of 'ann' to 'bob'"
+    ):
         pair("reencoded", both).compile(engine=engine)
-    with pytest.raises(ValueError, match="words cannot be cut by re-encoding"):
+    with pytest.raises(ValueError, match="cannot re-encode for the words channel"):
         Policy(**KEEP_PLAN, channels={"words"}, on_violation="reencode")
 
 
@@ -271,7 +273,9 @@ def test_a_policy_may_reencode_what_would_leak(engine: Engine) -> None:
 
 def test_a_policy_may_only_warn(engine: Engine) -> None:
     graph = pair("shared", Policy(**KEEP_PLAN, on_violation="warn"))
-    with pytest.warns(VisibilityWarning, match=r"'ann.plan' from 'bob'.*Declare 'ann' to 'bob' 'reencoded'") as told:
+    with pytest.warns(
+        VisibilityWarning, match=r"'ann.plan' from 'bob'.*Set the visibility of 'ann' to 'bob' to 'reencoded'"
+    ) as told:
         app = graph.compile(engine=engine)
     assert {warning.filename for warning in told if warning.category is VisibilityWarning} == {__file__}
     with pytest.warns(VisibilityWarning, match="the policy keeps 'ann.plan' from 'bob', but the encoding"):
@@ -284,15 +288,20 @@ def test_a_policy_that_an_edge_contradicts_is_refused(engine: Engine) -> None:
     graph = pair("reencoded", Policy(**KEEP_PLAN, on_violation="reencode")).set_visibility(
         "ann.plan", "bob", "reencoded"
     )
-    with pytest.raises(VisibilityError, match="The edge itself contradicts it: remove the edge, or let 'bob' have it"):
+    with pytest.raises(
+        VisibilityError, match="The edge itself violates it: remove the edge, or allow 'bob' to read it"
+    ):
         graph.compile(engine=engine)
 
 
 @pytest.mark.parametrize(
     ("confidential", "says"),
     [
-        ({"ann.pln": {"ann"}}, "names no private context: 'ann.pln'. The graph has: ann.plan, ann.system, bob.system"),
-        ({"ann.plan": {"anne"}}, "lets 'ann.plan' reach 'anne', which is no persona of the graph: ann, bob"),
+        (
+            {"ann.pln": {"ann"}},
+            "'ann.pln' of the policy is not a private context. The graph has: ann.plan, ann.system, bob.system",
+        ),
+        ({"ann.plan": {"anne"}}, "lets 'ann.plan' reach 'anne', which is not a persona of the graph: ann, bob"),
     ],
     ids=str,
 )
@@ -321,7 +330,7 @@ def test_a_policy_holds_at_call_time_where_the_graph_cannot_tell(engine: Engine)
         bob.compile(engine=engine)
     rules = compiled.builder.nodes["bob"].runnable
     rules._reader_rules.sources["carl"] = VisibilityRule()
-    with pytest.raises(VisibilityError, match="the encoding that 'carl' shares with it attended to it"):
+    with pytest.raises(VisibilityError, match="the encoding that 'carl' shares attended to it"):
         compiled.invoke(
             {"messages": [("user", "Again?")], "handles": state["handles"]} | {"messages": state["messages"]}
         )
@@ -329,7 +338,7 @@ def test_a_policy_holds_at_call_time_where_the_graph_cannot_tell(engine: Engine)
 
 def test_a_private_path_is_refused_when_the_graph_is_compiled(engine: Engine) -> None:
     graph = pair("shared").set_visibility("ann.plan", "bob", "private")
-    says = "'ann.plan' is declared private to 'bob', but an encoding that attended to it would get there"
+    says = "'ann.plan' is declared private to 'bob', but an encoding that attended to it would reach it"
     with pytest.raises(VisibilityError, match=re.escape(says)):
         graph.compile(engine=engine)
 
@@ -351,11 +360,11 @@ def test_a_scope_that_is_none_is_refused(wrong: Any) -> None:
 def test_scopes_are_for_words_and_name_contexts_that_there_are(engine: Engine) -> None:
     with pytest.raises(VisibilityError, match="'shared' encodes none"):
         VisibilityRule("shared", scope="public")
-    with pytest.raises(VisibilityError, match="scope 'public' is given beside"):
+    with pytest.raises(VisibilityError, match="scope 'public' conflicts with"):
         ChoreoGraph().add_edge("a", "b", visibility=VisibilityRule("reencoded"), scope="public")
     with pytest.raises(
         VisibilityError,
-        match=r"no private context that words can be encoded in: 'ann.sys': there are .*'ann.system', 'bob.system'",
+        match=r"names 'ann.sys', which is not a private context: there are .*'ann.system', 'bob.system'",
     ):
         pair(VisibilityRule("reencoded", scope=("ann.sys",))).compile(engine=engine)
 
@@ -372,7 +381,7 @@ def endless(history: Any = "all", *, ends: bool = False) -> ChoreoGraph:
 
 def test_a_loop_that_nothing_ends_is_refused(engine: Engine) -> None:
     for history in ("all", "last"):
-        with pytest.raises(VisibilityError, match=r"in a loop that nothing ends.*Give the loop an exit"):
+        with pytest.raises(VisibilityError, match=r"in a loop without an exit.*Add an exit"):
             endless(history).compile(engine=engine)
     endless(ends=True).compile(engine=engine)
 
@@ -511,7 +520,7 @@ def test_what_somebody_who_may_be_heard_says_too_is_no_secret(engine: Engine) ->
 def test_agents_in_sequences_are_refused() -> None:
     from langchain_core.runnables import RunnableLambda
 
-    with pytest.raises(InvalidRequestError, match="stands in a sequence of runnables"):
+    with pytest.raises(InvalidRequestError, match="inside a sequence of runnables"):
         ChoreoGraph().add_node("bob", RunnableLambda(lambda state: state) | agent("bob"))
 
 
@@ -545,7 +554,7 @@ def test_a_send_does_not_widen_history_and_its_branches_speak_after_what_was_sai
     graph.add_conditional_edges("router", route, ["worker"], visibility={})
     graph.add_edge("worker", "judge", visibility={})
     app = graph.compile(engine=engine)
-    with pytest.raises(VisibilityError, match="'pro' to 'worker' as 'shared', which may see nothing"):
+    with pytest.raises(VisibilityError, match="'pro' to 'worker' as 'shared', but it may see nothing of it"):
         app.invoke(QUESTION)
     chosen["index"] = 1
     state = app.invoke(QUESTION)
@@ -591,7 +600,9 @@ def test_words_are_kept_back_at_call_time_too(engine: Engine) -> None:
     both = Policy(**KEEP_PLAN, channels={"encoding", "words"}, on_violation="warn")
     with pytest.warns(VisibilityWarning):
         app = pair("reencoded", both).compile(engine=engine)
-    with pytest.warns(VisibilityWarning, match="the words of 'ann' may have been made of it: undeclare 'ann' to 'bob'"):
+    with pytest.warns(
+        VisibilityWarning, match="the text of 'ann' may be derived from it: remove the visibility of 'ann' to 'bob'"
+    ):
         app.invoke(QUESTION)
 
 
@@ -679,11 +690,11 @@ def test_loops_that_a_function_interrupts_are_not_endless(engine: Engine) -> Non
 def test_loops_that_people_interrupt_are_not_endless(engine: Engine) -> None:
     graph = ChoreoGraph()
     graph.add_node(agent("ann")).add_edge(START, "ann").add_edge("ann", "ann")
-    with pytest.raises(VisibilityError, match="in a loop that nothing ends"):
+    with pytest.raises(VisibilityError, match="in a loop without an exit"):
         graph.compile(engine=engine)
     graph.compile(engine=engine, interrupt_after=["ann"])
     graph.compile(engine=engine, interrupt_before="*")
-    with pytest.raises(VisibilityError, match="in a loop that nothing ends"):
+    with pytest.raises(VisibilityError, match="in a loop without an exit"):
         graph.add_edge("ann", END).compile(engine=engine)
 
 

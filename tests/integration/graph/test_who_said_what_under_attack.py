@@ -29,7 +29,7 @@ def test_attack_a_shared_encoding_carries_words_that_are_forbidden(engine: Engin
     """A policy on the words channel alone would let them out with the encoding that they are of."""
     policy = Policy(confidential={context: frozenset({"ann"})}, channels=frozenset({"words"}))
     assert policy.channels == {"words", "encoding"}
-    with pytest.raises(VisibilityError, match=f"keeps '{context}' from 'bob'.*(Undeclare|remove the edge)"):
+    with pytest.raises(VisibilityError, match=f"keeps '{context}' from 'bob'.*(Remove the visibility|remove the edge)"):
         planner(rule, policy).compile(engine=engine)
     planner("private", policy).compile(engine=engine)
 
@@ -206,9 +206,9 @@ def test_attack_a_function_writes_in_an_agents_name(engine: Engine, form: str, d
 def test_attack_a_function_speaks_for_somebody_who_is_not_there(engine: Engine) -> None:
     graph = ChoreoGraph().add_node(agent("ann")).add_edge(START, "ann")
     graph.add_node("press", lambda state: None, persona="anne").add_edge("ann", "press")
-    with pytest.raises(VisibilityError, match=r"'press' is to speak for 'anne', which is no persona .*: ann"):
+    with pytest.raises(VisibilityError, match=r"'anne' of the function 'press' is not one of .*: ann"):
         graph.compile(engine=engine)
-    with pytest.raises(InvalidRequestError, match="says itself whose node it is"):
+    with pytest.raises(InvalidRequestError, match="sets its persona itself"):
         graph.add_node(agent("bob"), persona="ann")
 
 

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_good_files(folder: Path) -> None:
     result = choreo("check", "travel.pml", "good.pml")
     assert result.exit_code == 0, result.output
-    assert result.stdout == "nothing wrong in 2 files\n"
+    assert result.stdout == "no problems in 2 files\n"
 
 
 def test_all_that_is_wrong_in_all_files(folder: Path) -> None:
@@ -49,8 +49,8 @@ def test_all_that_is_wrong_in_all_files(folder: Path) -> None:
         "ask.pml:2:16: 'miami' and 'paris' are members of one union; expected one of them",
         "bad.pml:2:1: a <union> has no members; expected <module> inside",
         "bad.pml:2:9: there is no <modul> in a schema; expected 'module'",
-        "latin.pml:1:1: the byte 0xff is no UTF-8; expected a file in UTF-8",
-        "lost.pml:1:9: none of these files is schema 'travl'; expected 'travel'",
+        "latin.pml:1:1: the byte 0xff is not UTF-8; expected a file in UTF-8",
+        "lost.pml:1:9: none of these files defines schema 'travl'; expected 'travel'",
         "6 problems in 4 of 6 files",
     ]
 
@@ -66,7 +66,7 @@ def test_a_model_counts_tokens(folder: Path) -> None:
 def test_two_schemas_of_one_name_and_a_missing_file(folder: Path) -> None:
     (folder / "again.pml").write_text(SCHEMA)
     result = choreo("check", "travel.pml", "again.pml")
-    assert "again.pml:1:1: another of these files is schema 'travel'" in result.output
+    assert "again.pml:1:1: another file defines schema 'travel', too" in result.output
     result = choreo("check", "none.pml")
     assert result.exit_code == 1
     assert "none.pml" in result.output

@@ -159,7 +159,7 @@ def test_bad_prompts_cost_nothing(make_library: MakeLibrary) -> None:
         library.assemble(library.prompt("trip", "<plan days='many, many more days'/>"))
     with pytest.raises(InvalidRequestError, match="not registered"):
         library.assemble(Schema.from_text("<schema name='new'>Hi.</schema>").prompt("Ho."))
-    with pytest.raises(InvalidRequestError, match="read elsewhere"):
+    with pytest.raises(InvalidRequestError, match="another version of schema"):
         library.assemble(schema(hotel="badly").prompt("<hotel/>"))
     with pytest.raises(InvalidRequestError, match="no module 'plan/rome'"):
         library.load("trip", ["plan/rome"])

@@ -90,4 +90,4 @@ def test_given_back():
 """,
     )
     assert counts == {"passed": 4, "errors": 2}
-    assert out.count("leases are left behind, by authors of messages: {'ann': 2}") >= 2
+    assert out.count("leases are left over, by authors of messages: {'ann': 2}") >= 2

@@ -107,7 +107,7 @@ def test_who_has_no_lines_is_refused_before_anything_is_done(make_engine: MakeEn
     app = pair().compile(engine=engine)
     with pytest.raises(ScriptError, match="no lines for 'captain', only for 'scout'"):
         app.invoke(ASK)
-    with pytest.raises(ScriptError, match=r"has said all of its lines .* after 'Agents agree\."):
+    with pytest.raises(ScriptError, match=r"has used all .* lines of the script.* after 'Agents agree\."):
         app.invoke(ASK)
     messages = engine.stats().messages
     with pytest.raises(ScriptError, match="no lines for None"):
@@ -146,12 +146,12 @@ def test_lines_that_are_left_are_told(make_engine: MakeEngine) -> None:
 
 @pytest.mark.parametrize("lines", [5, ["One.", None], {"One."}])
 def test_lines_that_are_no_text_are_refused(lines: Any) -> None:
-    with pytest.raises(ScriptError, match="'scout' must be given text"):
+    with pytest.raises(ScriptError, match="lines of 'scout' must be text"):
         Script({"scout": lines})
 
 
 def test_the_default_is_one_line() -> None:
-    with pytest.raises(ScriptError, match="the line of many"):
+    with pytest.raises(ScriptError, match="used for many calls"):
         Script(default=["One.", "Two."])  # type: ignore[arg-type]
 
 
@@ -162,7 +162,7 @@ def test_what_utf8_cannot_write_is_refused(make_engine: MakeEngine) -> None:
 
 def test_a_function_must_give_text_and_its_errors_are_its_callers(make_engine: MakeEngine) -> None:
     engine = make_engine(Script({"a": lambda call: None, "b": lambda call: 1 / 0}).model)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ScriptError, match="must say text, not None"):
+    with pytest.raises(ScriptError, match="must return text, not None"):
         engine.decode("<|assistant|>", author="a")
     with pytest.raises(ZeroDivisionError):
         engine.decode("<|assistant|>", author="b")
@@ -184,7 +184,7 @@ def test_answers_are_those_that_are_allowed(make_engine: MakeEngine) -> None:
     graph = ChoreoGraph(system="Root.").add_node(Agent("judge", choices=["Bob", "Bob Marley"])).add_edge(START, "judge")
     app = graph.compile(engine=engine)
     assert [words(app.invoke(ASK)) for _ in range(2)] == [["Bob"], ["Bob Marley"]]
-    with pytest.raises(ScriptError, match=r"'judge' cannot say 'Nobody.' .* as in 'Bob'"):
+    with pytest.raises(ScriptError, match=r"'judge' cannot say 'Nobody.' .* such as 'Bob'"):
         app.invoke(ASK)
 
 
@@ -194,7 +194,7 @@ def test_a_lead_comes_before_the_answer(make_engine: MakeEngine) -> None:
     voter = Agent("voter", choices=["A.", "B."], answer_prefix="I vote for")
     app = ChoreoGraph(system="Root.").add_node(voter).add_edge(START, "voter").compile(engine=engine)
     assert [words(app.invoke(ASK))[0] for _ in range(2)] == lines[:2]
-    with pytest.raises(ScriptError, match=r"behind 'I vote for', as in 'I vote for A\.'"):
+    with pytest.raises(ScriptError, match=r"behind 'I vote for', such as 'I vote for A\.'"):
         app.invoke(ASK)
     with pytest.raises(ScriptError):
         ChoreoGraph(system="Root.").add_node(voter).add_edge(START, "voter").compile(
@@ -275,7 +275,7 @@ def test_there_is_nothing_to_adapt(make_engine: MakeEngine, tmp_path: Path) -> N
         make_engine(script.model).load_adapter(tmp_path)
     with pytest.raises(AdapterError, match="a script has no weights"):
         script.load("embedded", adapter=tmp_path)
-    with pytest.raises(AdapterError, match="no adapter 'mine'"):
+    with pytest.raises(AdapterError, match="adapter 'mine' is not loaded"):
         make_engine(script.model).decode("<|assistant|>", adapter="mine")
 
 

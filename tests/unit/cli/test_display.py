@@ -65,7 +65,7 @@ def test_a_debate_says_who_is_wrong_on_purpose(number: int) -> None:
     [wrong] = setting.item.mistaken
     name = setting.setup.prompts.names("agents")[wrong]
     opening = printed(display_of(setting).opening("embedded", "choreo"))
-    assert f"The notes of {name} are wrong on purpose: see who convinces whom." in opening
+    assert f"The notes of {name} are wrong on purpose: see which agent convinces the others." in opening
 
 
 def tree(script: Script, **options: int) -> Setting:
@@ -141,15 +141,15 @@ def test_the_sentences_say_which_way_it_went() -> None:
     found = found_of(choreo=COST, baseline=slow, naive=replace(COST, end_to_end_s=3.0))
     words = " ".join(summary(found, "tree").plain.split())
     assert words.count(". ") + words.endswith(".") == 3
-    assert "encoded 3.00x fewer tokens" in words and "first words came 2.00x later" in words
-    assert "the whole tree was over 2.00x later. Against text without one it was over 1.50x sooner." in words
+    assert "encoded 3.00x fewer tokens" in words and "first tokens came 2.00x later" in words
+    assert "the whole tree ended 2.00x later. Against text without one it ended 1.50x sooner." in words
 
 
 def test_what_took_as_long_is_said_to_have_taken_as_long() -> None:
     near = replace(COST, tokens_encoded=50, first_token_s=1.004, end_to_end_s=1.992)
     words = " ".join(summary(found_of(choreo=COST, baseline=near, naive=COST), "debate").plain.split())
-    assert "encoded 2.00x more tokens. Its agents' first words came as soon" in words
-    assert "the whole debate was over as soon. Against text without one it was over as soon." in words
+    assert "encoded 2.00x more tokens. Its agents' first tokens came as soon" in words
+    assert "the whole debate ended as soon. Against text without one it ended as soon." in words
 
 
 def test_a_table_has_a_column_for_each_method_and_for_each_ratio() -> None:

@@ -75,7 +75,7 @@ def test_nothing_is_unpickled() -> None:
     import base64
 
     written = base64.b64encode(pickle.dumps([1])).decode()
-    with pytest.raises(ValueError, match="'pickle' is not read"):
+    with pytest.raises(ValueError, match="'pickle' cannot be read"):
         Packing(None).unpack(f"pickle:{written}")
 
 

@@ -31,7 +31,7 @@ def test_the_tensors_stay_within_the_budget() -> None:
 
 def test_a_budget_below_one_block_says_what_would_do() -> None:
     least = 16 * GEOMETRY.bytes_per_token
-    with pytest.raises(KVBudgetError, match=f"{least - 1}.*give at least {least}") as caught:
+    with pytest.raises(KVBudgetError, match=f"{least - 1}.*set at least {least}") as caught:
         KVPool(GEOMETRY, least - 1, torch.device("cpu"))
     assert isinstance(caught.value, InvalidRequestError)
     assert KVPool(GEOMETRY, least, torch.device("cpu")).total_tokens == 16

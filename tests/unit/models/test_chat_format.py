@@ -230,7 +230,7 @@ def test_of_several_templates_the_default_one_is_taken_with_its_date() -> None:
     "template", ["{{ messages[0]['content'].nothing() }}", "{{ raise_exception('no') }}", "nothing"]
 )
 def test_a_template_that_cannot_write_one_question_is_a_typed_error(template: str) -> None:
-    with pytest.raises(ChatTemplateError, match="cannot write one question") as raised:
+    with pytest.raises(ChatTemplateError, match="cannot render a single question") as raised:
         chat_format(tokenizer_with(template, None, None))
     assert isinstance(raised.value, UnsupportedModelError)
 

@@ -97,7 +97,7 @@ def test_what_no_token_can_say_is_an_error_of_its_own_call() -> None:
 def test_tokenizers_whose_tokens_are_no_bytes_are_refused() -> None:
     core = Tokenizer(WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
-    with pytest.raises(InvalidRequestError, match="take a model whose tokens are bytes"):
+    with pytest.raises(InvalidRequestError, match="use a model with byte-level tokens"):
         Grammars(words, 2, [1])
     with pytest.raises(InvalidRequestError, match=r"save the model with a tokenizer.json"):
         Grammars(object(), 2, [1])  # type: ignore[arg-type]

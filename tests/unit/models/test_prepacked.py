@@ -215,7 +215,7 @@ def test_pages_of_a_file_stay_and_cost_nothing(tmp_path: Path) -> None:
 def test_without_room_nothing_is_laid_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(prepacked, "free_bytes", lambda device: 512 * 384 * 4)
     assert prepack(nn.ModuleList([layer()])) == 0
-    assert "are not laid out for the CPU" in caplog.text
+    assert "are not prepacked for the CPU" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -67,7 +67,7 @@ UNKNOWN = {
     "a text in the place of arguments": '{"name": "forget", "arguments": {"input": "1"}}',
     "wrapped again and again": '{"name": "forget", "arguments": ' + '{"args": ' * 400 + "{}" + "}" * 401,
     "another tool in it": '{"name": "forget", "arguments": {"name": "note", "arguments": {"id": "1"}}}',
-    "half of a pair of surrogates": '{"name": "note", "arguments": {"text": "\\ud800"}}',
+    "half of a surrogate pair": '{"name": "note", "arguments": {"text": "\\ud800"}}',
     "cut off": '{"name": "note", "arguments": {"text": "a',
 }
 

@@ -138,5 +138,5 @@ def test_parameters_of_the_schema_itself() -> None:
 def test_a_prompt_of_another_schema_is_refused() -> None:
     model = WordModel().loaded()
     one, other = (Schema.from_text(f"<schema name='s'>{text}</schema>") for text in "ab")
-    with pytest.raises(InvalidRequestError, match="of schema 's'"):
+    with pytest.raises(InvalidRequestError, match="of another version of schema 's'"):
         compile_prompt(compile_schema(one, model), other.prompt(""), model)

@@ -48,8 +48,8 @@ IN_SCHEMAS = [
     ("<module name='a'/>\n<module name='a'/>", 2, 1, "another module 'a' at line 1", "once"),
     ("<module name='a'/><union><module name='a'/></union>", 1, 43, "another module 'a'", "once"),
     ("<module name='user'/>", 1, 18, "named 'user'", "another name"),
-    ("<module name='a b'/>", 1, 18, "'a b' cannot name a module", "letters"),
-    ("<module name='xml-x'/>", 1, 18, "cannot name", "not 'xml' first"),
+    ("<module name='a b'/>", 1, 18, "'a b' is not a valid name of a module", "letters"),
+    ("<module name='xml-x'/>", 1, 18, "not a valid name", "not 'xml' first"),
     ("<module name=''/>", 1, 26, "the name of the <module> is empty", 'name="..."'),
     ("<module name='a' cache='no'/>", 1, 35, "cache is 'no'", "'true' or 'false'"),
     ("<module name='a' confidential='1'/>", 1, 35, "confidential is '1'", "'true' or 'false'"),
@@ -62,14 +62,14 @@ IN_SCHEMAS = [
     ("<param name='p' len='٣'/>", 1, 34, "is '٣'", "number of tokens"),
     ("<param name='p' len='9999999999'/>", 1, 34, "len of a parameter", "999999999"),
     ("<param name='p' len='1' length='1'/>", 1, 34, "given twice", "length or len"),
-    ("<param name='p' len='1'>x</param>", 1, 42, "something in a <param>", "nothing"),
+    ("<param name='p' len='1'>x</param>", 1, 42, "a <param> has content", "nothing"),
     ("<param name='p' len='1'/>\n <param name='p' len='2'/>", 2, 2, "another parameter 'p'", "once"),
     ("<param name='schema' len='1'/>", 1, 18, "named 'schema'", "another name"),
     ("<union/>", 1, 18, "no members", "<module>"),
     ("<union>\n words<module name='a'/></union>", 2, 2, "text in a <union>", "<module> only"),
     ("<union><user/><module name='a'/></union>", 1, 25, "a <user> in a <union>", "<module> only"),
     ("<user><module name='a'>\n<system>x</system></module></user>", 2, 1, "a <system> in a <user>", "no other"),
-    ("<module name='a' src='a.txt'/>", 1, 35, "includes none", "folder"),
+    ("<module name='a' src='a.txt'/>", 1, 35, "only a schema file", "folder"),
     ("&nbsp;", 1, 18, "undefined entity", "&lt;"),
     ("a < b", 1, 21, "not well-formed", ""),
     ("<module name='a'>", 1, 37, "mismatched tag", "</module> for line 1"),
@@ -82,12 +82,12 @@ def test_one_problem_of_a_schema(inside: str, line: int, column: int, said: str,
 
 
 IN_SCAFFOLDS = [
-    ("a x", "names 'x', which is no module", "'a' or 'a/c' or 'a/d' or 'b' or 'e'"),
+    ("a x", "names 'x', which is not a module", "'a' or 'a/c' or 'a/d' or 'b' or 'e'"),
     ("a bb", "names 'bb'", "'b'"),
     ("a", "too few", "two or more"),
     ("a a", "one twice", "two or more"),
     ("a b; b a", "declared twice", "once"),
-    ("a a/c", "one inside the other", "contain"),
+    ("a a/c", "are nested", "contain"),
     ("a/c a/d", "members of one union", "together"),
     ("a e", "not cached", "cached"),
 ]
@@ -167,7 +167,12 @@ def test_src_reads_nothing_outside_the_folder(tmp_path: Path) -> None:
         one(found, 2, 19, "outside the schema's folder")
     for name, said in [("none.txt", "no file"), (".", "no file"), ("x" * 5000, "cannot be read")]:
         one(schema_problems(f'<schema name="s"><module name="m" src="{name}"/></schema>', folder=folder), 1, 35, said)
-    one(schema_problems('<schema name="s"><user src="latin.txt"/></schema>', folder=folder), 2, 4, "0xe9 is no UTF-8")
+    one(
+        schema_problems('<schema name="s"><user src="latin.txt"/></schema>', folder=folder),
+        2,
+        4,
+        "0xe9 is not UTF-8",
+    )
     one(schema_problems('<schema name="s"><user src="nul.txt"/></schema>', folder=folder), 2, 1, "not allowed")
 
 
@@ -180,14 +185,14 @@ def test_a_file_that_is_no_utf8(tmp_path: Path) -> None:
 
 
 IN_PROMPTS = [
-    ("<prompt schema='travle'/>", 1, 9, "of schema 'travle'", "travel"),
+    ("<prompt schema='travle'/>", 1, 9, "names schema 'travle'", "travel"),
     ("<plam/>", 1, 1, "has no module 'plam'", "'plan'"),
     ("<tips/>\n <zzz/>", 2, 2, "has no module 'zzz'", "'plan' or 'tips'"),
     ("<plan dys='3'/>", 1, 7, "has no parameter 'dys'", "'days'"),
     ("<tips a='1'/>", 1, 7, "has no parameter 'a'", "no attribute"),
     ("<prompt schema='travel' a='1'/>", 1, 25, "has no parameter 'a'", "no attribute"),
     ("<plan><miami/><paris/></plan>", 1, 15, "members of one union", "one of them"),
-    ("<miami/>", 1, 1, "stands inside 'plan'", "<plan><miami/></plan>"),
+    ("<miami/>", 1, 1, "is inside 'plan'", "<plan><miami/></plan>"),
     ("<plan><tips/></plan>", 1, 7, "in no other module", "<tips/>"),
     ("<tips/><tips/>", 1, 8, "imported twice", "one import"),
     ("<module name='a'/>", 1, 1, "a <module> in a prompt", "import"),
@@ -226,13 +231,13 @@ def test_arguments_are_counted_in_tokens_and_prompts_in_positions() -> None:
     assert (argument.line, argument.column) == (2, 7)
     assert "'days' has 4 tokens" in argument.message
     assert argument.expected == "at most 3"
-    assert "the model's context has 6" in whole.message
+    assert "the model's context is 6" in whole.message
 
 
 def test_a_schema_longer_than_the_context_is_refused_before_its_slots_are_filled() -> None:
     schema = Schema.from_text("<schema name='s'>a <parameter name='p' length='999999999'/></schema>")
     with pytest.raises(
-        PMLError, match=r"<schema>:1:1: schema 's' takes 1000000001 positions.* has 100; expected at most"
+        PMLError, match=r"<schema>:1:1: schema 's' takes 1000000001 positions.* is 100; expected at most"
     ):
         compile_schema(schema, WordModel(context=100).loaded())
 

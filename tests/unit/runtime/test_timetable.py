@@ -99,6 +99,6 @@ def test_calls_that_never_come_fail_the_others(tiny: LoadedModel, monkeypatch: p
     with Engine.load(tiny, scheduling=Scheduling(step_trace=written)) as engine:
         engine.prefill("Ann has 3 red kites.", author="ann")
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
-    missed = pytest.raises(EngineFailedError, match="holds 1 calls that have not come")
+    missed = pytest.raises(EngineFailedError, match="waits for 1 calls that were not made")
     with Engine.load(tiny, scheduling=Scheduling(step_trace=written.replay())) as engine, missed:
         engine.prefill("Ann has 3 red kites.", author="bob")

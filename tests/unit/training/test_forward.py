@@ -185,14 +185,14 @@ def test_what_cannot_be_run_is_refused(make_model: MakeModel) -> None:
     with pytest.raises(TrainingError, match="no trace to run"):
         forward.losses([])
     for message, reason in (
-        (TraceMessage("m", tokens, position=1022, learn=(1, 2)), "reaches position 1025, the model's context ends"),
-        (TraceMessage("m", tokens, learn=(1, 2), adapter="tall"), r"needs adapter 'tall', there is \[\]"),
-        (TraceMessage("m", (5, 100_000), learn=(1, 2)), "tokens that the model does not know"),
+        (TraceMessage("m", tokens, position=1022, learn=(1, 2)), "reaches position 1025, but the model's context is"),
+        (TraceMessage("m", tokens, learn=(1, 2), adapter="tall"), r"needs adapter 'tall': loaded are only \[\]"),
+        (TraceMessage("m", (5, 100_000), learn=(1, 2)), "invalid token ids"),
     ):
         with pytest.raises(TrainingError, match=reason):
             forward.losses([Trace("wrong", (message,))])
     copied = TraceMessage("copy", tokens, ("m",), (0,), mapped=True)
-    with pytest.raises(TrainingError, match="has mapped messages: give the mapper"):
+    with pytest.raises(TrainingError, match="has mapped messages: pass their mapper"):
         forward.losses([Trace("mapped", (TraceMessage("m", tokens, learn=(1, 2)), copied))])
 
 

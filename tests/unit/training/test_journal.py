@@ -90,7 +90,7 @@ def test_one_key_is_added_once(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (SETTINGS | {"seed": 1}, "with seed 0, not 1: name another file"),
+        (SETTINGS | {"seed": 1}, "with seed 0, not 1: pass another file"),
         (SETTINGS | {"options": {"steps": 3}}, r"with options \{'steps': 2\}, not \{'steps': 3\}"),
         (SETTINGS | {"prompts": "new"}, "with prompts None, not 'new'"),
         ({"workflow": "direct", "options": {"steps": 2}, "pair": [1, 2]}, "with seed 0, not None"),
@@ -149,7 +149,7 @@ def test_an_empty_file_is_a_new_journal(path: Path) -> None:
 def test_while_it_is_open_nobody_else_writes_to_it(path: Path) -> None:
     with Journal(path, SETTINGS) as first:
         for settings in (SETTINGS, {}):
-            with pytest.raises(InvalidRequestError, match="is being written to by another run"):
+            with pytest.raises(InvalidRequestError, match="another run is writing to"):
                 Journal(path, settings)
         first.add("a", {})
     assert list(read(path)) == ["a"]

@@ -63,7 +63,7 @@ def test_traces_are_on_disk_as_soon_as_they_are_added(path: Path, traces: list[T
             add_traces(journal, [trace])
             assert read_traces(path) == traces[:count]
         add_traces(journal, [])
-        with pytest.raises(InvalidRequestError, match="is being written to by another run"):
+        with pytest.raises(InvalidRequestError, match="another run is writing to"):
             Journal(path, SETTINGS)
 
 
@@ -109,15 +109,15 @@ def damaged(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda r: r.pop("messages"), "is no trace: remove it"),
-        (lambda r: r.update(messages=[1]), "is no trace: remove it"),
-        (lambda r: r["messages"][0].update(colour="red"), "is no trace: remove it"),
+        (lambda r: r.pop("messages"), "is not a trace: remove it"),
+        (lambda r: r.update(messages=[1]), "is not a trace: remove it"),
+        (lambda r: r["messages"][0].update(colour="red"), "is not a trace: remove it"),
         (lambda r: r["messages"][0]["tokens"].pop(), "is no"),
         (lambda r: r["messages"][0].update(position=300), "is no"),
-        (lambda r: r["messages"][0].update(tokens="5"), "is no trace: remove it"),
-        (lambda r: r["messages"][1].update(parents=["nobody"], offsets=[0]), "is no trace: .*'nobody'"),
-        (lambda r: r.pop("digest"), "is not the trace that was written"),
-        (lambda r: r.update(key="other"), "is not the trace that was written"),
+        (lambda r: r["messages"][0].update(tokens="5"), "is not a trace: remove it"),
+        (lambda r: r["messages"][1].update(parents=["nobody"], offsets=[0]), "is not a trace: .*'nobody'"),
+        (lambda r: r.pop("digest"), "was changed after it was written"),
+        (lambda r: r.update(key="other"), "was changed after it was written"),
     ],
 )
 def test_what_is_damaged_is_named_by_its_line(

@@ -200,7 +200,7 @@ def test_several_questions_count_if_all_are_answered() -> None:
     )
     assert judged("multi_qa", item, ("answerer", "11")) == Result("11", 0.0, {"question 1": 0.0, "question 2": 1.0})
     assert judged("multi_qa", {"questions": ["a?"]}, ("answerer", "11")) == Result("11", None, {})
-    with pytest.raises(ValidationError, match="there are 2 questions and 1 answers"):
+    with pytest.raises(ValidationError, match="got 2 questions, but 1 answers"):
         judged("multi_qa", item | {"answers": ["3"]}, ("answerer", "3"))
 
 
@@ -294,5 +294,5 @@ def test_one_debater_knows_the_answer_and_the_record_tells_the_others(agents: in
 
 
 def test_fewer_debaters_than_notes_tell_something_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="among 3 agents or more, not 2"):
+    with pytest.raises(InvalidRequestError, match="at least 3 agents, not 2"):
         problem_of(0, agents=2, reports=9)

@@ -105,12 +105,12 @@ def test_values_are_filled_in() -> None:
     prompts = Prompts({"part": "Write part {{ number }} of {{ parts }}.", "none": ""}, "mine.toml")
     assert prompts("part", number=1, parts=2) == "Write part 1 of 2."
     assert prompts("none") == "" and prompts.names("nothing") == ()
-    with pytest.raises(InvalidRequestError, match=r"'part' of mine\.toml cannot be filled in: 'parts' is undefined"):
+    with pytest.raises(InvalidRequestError, match=r"'part' of mine\.toml cannot be formatted: 'parts' is undefined"):
         prompts("part", number=1)
     with pytest.raises(InvalidRequestError, match=r"mine\.toml have no text 'nothing': they have none, part"):
         prompts("nothing")
     for broken in ("{{ number", "{{ 1 / 0 }}", "{{ none + 1 }}", "{{ number.x.y }}"):
-        with pytest.raises(InvalidRequestError, match="'broken' of the package cannot be filled in"):
+        with pytest.raises(InvalidRequestError, match="'broken' of the package cannot be formatted"):
             Prompts({"broken": broken})("broken", number=1)
 
 
@@ -120,13 +120,13 @@ def test_marks_of_other_languages_are_left_alone() -> None:
 
 @pytest.mark.parametrize("wrong", [3, ["a"], {"a": 1}, True])
 def test_what_is_no_text_is_refused(wrong: object) -> None:
-    with pytest.raises(InvalidRequestError, match="'system' in the prompts of the package is no text"):
+    with pytest.raises(InvalidRequestError, match="'system' in the prompts of the package must be a string"):
         Prompts({"system": wrong})("system")
 
 
 @pytest.mark.parametrize("wrong", ["Alice", [1, 2], 3])
 def test_what_is_no_list_of_names_is_refused(wrong: object) -> None:
-    with pytest.raises(InvalidRequestError, match="is no list of texts"):
+    with pytest.raises(InvalidRequestError, match="must be a list of strings"):
         Prompts({"agents": wrong}).names("agents")
 
 
@@ -142,12 +142,12 @@ def test_a_users_file_lies_over_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[embedded]\nsistem = 'x'", "has 'sistem', which direct has no use for: .*'system'"),
+        ("[embedded]\nsistem = 'x'", "has 'sistem', which direct does not use: .*'system'"),
         ("[chat]\nsystem = 'x'", r"has no table \[embedded\]"),
         ("embedded = 3", r"has no table \[embedded\]"),
         ("", r"has no table \[embedded\]"),
-        ("[embedded\n", "is no TOML"),
-        ("system = 'x", "is no TOML"),
+        ("[embedded\n", "is not valid TOML"),
+        ("system = 'x", "is not valid TOML"),
     ],
 )
 def test_a_file_that_says_nothing_of_use_is_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -160,7 +160,7 @@ def test_a_file_that_says_nothing_of_use_is_refused(tmp_path: Path, content: str
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes('[embedded]\nspeaker = "Zoë"'.encode("latin-1"))
-    with pytest.raises(InvalidRequestError, match=r"mine\.toml' is no TOML"):
+    with pytest.raises(InvalidRequestError, match=r"mine\.toml' is not valid TOML"):
         load_prompts("direct", "embedded", path)
 
 
@@ -192,5 +192,5 @@ def test_a_users_template_reaches_no_internals(tmp_path: Path) -> None:
     """Prompt files are passed around; one must not run code."""
     path = tmp_path / "theirs.toml"
     path.write_text("[embedded]\nsystem = \"{{ ''.__class__.__mro__[1].__subclasses__() | length }}\"")
-    with pytest.raises(InvalidRequestError, match="cannot be filled in"):
+    with pytest.raises(InvalidRequestError, match="cannot be formatted"):
         load_prompts("direct", "embedded", path)("system")

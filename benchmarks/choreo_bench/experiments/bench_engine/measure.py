@@ -97,7 +97,7 @@ def scenarios_named(parts: Sequence[str], share: float = 1.0) -> list[SpeedScena
     """
     chosen = [case for case in SCENARIOS if not parts or any(part in case.name for part in parts)]
     if not chosen:
-        raise InvalidRequestError(f"no scenario is named so: there are {', '.join(case.name for case in SCENARIOS)}")
+        raise InvalidRequestError(f"no such scenario; available: {', '.join(case.name for case in SCENARIOS)}")
     return [replace(case, levels=tuple(_scaled(level, share) for level in case.levels)) for case in chosen]
 
 
@@ -291,7 +291,7 @@ def _makers(path: Path, dtype: torch.dtype, scenario: SpeedScenario) -> dict[str
 
     def unpacked(opened: list[Competitor]) -> Timer:
         if plain is None:
-            raise Absent("no weights are laid out beforehand here")
+            raise Absent("no weights are prepacked on this machine")
         return timer(opened, Ours(plain, scenario.tokens()))
 
     return {

@@ -75,7 +75,7 @@ def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> Pr
     around += len(model.encode(chat.header(None)))
     left, words_left = length - len(model.encode(chat.bos)), new - around
     if left < 1 or words_left < 1:
-        raise ValueError(f"{length} cached and {new} new tokens leave no room for words: ask for more")
+        raise ValueError(f"{length} cached and {new} new tokens leave no space for text: raise them")
     modules: list[str] = []
     while left:
         tokens = min(left, MODULE_TOKENS)

@@ -112,9 +112,9 @@ def shapes_named(text: str, tokens: int) -> list[StepShape]:
     for part in text.split(","):
         rows, times, messages = part.strip().partition("x")
         if not times or not rows.isdecimal() or not messages.isdecimal() or "0" in (rows, messages):
-            raise InvalidRequestError(f"a shape is ROWSxMESSAGES, such as 64x16, not {part!r}")
+            raise InvalidRequestError(f"a shape must be ROWSxMESSAGES, such as 64x16, not {part!r}")
         if tokens < int(messages):
-            raise InvalidRequestError(f"{tokens} tokens are too few for {messages} messages: give --tokens {messages}")
+            raise InvalidRequestError(f"{tokens} tokens are too few for {messages} messages: set --tokens {messages}")
         shapes.append(StepShape(int(rows), int(messages), tokens // int(messages)))
     return shapes
 

@@ -95,7 +95,7 @@ def methods_named(names: str) -> list[MethodName]:
     """Find methods by name, with commas between, in the order of `METHODS`; raises `InvalidRequestError`."""
     chosen = {name.strip() for name in names.split(",")}
     if unknown := chosen - set(METHODS):
-        raise InvalidRequestError(f"there is no method {min(unknown)!r}: there are {', '.join(METHODS)}")
+        raise InvalidRequestError(f"unknown method {min(unknown)!r}: use some of {', '.join(METHODS)}")
     return [method for method in METHODS if method in chosen]
 
 

@@ -42,7 +42,7 @@ def vocabulary_of(model: LoadedModel) -> Vocabulary:
     words = tuple((word, tokens[0]) for word, tokens in encoded if len(tokens) == 1)
     if len(words) < _FEWEST:
         raise InvalidRequestError(
-            f"only {len(words)} words of ours are one token of {model.name!r}: texts of a given length take {_FEWEST}"
+            f"only {len(words)} built-in words are one token of {model.name!r}: texts of given lengths need {_FEWEST}"
         )
     return words
 
@@ -186,9 +186,9 @@ def scenarios_named(parts: Sequence[str], *, sweep: bool, critics: bool) -> list
         InvalidRequestError: There is none, or critics are asked for outside the sweep.
     """
     if critics and not sweep:
-        raise InvalidRequestError("--critics is for --sweep: the workflows of the paper have voters that are all alike")
+        raise InvalidRequestError("--critics requires --sweep: the voters of the paper's workflows are all alike")
     scenarios = [tree(b, v, critics=critics) for b in SWEEP_BRANCHES for v in SWEEP_VOTERS] if sweep else list(PAPER)
     chosen = [case for case in scenarios if not parts or any(part.lower() in case.name.lower() for part in parts)]
     if not chosen:
-        raise InvalidRequestError(f"no workflow is named so: there are {', '.join(case.name for case in scenarios)}")
+        raise InvalidRequestError(f"no such workflow; available: {', '.join(case.name for case in scenarios)}")
     return chosen

@@ -225,7 +225,7 @@ def _digest(folder: Path) -> str:
     """Tells an adapter from others by its files; raises `InvalidRequestError` if there are none."""
     files = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else []
     if not files:
-        raise InvalidRequestError(f"{str(folder)!r} is no folder of an adapter: `choreo train synthesizer` writes one")
+        raise InvalidRequestError(f"{str(folder)!r} is not an adapter's folder: `choreo train synthesizer` writes one")
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())

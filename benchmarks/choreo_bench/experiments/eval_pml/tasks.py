@@ -105,5 +105,5 @@ def require_document_tasks(names: Sequence[str]) -> list[Task]:
     """Tasks by name, all for none; raises `InvalidRequestError` for a name that no task has."""
     for name in names:
         if name not in DOCUMENT_TASKS:
-            raise InvalidRequestError(f"there is no task {name!r}: there are {', '.join(DOCUMENT_TASKS)}")
+            raise InvalidRequestError(f"unknown task {name!r}: use some of {', '.join(DOCUMENT_TASKS)}")
     return [task for name, task in DOCUMENT_TASKS.items() if not names or name in names]

@@ -127,7 +127,7 @@ def contenders_named(names: str | None) -> list[Contender]:
     if unknown:
         kinds = ", ".join(sorted({contender.kind for contender in CONTENDERS}))
         raise InvalidRequestError(
-            f"there is no contender {unknown[0]!r}: there are {kinds}, each also with one layout, as in full:parallel"
+            f"unknown contender {unknown[0]!r}: use some of {kinds}, each also with one layout, such as full:parallel"
         )
     return [one for one in CONTENDERS if wanted & {one.kind, f"{one.kind}:{one.layout}"}]
 
@@ -366,8 +366,8 @@ class Evaluator:
                     record = self.journal.records[key]
                     if record.get("training", trained) != trained:
                         raise InvalidRequestError(
-                            f"{str(self.journal.path)!r} holds results of another training of {contender.kind!r}: "
-                            "name another folder"
+                            f"{str(self.journal.path)!r} has results of another training of {contender.kind!r}: pass "
+                            "another folder"
                         )
                     scores_by_task[contender.name, one.name] = record["scores"]
                     on_progress(contender.name, count)

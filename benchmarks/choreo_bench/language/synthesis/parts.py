@@ -42,7 +42,7 @@ class Parts:
         where = f"a problem of {problem.task!r} is not a synthesis:"
         spoken = [message for message in problem.messages if message.is_answer]
         if not problem.branches or len(spoken) != 1:
-            raise ValueError(f"{where} it has {len(problem.branches)} branches and {len(spoken)} messages to be said")
+            raise ValueError(f"{where} it has {len(problem.branches)} branches and {len(spoken)} messages to answer")
         [answer] = spoken
         view = answer.parents
         if not set(problem.branches) <= set(view):

@@ -70,7 +70,7 @@ class Synthesis:
         if not 2 <= self.branches <= self.most_branches:
             raise ValueError(f"{self.name!r} has 2 to {self.most_branches} branches, not {self.branches!r}")
         if self.length < 1 or (self.length > 1 and self.lengths == (1, 1)):
-            raise ValueError(f"{self.name!r} has no branches of {self.length!r}: its lengths are {self.lengths!r}")
+            raise ValueError(f"{self.name!r} has no branches of {self.length!r}: use one of {self.lengths!r}")
         if self.private < 0:
             raise ValueError(f"notes cannot have {self.private!r} facts")
 

@@ -65,7 +65,7 @@ class PrisonersDilemma:
     """Two players with strategies of their own plan, talk in turns and decide."""
 
     talks: int = 2
-    """How often each of them speaks."""
+    "Rounds in which each agent answers."
     strategies: tuple[Strategy, ...] = ("cooperate", "defect", "follow", "opposite")
     """Those that players are dealt. `free` is for measuring influence: what it decides is not given."""
     name: str = "prisoners_dilemma"

@@ -44,11 +44,11 @@ def record_debate_problem(
     if not 1 <= reports <= REPORTS:
         raise ValueError(f"a record has 1 to {REPORTS} reports, not {reports!r}")
     if noted < 1:
-        raise ValueError(f"notes hold one sentence or more, not {noted!r}")
+        raise ValueError(f"notes need at least one sentence, not {noted!r}")
     minority = minority_of(agents)
     mistaken = minority if wrong is None else wrong
     if not 0 <= mistaken < agents:
-        raise ValueError(f"one of {agents} agents at least is right, not {mistaken!r} of them wrong")
+        raise ValueError(f"at least one of {agents} agents must be right, not {mistaken!r} of them wrong")
     rng = random.Random(f"record debate {seed}")
     while True:
         problem = _draw(rng, agents, reports, noted, mistaken)

@@ -39,7 +39,7 @@ def test_a_problem_falls_into_trunk_branches_asks_and_answer() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"one": {"said": True}}, "2 branches and 2 messages to be said"),
+        ({"one": {"said": True}}, "2 branches and 2 messages to answer"),
         ({"answer": {"parents": ("rules", "problem", "one", "ask")}}, "does not see every branch"),
         ({"answer": {"parents": ("rules", "problem", "two", "one", "ask")}}, "one after the other"),
         ({"answer": {"parents": ("rules", "problem", "one", "ask", "two")}}, "one after the other"),
@@ -61,7 +61,7 @@ def test_an_ordinary_problem_is_no_synthesis_and_a_branch_must_exist() -> None:
         Parts.of(draw_problem(TASKS["majority_vote"], "test", 0))
     draft = Draft("Answer.")
     draft.say("answer", A, "Alice")
-    with pytest.raises(ValueError, match="'one' is to be a branch of 'odd'"):
+    with pytest.raises(ValueError, match="the branch 'one' of 'odd' is not a message"):
         replace(draft.done("odd", A, lambda said: 1.0), branches=("one",))
 
 

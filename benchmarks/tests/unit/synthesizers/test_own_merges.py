@@ -73,13 +73,13 @@ def test_lines_that_are_no_merges_are_named(embedded: LoadedModel, tmp_path: Pat
     def read(*merges: dict[str, Any]) -> Any:
         return read_merges(write(tmp_path / "own.jsonl", *merges), embedded, ["parallel"], 1)
 
-    with pytest.raises(InvalidRequestError, match=r"line 2 of .* is no merge: branches: Field required"):
+    with pytest.raises(InvalidRequestError, match=r"line 2 of .* is not a valid merge: branches: Field required"):
         read(MERGE, {"answer": "Yes."})
     with pytest.raises(InvalidRequestError, match=r"line 1 of .* answer: String should have at least 1 character"):
         read(MERGE | {"answer": ""}, MERGE)
     with pytest.raises(TrainingError, match=r"line 2 of .* reaches position"):
         read(MERGE, MERGE | {"system": "word " * 3000})
-    with pytest.raises(InvalidRequestError, match="holds 1 merges: give two at least"):
+    with pytest.raises(InvalidRequestError, match="has 1 merges: training and evaluation need"):
         read(MERGE)
     own = read(MERGE, MERGE, MERGE, MERGE)
     assert [(fan.id, len(fan.others)) for fan in own.train] == [("line 1", 2)]

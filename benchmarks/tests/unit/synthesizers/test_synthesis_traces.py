@@ -302,7 +302,7 @@ def test_what_is_asked_together_is_what_would_be_asked_apart(model, name, seed, 
 
 def test_other_branches_are_not_asked_together(tiny: LoadedModel) -> None:
     fans = [fan_of(tiny, draw_problem(SYNTHESIS_TASKS["hops"], "train", seed), id=f"t{seed}") for seed in range(2)]
-    with pytest.raises(ValueError, match="not all of what is asked together with 't0' has its branches"):
+    with pytest.raises(ValueError, match="the messages of 't0' do not all have its branches"):
         asked_together(fans)
 
 

@@ -41,11 +41,11 @@ class TritonBackend:
         if isinstance(interpreted, str):
             return interpreted
         if dtype not in _DTYPES:
-            return f"triton takes float32, bfloat16 and float16, not {dtype}"
+            return f"the triton backend supports float32, bfloat16 and float16, not {dtype}"
         if shape.head_dim > _WIDEST:
-            return f"triton takes heads of up to {_WIDEST} dimensions, not of {shape.head_dim}"
+            return f"the triton backend supports head dimensions up to {_WIDEST}, not {shape.head_dim}"
         if not interpreted and device.type != "cuda":
-            return f"triton is for GPUs, not for {device}, unless TRITON_INTERPRET=1 says to interpret it, slowly"
+            return f"the triton backend runs on GPUs, not on {device}; set TRITON_INTERPRET=1 to interpret it slowly"
         complaint = None if interpreted else _find_fault(dtype, device, shape)
         return complaint or TritonBackend(dtype, device)
 

@@ -54,11 +54,11 @@ class CallText:
     def _kind_of(self, first: str) -> Kind:
         kind = self._grammar.kind
         if kind == "headed" and first != "{":
-            raise ValueError("its arguments are no JSON object")
+            raise ValueError("its arguments are not a JSON object")
         if kind != "headed" and first in "{[":
             return "object"
         if kind == "object":
-            raise ValueError(f"it starts with {bare(first)!r}, and is no JSON object")
+            raise ValueError(f"it starts with {bare(first)!r}, and is not a JSON object")
         return kind
 
     def _find_end(self, text: str, before: int) -> int | None:
@@ -68,7 +68,7 @@ class CallText:
             end = self.text.find(self._close, max(0, before - len(self._close)))
             return None if end < 0 else end - before
         if self._kind == "object" and not _OBJECTS.match(self.text):
-            raise ValueError("it is a list of other things than calls")
+            raise ValueError("it is a list of something other than calls")
         start = 0
         if self._kind == "named" and not self._extent.begun and (start := text.find("{")) < 0:
             if len(self.text) > _BEHIND_NAME:
@@ -117,7 +117,7 @@ class CallText:
         text = self.text if self._kind == "headed" else self.text.lstrip().removeprefix(mark_text(name))
         before, start, arguments = text.partition("{")
         if not self._is_frame(before):
-            raise ValueError(f"{bare(name + before).strip()!r} is no name of a tool")
+            raise ValueError(f"{bare(name + before).strip()!r} is not a tool name")
         return [self._make_call(name, from_json(bare(start + arguments)))]
 
     def _is_frame(self, text: str) -> bool:
@@ -130,7 +130,7 @@ class CallText:
             _require_known(call, {"function", *_HARMLESS})
             call = inside
         if not isinstance(call, dict):
-            raise ValueError(f"{call!r} is no call")
+            raise ValueError(f"{call!r} is not a call")
         names = {self._grammar.name_key, "name"} & call.keys()
         name = call[names.pop()] if len(names) == 1 else None
         if not isinstance(name, str) or not name:
@@ -154,7 +154,7 @@ class CallText:
         """Make a call; unwrap arguments that hold a whole call, or the arguments under a key."""
         arguments = self._arguments_of(name, arguments) if self._is_wrapped(name, arguments) else arguments
         if not isinstance(arguments, dict) or self._is_wrapped(name, arguments):
-            raise ValueError("its arguments are no JSON object")
+            raise ValueError("its arguments are not a JSON object")
         return ToolCall(name, arguments)
 
     def _is_wrapped(self, name: str, arguments: Any) -> bool:
@@ -184,7 +184,7 @@ class CallText:
             pairs.append((bare(match[1]).strip(), bare(match[2])))
             tail = tail[match.end() :]
         if tail.strip():
-            raise ValueError(f"{bare(tail).strip()!r} is no pair of a key and a value")
+            raise ValueError(f"{bare(tail).strip()!r} is not a key and a value")
         fields = self._fields(name)
         return ToolCall(name, unique((key, _parse_value(value, fields.get(key))) for key, value in pairs))
 
@@ -198,7 +198,7 @@ def name_before(text: str, schemas: Schemas) -> str | None:
 
 def _require_known(call: Mapping[str, Any], allowed: Collection[str]) -> None:
     if unknown := [key for key in call if key not in allowed]:
-        raise ValueError(f"nobody knows what {unknown[0]!r} means in it")
+        raise ValueError(f"it has an unknown key, {unknown[0]!r}")
 
 
 def _blanks_pattern(mark: str) -> str:

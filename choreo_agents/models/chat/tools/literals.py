@@ -49,10 +49,10 @@ def from_json(text: str) -> Any:
     try:
         value = json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite, object_pairs_hook=unique)
         if "\\" in text and _HALVES.search(json.dumps(value, ensure_ascii=False)):
-            raise ValueError("half of a pair of surrogates stands in it, which is no text")
+            raise ValueError("it contains half of a surrogate pair, which is not text")
         return value
     except RecursionError:
-        raise ValueError("its arguments are nested too deep") from None
+        raise ValueError("its arguments are nested too deeply") from None
 
 
 def to_json(value: Any) -> str:
@@ -65,12 +65,12 @@ def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"{key!r} stands in it twice")
+            raise ValueError(f"it has the key {key!r} twice")
         values[key] = value
     return values
 
 
 def _finite(number: str) -> float:
     if not math.isfinite(value := float(number)):
-        raise ValueError(f"{number} is no JSON")
+        raise ValueError(f"{number} is not valid JSON")
     return value

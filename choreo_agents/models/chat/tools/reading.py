@@ -188,11 +188,11 @@ class ToolCallReader:
             if used is not None:
                 self._whole, self._state = call.calls(), "after"
                 if self._tentative and any(tool_call.name not in self._schemas for tool_call in self._whole):
-                    self._give_up("there is no such tool")
+                    self._give_up("the tool does not exist")
             elif self._tentative and call.name not in (None, *self._schemas):
-                self._give_up("there is no such tool")
+                self._give_up("the tool does not exist")
             elif final:
-                self._give_up("the message ends within it")
+                self._give_up("the message ends inside it")
         except ValueError as error:
             self._give_up(str(error))
 
@@ -239,7 +239,7 @@ class ToolCallReader:
         has_next = bool(self._next) and text.startswith(self._next)
         is_over = not text or has_next or ended or more or text.startswith((CONTROL, *marks))
         if self._whole and not is_over and (close or self._grammar.kind == "headed"):
-            self._give_up("something else follows it")
+            self._give_up("it is followed by other text")
             return
         yield from map(self._emit, self._whole)
         self._whole, self._tentative, self._is_behind = [], False, True

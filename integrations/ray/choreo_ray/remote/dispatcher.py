@@ -173,7 +173,7 @@ class RequestDispatcher:
                             self._fleet.encoded(replica.name, request.number)
                         repeated, before = part[:before], max(0, before - len(part))
                         self._append(request, part[len(repeated) :])
-            raise EngineLostError(f"engine {replica.name!r} has ended a call without an answer")
+            raise EngineLostError(f"engine {replica.name!r} ended a call without an answer")
         except ChoreoError:
             is_left = False  # the engine knows that the call has ended
             raise
@@ -225,6 +225,6 @@ def _placed(request: Request) -> PlacedCall:
 def _lost_too_often(request: Request, lost: Sequence[str]) -> EngineLostError:
     label = f"{request.kind} {request.number} of {request.author!r}"
     return EngineLostError(
-        f"{label} was under way in engines {' and '.join(map(repr, lost))} when they were lost: it is not tried again. "
-        "See their logs: the call may be what ends them"
+        f"{label} was running on engines {' and '.join(map(repr, lost))} when they were lost: it is not retried. See "
+        "their logs: the call may have crashed them"
     )

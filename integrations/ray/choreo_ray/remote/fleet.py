@@ -121,13 +121,11 @@ class Fleet:
         replica = self.replicas.get(name)
         if replica is None or not replica.alive:
             names = ", ".join(repr(replica.name) for replica in self.alive())
-            raise InvalidRequestError(f"there is no engine {name!r} now: those that are there are {names}")
+            raise InvalidRequestError(f"there is no engine {name!r}: use one of {names}")
         replica.leaves = True
         if not (targets := self.staying()):
             replica.leaves = False
-            raise InvalidRequestError(
-                f"engine {name!r} is the only one that is there and stays: nobody could take over"
-            )
+            raise InvalidRequestError(f"engine {name!r} is the only one that is up: no other could take over")
         alone = [message_id for message_id in reversed(replica.held) if self.holders(message_id) == [name]]
         load = {target.name: len(target.held) for target in targets}
         moves: list[tuple[str, str, Replica]] = []

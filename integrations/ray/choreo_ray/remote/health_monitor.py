@@ -64,7 +64,7 @@ class HealthMonitor:
         except TimeoutError:
             names = ", ".join(map(repr, self._fleet.replicas))
             raise EngineLostError(
-                f"none of the engines {names} has answered for {self.patience_s:g} s: see why they end, and call again"
+                f"none of the engines {names} answered for {self.patience_s:g} s: check their logs, and call again"
             ) from None
 
     async def require_answer(self) -> None:
@@ -179,12 +179,12 @@ class HealthMonitor:
                 await self._greet(replica)
                 return
             except EngineMismatchError as error:
-                LOG.warning("an engine that was gone is another now, and is sent nothing: %s", error)
+                LOG.warning("a restarted engine does not match, and gets no requests: %s", error)
                 return
             except EngineLostError:
                 continue
             except Exception:
-                LOG.warning("engine %r does not begin again, and is asked later:", replica.name, exc_info=True)
+                LOG.warning("engine %r does not start again, and is retried later:", replica.name, exc_info=True)
 
     async def _send(self, replica: Replica, work: Coroutine[Any, Any, Any], epoch: int) -> bool:
         """Await work, and return whether the engine is there still."""

@@ -106,7 +106,7 @@ class RemoteLoop:
         with self._lock:
             if self._context.is_closed:
                 return
-            self._active.drop_all(EngineClosedError("the engine was closed before this call was done"))
+            self._active.drop_all(EngineClosedError("the engine was closed before this call finished"))
             self._context.is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         if not self.is_here:
@@ -167,9 +167,8 @@ def _require_sendable(request: Request) -> None:
     placed = request.owner
     if not isinstance(placed, PlacedCall):
         raise InvalidRequestError(
-            "keys and values are in the engines elsewhere that compute them: engine.kv can bring none of them here. "
-            "Read, keep and adopt KV with an engine in this process"
+            "KV is on remote engines, where engine.kv cannot read it: use an engine in this process"
         )
     call = placed.read.call
     if isinstance(call, Decode) and call.logits_callback is not None:
-        raise InvalidRequestError("logits do not leave the engine that computes them: watch needs one in this process")
+        raise InvalidRequestError("logits stay on the remote engine: logits_callback needs an engine in this process")

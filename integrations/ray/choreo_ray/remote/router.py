@@ -65,10 +65,10 @@ def remote_engine(
         EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
     """
     if unknown := options.keys() - RouterOptions.__annotations__.keys():
-        raise TypeError(f"a router takes no {', '.join(map(repr, sorted(unknown)))}: see RouterOptions")
+        raise TypeError(f"a router has no options {', '.join(map(repr, sorted(unknown)))}: see RouterOptions")
     if not engines or len({engine.name for engine in engines}) < len(engines):
         names = [engine.name for engine in engines]
-        raise InvalidRequestError(f"a router needs engines, each with a name of its own, not {names!r}")
+        raise InvalidRequestError(f"a router needs engines with different names, not {names!r}")
     served = _greet(engines[0]).served
     if not isinstance(model, LoadedModel):
         model = served.load(model, chat=options.get("chat"))

@@ -45,7 +45,7 @@ class EngineWorker:
         self._serving: dict[tuple[str, str], Serving] = {}
         """State of each tenant of a router, by router and salt."""
         self._served: ServedModel | None = None
-        self._reported: dict[str, dict[str, int]] = {}
+        self._reported = WeakKeyDictionary[object, dict[str, int]]()
         """Values of each tenant's counters when a router was last told of them, by salt."""
         self._costs: WeakKeyDictionary[Message, Usage] = WeakKeyDictionary()
         """Usage of messages that was already reported with an answer."""
@@ -59,22 +59,22 @@ class EngineWorker:
         model = self._core.model.adapter.fingerprint
         if greeting.version != (own := own_version()):
             raise EngineMismatchError(
-                f"engine {self.name!r} runs {own}, and its router {greeting.version}: install "
-                "one version on all machines"
+                f"engine {self.name!r} runs {own}, but its router {greeting.version}: install the same version on all "
+                "machines"
             )
         if greeting.model not in ("", model):
             raise EngineMismatchError(
-                f"engine {self.name!r} serves {model!r}, and the others {greeting.model!r}: engines of one router have "
-                "one model, in one dtype"
+                f"engine {self.name!r} serves {model!r}, but the others {greeting.model!r}: engines of one router need "
+                "the same model and dtype"
             )
         if greeting.default not in (None, own := self._core.adapters.default_key):
             raise EngineMismatchError(
-                f"engine {self.name!r} runs calls that name no adapter with {own or 'none'!r}, and its router takes it "
-                f"to be {greeting.default or 'none'!r}: load all with the same adapter"
+                f"engine {self.name!r} uses the adapter {own or 'none'!r} by default, but its router expects "
+                f"{greeting.default or 'none'!r}: load all with the same adapter"
             )
         if not self._core.method.keeps_kv:
             raise EngineMismatchError(
-                f"engine {self.name!r} keeps text only, and is of no use to others: load it with method='choreo'"
+                f"engine {self.name!r} has a method without KV, which others cannot reuse: load it with method='choreo'"
             )
         with self._core.lock:
             served = {salt: tenant for (router, salt), tenant in self._serving.items() if router == greeting.router}
@@ -181,7 +181,6 @@ class EngineWorker:
         del self._serving[router, salt]
         self._core.close_scope(serving.scope)
         if all(remaining.tenant is not serving.tenant for remaining in self._serving.values()):
-            self._reported.pop(salt, None)
             closed = self._closing[salt] = asyncio.get_running_loop().create_future()
             try:
                 await asyncio.shield(asyncio.to_thread(serving.engine.close))
@@ -210,7 +209,7 @@ class EngineWorker:
         message = serving.tenant.find(handle)
         with self._core.lock:
             counted = asdict(self._core.counters.so_far(serving.tenant.name))
-        reported = self._reported.setdefault(sent.salt, {})
+        reported = self._reported.setdefault(serving.tenant, {})
         if any(counted[name] < amount for name, amount in reported.items()):
             reported.clear()  # the engine's counters were reset
         delta = {name: counted[name] - reported.get(name, 0) for name in counted if name not in _COUNTED_BY_ROUTER}

@@ -63,8 +63,8 @@ def pair(make_engine: MakeEngine) -> Pair:
     return Pair(make_engine)
 
 
-CHANGED = "was changed, or sealed with another key"
-DAMAGED = "is cut short or damaged"
+CHANGED = "was changed, or signed with another key"
+DAMAGED = "is truncated or damaged"
 
 
 def test_attack_a_parcel_with_any_bit_flipped_is_refused(pair: Pair) -> None:
@@ -73,7 +73,7 @@ def test_attack_a_parcel_with_any_bit_flipped_is_refused(pair: Pair) -> None:
     rng = random.Random(0)
     behind = [rng.randrange(8 * header, 8 * len(parcel.data)) for _ in range(200)]
     reasons = {pair.refuses(with_a_bit_flipped(parcel, bit)) for bit in [*range(8 * header), *behind]}
-    assert {CHANGED, DAMAGED, "is of another message", "holds other keys and values"} <= reasons
+    assert {CHANGED, DAMAGED, "belongs to another message", "has KV of another shape or dtype"} <= reasons
     assert import_kv(pair.there._tenant, [parcel]) == {} and pair.there.kv.tiers(pair.made)[1] == "device"
 
 
@@ -92,7 +92,7 @@ def test_attack_a_parcel_that_is_cut_or_longer_is_refused(pair: Pair) -> None:
 def test_attack_a_parcel_of_another_message_is_refused(pair: Pair) -> None:
     one, two, three = pair.parcels
     for parcel, other in ((one, two), (one, three), (three, two)):
-        assert pair.refuses(replace(parcel, id=other.id)) == "is of another message"
+        assert pair.refuses(replace(parcel, id=other.id)) == "belongs to another message"
 
 
 def test_attack_what_the_tenant_has_sealed_of_something_else_is_refused(pair: Pair, half: LoadedModel) -> None:
@@ -100,11 +100,11 @@ def test_attack_what_the_tenant_has_sealed_of_something_else_is_refused(pair: Pa
     [_, handle, _], seal = pair.made, pair.here._tenant.message_ids.seal
     key, kv = pair.here.kv.key(handle), pair.here.kv.read(handle)
     says = {
-        "holds other keys and values": [
+        "has KV of another shape or dtype": [
             (key, HostKV(kv.keys.view(torch.int32), kv.values.view(torch.int32))),
             (key, HostKV(kv.keys.transpose(1, 2).contiguous(), kv.values.transpose(1, 2).contiguous())),
         ],
-        "is of another message": [
+        "belongs to another message": [
             (replace(key, model=half.adapter.fingerprint), kv),
             (replace(key, tokens=(*key.tokens[:-1], 5)), kv),
             (replace(key, parents=((key.parents[0][0], -8),)), kv),
@@ -123,7 +123,7 @@ def test_attack_what_the_tenant_has_sealed_of_something_else_is_refused(pair: Pa
     ):
         assert "of KV, not" in pair.refuses(parcel_of(key, smaller, seal))
     wide = replace(parcel_of(key, HostKV(kv.keys.double(), kv.values.double()), seal), nbytes=6 * TOKEN)
-    assert pair.refuses(wide) == "holds other keys and values"
+    assert pair.refuses(wide) == "has KV of another shape or dtype"
     assert import_kv(pair.there._tenant, [parcel_of(key, kv, seal)]) == {}, "and nothing else is wrong with it"
 
 

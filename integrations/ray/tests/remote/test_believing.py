@@ -81,14 +81,14 @@ def test_an_adapter_that_engines_refuse_has_no_name(tiny: LoadedModel, tiny_path
     wired = WiredEngine("a", Engine.load(tiny, memory=MEMORY))
     first, second = (remote_engine([wired], tiny, salt="s") for _ in range(2))
     first.load_adapter(one, "mine")
-    with pytest.raises(AdapterError, match="another adapter is called 'mine'"):
+    with pytest.raises(AdapterError, match="the adapter name 'mine' is taken"):
         second.load_adapter(two, "mine")
     wired.fails["load_adapter"] = EngineFailedError("the disk is full")
     with pytest.raises(EngineFailedError):
         second.load_adapter(two, "other")
     wired.fails.clear()
     assert second.adapters == ()
-    with pytest.raises(AdapterError, match="there is no adapter 'mine'"):
+    with pytest.raises(AdapterError, match="adapter 'mine' is not loaded"):
         second.decode([5, 6], adapter="mine", sampling=SHORT)
     assert second.load_adapter(two, "other") == "other"
     said = [
@@ -154,7 +154,7 @@ def test_who_waits_for_what_a_closed_front_was_doing_is_told_so(
 
 
 def test_what_a_front_cannot_be_told_is_refused(wired: dict[str, WiredEngine], embedded: LoadedModel) -> None:
-    with pytest.raises(TypeError, match="a router takes no 'method', 'sede': see RouterOptions"):
+    with pytest.raises(TypeError, match="a router has no options 'method', 'sede': see RouterOptions"):
         remote_engine([wired["a"]], embedded, sede=3, method="baseline")  # type: ignore[call-arg]
 
 

@@ -135,7 +135,7 @@ def test_what_an_engine_had_is_computed_again_when_it_is_read(fleet: Fleet) -> N
 def test_a_call_that_ends_two_engines_is_refused_by_name(fleet: Fleet) -> None:
     for engine in fleet.engines:
         dies_after(engine, 3)
-    with pytest.raises(EngineLostError, match=r"decode \d+ of 'ann' was under way in engines '.' and '.'"):
+    with pytest.raises(EngineLostError, match=r"decode \d+ of 'ann' was running on engines '.' and '.'"):
         fleet.router.decode([Decode("So:", author="ann", sampling=WARM)])
     assert fleet.router.stats().messages == 0
 
@@ -159,7 +159,7 @@ def test_calls_end_if_none_comes_back(embedded: LoadedModel) -> None:
     fleet = Fleet(embedded, patience_s=0.2)
     for engine in fleet.engines:
         engine.kill()
-    with pytest.raises(EngineLostError, match=r"none of the engines 'a', 'b' has answered for 0.2 s"):
+    with pytest.raises(EngineLostError, match=r"none of the engines 'a', 'b' answered for 0.2 s"):
         fleet.router.prefill("Ann has 3 red kites.")
     fleet.close()
 
@@ -231,7 +231,7 @@ def test_an_engine_that_is_to_be_ended_hands_over_what_it_has(fleet: Fleet) -> N
     again = fleet.router.decode("And:", [answer, trunk], sampling=WARM)
     assert fleet.placed()[-1] == other and fleet.router.usage(again).tokens_recomputed == 0
     fleet.named(leaving).kill()
-    with pytest.raises(InvalidRequestError, match=f"'{other}' is the only one that is there and stays"):
+    with pytest.raises(InvalidRequestError, match=f"'{other}' is the only one that is up"):
         core.execution.drain(other)
-    with pytest.raises(InvalidRequestError, match=r"there is no engine 'z' now: those that are there are '.'"):
+    with pytest.raises(InvalidRequestError, match=r"there is no engine 'z': use one of '.'"):
         core.execution.drain("z")

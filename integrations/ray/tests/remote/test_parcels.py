@@ -240,17 +240,15 @@ def test_what_nobody_knows_leases_or_keeps_kv_for_is_refused(make_engine: MakeEn
     here, there, text = (make_engine(salt="s", **options) for options in ({}, {}, {"method": "baseline"}))
     made = team(here)
     child, parcels = made[-1], export_kv(here._tenant, [each.id for each in made])
-    assert set(import_kv(there._tenant, parcels).values()) == {
-        "it is not known here: what it is computed from comes first"
-    }
+    assert set(import_kv(there._tenant, parcels).values()) == {"it is unknown here: send its parents first"}
     scope = known_by(there, here, [child])
     refused = import_kv(there._tenant, parcels)
-    assert refused == {each.id: "nobody leases it here, or waits for it" for each in made[:-1]}
+    assert refused == {each.id: "no call here leases it, or waits for it" for each in made[:-1]}
     assert there.kv.tiers(made) == [None, None, None, "device"], "what it comes of is remembered by it alone"
     stranger = there.tenant("other")
     assert set(import_kv(stranger._tenant, parcels)) == {each.id for each in made}
     known_by(text, here, made)
-    assert set(import_kv(text._tenant, parcels).values()) == {"an engine of method 'baseline' keeps no KV"}
+    assert set(import_kv(text._tenant, parcels).values()) == {"an engine with method 'baseline' has no KV"}
     there._core.close_scope(scope)
     assert set(import_kv(there._tenant, parcels)) == {each.id for each in made}
     assert (there.stats().kv_bytes, there.stats().host_bytes, text.stats().kv_bytes) == (0, 0, 0)

@@ -285,7 +285,7 @@ def test_an_engine_that_starts_again_meanwhile_refuses_it(
     if when == "write":
         assert isinstance(came[0], EngineClosedError), "its memory was given up"
     else:
-        assert came == [{made.id: "the engine has started again meanwhile: send it again"}]
+        assert came == [{made.id: "the engine was restarted meanwhile: send it again"}]
     assert there.kv.tiers([made]) == ["lineage"] and arrived(there) == (0, 0)
     require_nothing_wanted(there)
     assert import_kv(there._tenant, parcels) == {}

@@ -191,19 +191,24 @@ def test_what_is_released_leaves_the_engines_too(embedded: LoadedModel) -> None:
 
 def test_engines_of_other_models_are_refused(tiny: LoadedModel, embedded: LoadedModel) -> None:
     with Engine.load(tiny) as one, Engine.load(embedded) as other:
-        with pytest.raises(EngineMismatchError, match=r"engine 'b' serves .* engines of one router have one model"):
+        with pytest.raises(
+            EngineMismatchError, match=r"engine 'b' serves .* engines of one router need the same model"
+        ):
             remote_engine([EngineWorker(one, "a"), EngineWorker(other, "b")], tiny)
-        with pytest.raises(InvalidRequestError, match="each with a name of its own"):
+        with pytest.raises(InvalidRequestError, match="with different names"):
             remote_engine([EngineWorker(one, "a"), EngineWorker(one, "a")], tiny)
         with pytest.raises(InvalidRequestError, match="needs engines"):
             remote_engine([], tiny)
     with (
         Engine.load("embedded", dtype=torch.bfloat16) as half,
         Engine.load(embedded) as one,
-        pytest.raises(EngineMismatchError, match="engines of one router have one model, in one dtype"),
+        pytest.raises(EngineMismatchError, match="engines of one router need the same model and dtype"),
     ):
         remote_engine([EngineWorker(one, "a"), EngineWorker(half, "b")], embedded)
-    with Engine.load(tiny, method="baseline") as text, pytest.raises(EngineMismatchError, match="keeps text only"):
+    with (
+        Engine.load(tiny, method="baseline") as text,
+        pytest.raises(EngineMismatchError, match="has a method without KV"),
+    ):
         remote_engine([EngineWorker(text, "a")], tiny)
 
 
@@ -222,7 +227,7 @@ def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel)
 def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:
     with Engine.load(tiny) as one:
         router = remote_engine([EngineWorker(one, "a")], tiny_path)
-        with router, pytest.raises(InvalidRequestError, match="weights are elsewhere"):
+        with router, pytest.raises(InvalidRequestError, match="weights are on remote engines"):
             handle = router.decode([5, 6], sampling=WARM)
             assert router.tokens(handle) == one.tokens(one.decode([5, 6], sampling=WARM))
             router.model.adapter.logits([1], [0], None, [0])  # type: ignore[arg-type]
@@ -233,16 +238,16 @@ def test_nothing_is_computed_with_a_fronts_model_in_this_process(tiny_path: Any,
     """Neither by an engine over its model, nor by methods that a graph is compared under."""
     graph = ChoreoGraph().add_node(Agent("ann", sampling=WARM)).add_edge(START, "ann")
     with Engine.load(tiny) as one, remote_engine([EngineWorker(one, "a")], tiny_path) as router:
-        with pytest.raises(InvalidRequestError, match=r"weights are elsewhere.* Engine.load.* loads them"):
+        with pytest.raises(InvalidRequestError, match=r"weights are on remote engines.* Load them with Engine.load"):
             Engine.load(router.model)
-        with pytest.raises(InvalidRequestError, match=r"computes elsewhere: compile the graph with Engine.load"):
+        with pytest.raises(InvalidRequestError, match=r"is remote: compile the graph with Engine.load"):
             compare(graph.compile(engine=router), ["What does Ann have?"], repeats=1)
 
 
 def test_logits_do_not_leave_their_engine(embedded: LoadedModel) -> None:
     router = load_loopback(embedded, memory=MEMORY)
     try:
-        with pytest.raises(InvalidRequestError, match="watch needs one in this process"):
+        with pytest.raises(InvalidRequestError, match="logits_callback needs an engine in this process"):
             router.decode([Decode("So:", logits_callback=torch.clone)])  # type: ignore[arg-type]
         assert router.stats().messages == 0
     finally:
@@ -254,7 +259,7 @@ def test_keys_and_values_are_not_in_this_process(embedded: LoadedModel) -> None:
     try:
         handle = router.prefill("Ann has 3 red kites.")
         for _ in range(2):  # the first refusal leaves nothing that the next would wait for
-            with pytest.raises(InvalidRequestError, match="with an engine in this process"):
+            with pytest.raises(InvalidRequestError, match="use an engine in this process"):
                 router.kv.read(handle)
         assert router.kv.tiers([handle]) == ["device"]
         assert router.decode("So:", [handle], sampling=WARM).length

@@ -21,7 +21,7 @@ from choreo_agents.kv.tiers import HostKV
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model in fp32."""
 SOON_S = 60
-NO_ROOM = "there is no room for it now, neither in the pool nor on the host"
+NO_ROOM = "neither the pool nor the host has memory for it now"
 
 
 def rows_of(engine: Engine, handles: Sequence[MessageHandle]) -> dict[str, KVKey]:

@@ -109,7 +109,7 @@ def nothing_at_all(store: BaseStore) -> None:
     store.delete(place_of(), last_of(store).key)
 
 
-SEAL, NONE = "it does not bear the tenant's seal", "it is not in the store"
+SEAL, NONE = "its signature is not the tenant's", "it is not in the store"
 SPOILS: tuple[tuple[Spoil, str], ...] = (
     (other_words, SEAL),
     (other_parents, SEAL),
@@ -117,7 +117,7 @@ SPOILS: tuple[tuple[Spoil, str], ...] = (
     (another_threads, SEAL),
     (under_another_key, SEAL),
     (no_seal, SEAL),
-    (a_list, "it is no object of JSON, but list"),
+    (a_list, "it is not a JSON object, but list"),
     (nothing_at_all, NONE),
 )
 
@@ -149,7 +149,7 @@ def test_attack_what_is_no_json_stops_the_run_and_is_not_read(make_engine: MakeE
     store.conn.execute("UPDATE store SET value = '{' WHERE prefix = ? AND key = ?", (".".join(place_of()), true.key))
     with saved(tmp_path) as saver:
         app = graph().compile(saver, engine=make_engine(salt=SALT))
-        with pytest.raises(StoreError, match="the store SqliteStore of the run's lineage has failed"):
+        with pytest.raises(StoreError, match="the store SqliteStore of the run's lineage failed"):
             app.invoke(None, CONFIG)
         store.put(place_of(), true.key, true.value)
         with warnings.catch_warnings():
@@ -190,7 +190,7 @@ def test_attack_tenants_have_nothing_of_each_other_in_one_store(make_engine: Mak
     for item in store.search(theirs.place, limit=99):
         store.put(ours.place, item.key, item.value)
     found = run_coroutine(ours.read())
-    assert {*found.keys} == own and "seal" in (found.damaged or "")
+    assert {*found.keys} == own and "signature" in (found.damaged or "")
 
 
 def test_attack_the_store_tells_neither_salt_nor_thread_nor_words(make_engine: MakeEngine, tmp_path: Path) -> None:

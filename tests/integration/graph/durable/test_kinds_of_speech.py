@@ -146,5 +146,5 @@ class TestAdapters:
         first.load_adapter(tmp_path / "fine")
         with SqliteSaver.from_conn_string(str(tmp_path / "states")) as saver:
             self.graph().compile(saver, engine=first, interrupt_before=["bob"]).invoke(ASKED, THREAD)
-            with pytest.warns(LineageWarning, match=r"of 'ann' .*the adapter '.*' that encoded it is not loaded"):
+            with pytest.warns(LineageWarning, match=r"of 'ann' .*the adapter '.*', which is not loaded"):
                 self.graph().compile(saver, engine=second).invoke(None, THREAD)

@@ -231,7 +231,7 @@ async def test_a_sync_call_in_the_loop_of_an_async_store_is_refused(make_engine:
     async with AsyncSqliteStore.from_conn_string(str(tmp_path / "store")) as store:
         await store.setup()
         app = chain("ann").compile(InMemorySaver(), engine=make_engine(salt="s"), store=store)
-        with pytest.raises(StoreError, match="await ainvoke there"):
+        with pytest.raises(StoreError, match=r"use await ainvoke\(\) there"):
             app.invoke(ASKED, config())
         assert (await app.ainvoke(ASKED, config("2")))["handles"]
 

@@ -84,7 +84,7 @@ def test_without_lineage_words_are_encoded_again_and_that_is_told(
     app.invoke(ASKED, THREAD)
     app = graph().compile(saver, engine=make_engine(salt="s"), lineage=lineage)
     events: list[Any] = []
-    with pytest.warns(LineageWarning, match="'cleo' reads messages .* of 'ann' .nothing keeps what"):
+    with pytest.warns(LineageWarning, match="'cleo' reads messages .* of 'ann' .its inputs are not recorded"):
         events += list(app.stream(None, THREAD, stream_mode="custom"))
     told = [each for each in events if each["type"] == "choreo.reencoded"]
     assert {each["author"] for each in told[0]["messages"]} >= {"ann", "bob"} and told[0]["agent"] == "cleo"
@@ -116,7 +116,7 @@ async def test_beside_an_async_checkpointer(make_engine: MakeEngine, tmp_path: P
 
 
 def test_a_store_is_no_ones_without_a_salt(make_engine: MakeEngine, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="has none: load it with salt"):
+    with pytest.raises(InvalidRequestError, match="has none: load the engine with salt"):
         graph().compile(InMemorySaver(), engine=make_engine(), lineage=InMemoryStore())
     with pytest.raises(InvalidRequestError, match="must be a LangGraph store, False or None, not 'x'"):
         graph().compile(InMemorySaver(), engine=make_engine(salt="s"), lineage="x")  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def test_what_cannot_be_written_is_not_reported(make_engine: MakeEngine) -> None
     engine, store, own = make_engine(salt="s"), Faulty(), thread()
     app = graph().compile(InMemorySaver(), engine=engine, lineage=store)
     store.fails = True
-    with pytest.raises(StoreError, match=r"nobody answers.*nothing that was reported is lost"):
+    with pytest.raises(StoreError, match=r"nobody answers.*nothing reported before is lost"):
         app.invoke(ASKED, own)
     assert not (app.get_state(own).values.get("handles") or [])
     store.fails, encoded = False, engine.stats().tokens_encoded
@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_written_is_told(make_engine: MakeEngine, tmp_pa
     (tmp_path / "states.lineage").mkdir()
     with beside(tmp_path) as saver:
         app = graph().compile(saver, engine=make_engine(salt="s"))
-        with pytest.raises(StoreError, match=r"cannot be kept in .*lineage=False"):
+        with pytest.raises(StoreError, match=r"cannot store the lineage of runs in .*lineage=False"):
             app.invoke(ASKED, thread())
 
 

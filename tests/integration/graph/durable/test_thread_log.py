@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sqlite3
+import threading
 import weakref
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import pytest
 from langgraph.store.base import GetOp, Op, PutOp, SearchOp
@@ -13,7 +16,9 @@ from langgraph.store.memory import InMemoryStore
 from support.stored import BreakingStore, described, log_of, named
 
 from choreo_agents.errors import StoreError
-from choreo_agents.graph.durable.thread_log import read_items
+from choreo_agents.graph.durable.thread_log import FORMAT, read_items
+
+T = TypeVar("T")
 
 
 @pytest.mark.parametrize("speakers", [1, 3, 40])
@@ -158,8 +163,68 @@ def test_what_was_written_is_not_kept_in_memory() -> None:
     assert not held and gone() is None
 
 
+class Waiting(InMemoryStore):
+    """A store whose writes wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = asyncio.Event()
+
+    async def abatch(self, ops: Any) -> list[Any]:
+        listed: list[Op] = [*ops]
+        if any(isinstance(op, PutOp) for op in listed):
+            await self.may.wait()
+        return self.batch(listed)
+
+
+async def begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that has got as far as it gets by itself."""
+    task = asyncio.create_task(work)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+async def test_what_waits_to_be_written_is_deleted_too() -> None:
+    """A run whose event loop has ended leaves what it would have written to the loop whose batch it is in."""
+    store = Waiting()
+    log, *others = [log_of(store, str(number)) for number in range(3)]
+    writing = [await begun(other.write([described(1)])) for other in others]
+    await asyncio.to_thread(asyncio.run, begun(log.write([described(2)])))
+    deleting = await begun(log.delete(lambda ids: None))
+    store.may.set()
+    await asyncio.gather(*writing, deleting)
+    assert [len(await read_items(store, each.place)) for each in (log, *others)] == [0, 1, 1]
+
+
+async def test_who_waits_for_a_loop_that_ends_is_told() -> None:
+    store = Waiting()
+    first, leading, log = [log_of(store, str(number)) for number in range(3)]
+    writing = await begun(first.write([described(1)]))
+    opened, joined = threading.Event(), threading.Event()
+
+    async def left() -> None:
+        await begun(leading.write([described(2)]))
+        opened.set()
+        joined.wait()
+
+    ending = asyncio.create_task(asyncio.to_thread(asyncio.run, left()))
+    await asyncio.to_thread(opened.wait)
+    waiting = await begun(log.write([described(3)]))
+    joined.set()
+    with pytest.raises(StoreError, match="interrupted: run it again"):
+        await waiting
+    await ending
+    deleting = await begun(first.delete(lambda ids: None))
+    store.may.set()
+    await asyncio.gather(writing, deleting)
+    await log.write([described(3)])
+    assert [len(await read_items(store, each.place)) for each in (first, leading, log)] == [0, 0, 1]
+
+
 def test_a_loop_that_ends_leaves_the_store_to_others() -> None:
-    """Its writes are broken off, and those who wait for them are told."""
+    """Its writes are broken off."""
     store, inner = BreakingStore(), InMemoryStore()
     waits = True
 
@@ -193,6 +258,45 @@ async def test_what_refers_to_a_lost_message_is_damaged() -> None:
     store.delete(log.place, lost.key)
     found = await log_of(store).read()
     assert "which is not in the store" in (found.damaged or "") and {*found.keys} == {named(each) for each in range(3)}
+
+
+ROW: dict[str, Any] = {"id": named(2), "model": "model", "tokens": [2], "parents": [], "at": 0}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        *({name: value for name, value in ROW.items() if name != missing} for missing in ("at", "tokens", "parents")),
+        *(ROW | {"tokens": tokens} for tokens in ([], ["a"], 3)),
+        *(ROW | {"like": like} for like in ([named(7), 1], [named(1), "1"], 3)),
+        ROW | {"parents": [[1]]},
+        {},
+        3,
+        None,
+    ],
+    ids=str,
+)
+async def test_what_is_no_row_is_refused_and_all_others_are_read(plain: Any) -> None:
+    store, dropped = InMemoryStore(), list[str]()
+    log = log_of(store)
+    await log.write([described(1)])
+    await log.write([described(3)])
+    for number, entry in enumerate(({"messages": [plain]}, {})):
+        key, value = f"{number:020} a", {"v": FORMAT, **entry}
+        store.put(log.place, key, value | {"seal": log._seals.seal(log._seal_purpose(key), value)})
+        found = await log_of(store).read()
+        assert found.damaged and {*found.keys} == {named(1), named(3)}
+    await log.delete(dropped.extend)
+    assert {named(1), named(3)} <= {*dropped} and not await read_items(store, log.place)
+
+
+async def test_a_store_that_has_a_lock_of_its_own_kind_fails_as_others_do() -> None:
+    class Locked(BreakingStore):
+        conn, lock = sqlite3.connect(":memory:", check_same_thread=False), asyncio.Lock()
+
+    with pytest.raises(StoreError, match="nobody answers"):
+        await log_of(Locked(breaks_at=0)).write([described(1)])
+    Locked.conn.close()
 
 
 class Expiring(InMemoryStore):

@@ -143,4 +143,4 @@ def test_damage_is_seen(engine: Engine) -> None:
     assert "lacks its parent" in damage(read_store(store, engine), engine)[0]
     store.put(log.place, first.key, first.value)
     store.put(log.place, second.key, spoiled(second.value, tokens=[7]))
-    assert any("seal" in each for each in damage(read_store(store, engine), engine))
+    assert any("signature" in each for each in damage(read_store(store, engine), engine))

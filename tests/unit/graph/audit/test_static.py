@@ -1,6 +1,7 @@
 """What is found of all contexts at once, against one context after the other."""
 
 import json
+import pickle
 from collections.abc import Iterator
 from itertools import islice
 
@@ -165,8 +166,9 @@ def test_a_long_chain_is_audited_without_its_paths(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("choreo_agents.graph.audit.static.reach", counted)
     report = audit_chart(chain(2000))
-    assert not violations_of(chain(2000)) and not followed
-    assert len(report.findings) == 1999 * 2000 // 2, "one for each agent after another"
+    assert not report.violations and not followed and "findings" not in vars(report)
+    report = audit_chart(chain(500))
+    assert len(report.findings) == 499 * 500 // 2, "one for each agent after another"
     [*few] = islice(report.findings, 5)
     assert not followed and [len(each.path) for each in few] == [2, 3, 4, 5, 6] and len(followed) == 1
 
@@ -177,5 +179,8 @@ def test_a_report_is_written_as_json() -> None:
     assert [each["path"][-1]["reader"] for each in said["findings"]] == ["a1", "a2", "a3", "a2", "a3", "a3"]
     assert said["contexts"][0] == {"name": "a0.system", "kind": "system", "owners": ["a0"]}
     assert report.findings[0] != report.findings[1] and len({*report.findings}) == 6
+    copied = pickle.loads(pickle.dumps(report))
+    assert copied == report and hash(copied) == hash(report) and copied.violations == ()
+    assert pickle.loads(pickle.dumps(copied)) == copied
     found = Finding(context="a", reader="b", channel="words")
     assert (found.path, found.cut) == ((), ())

@@ -63,19 +63,19 @@ def test_a_send_narrows_and_never_widens() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"name": ""}, "named by words"),
-        ({"name": 3}, "named by words"),
-        ({"name": "a|b"}, "named by words"),
-        ({"name": 'a"b'}, "named by words"),
-        ({"name": "a --> b"}, "named by words"),
-        ({"name": "last, 2"}, "named by words"),
-        ({"name": "line\nbreak"}, "named by words"),
+        ({"name": ""}, "must consist of letters"),
+        ({"name": 3}, "must consist of letters"),
+        ({"name": "a|b"}, "must consist of letters"),
+        ({"name": 'a"b'}, "must consist of letters"),
+        ({"name": "a --> b"}, "must consist of letters"),
+        ({"name": "last, 2"}, "must consist of letters"),
+        ({"name": "line\nbreak"}, "must consist of letters"),
         ({"name": "own"}, "another name"),
         ({"name": "state"}, "another name"),
-        ({"attends_to": "everything"}, "'encoding', 'words' or 'nothing', not to 'everything'"),
-        ({"attends_to": "encoding"}, "re-words what is not encoded again"),
-        ({"attends_to": "nothing"}, "re-words what is not encoded again"),
-        ({"keeps_out": True}, "cannot both show a source and keep it out"),
+        ({"attends_to": "everything"}, "'encoding', 'words' or 'nothing', not 'everything'"),
+        ({"attends_to": "encoding"}, "has a transform: it must attend to 'words'"),
+        ({"attends_to": "nothing"}, "has a transform: it must attend to 'words'"),
+        ({"keeps_out": True}, "cannot show a source and keep it out"),
     ],
     ids=str,
 )
@@ -86,13 +86,13 @@ def test_a_mode_that_cannot_be_is_refused(options: dict[str, Any], says: str) ->
 
 def test_the_names_that_there_are_mean_one_thing() -> None:
     assert mode_of("shared") is SHARED and mode_of(SHARED) is SHARED
-    with pytest.raises(VisibilityError, match="another visibility 'shared': give yours a name of its own"):
+    with pytest.raises(VisibilityError, match="another visibility mode 'shared': choose another name"):
         VisibilityRule(VisibilityMode("shared", "words"))
 
 
 def test_what_no_text_is_made_of_is_refused() -> None:
     nothing: Any = replace(BRIEF, transform=lambda words: None)
-    with pytest.raises(VisibilityError, match="'brief' must make words of words, not NoneType"):
+    with pytest.raises(VisibilityError, match="'brief' must return text, not NoneType"):
         nothing.apply("Ann has 3 red kites.")
 
 
@@ -102,7 +102,7 @@ def test_a_rule_of_a_mode_of_ones_own_reads_like_any_other() -> None:
     assert str(VisibilityRule(BRIEF)) == "VisibilityRule(mode='brief', history='all', scope='reader')"
     assert VisibilityRule(BRIEF) == VisibilityRule(BRIEF) != VisibilityRule(replace(BRIEF, transform=str.upper))
     assert replace(VisibilityRule(BRIEF, "last"), mode=REENCODED) == VisibilityRule("reencoded", "last")
-    with pytest.raises(VisibilityError, match="says what words are encoded in: 'plain' encodes none"):
+    with pytest.raises(VisibilityError, match="applies to text that is encoded again, but 'plain' encodes none"):
         VisibilityRule(PLAIN, scope="public")
 
 

@@ -47,7 +47,7 @@ def test_saying_the_same_twice_is_no_conflict() -> None:
 def test_two_explicit_declarations_that_differ_are_refused() -> None:
     table = VisibilityTable()
     table.declare("a", "b", PRIVATE)
-    with pytest.raises(VisibilityError, match=r"'b' sees 'a' is declared twice.*private.*last"):
+    with pytest.raises(VisibilityError, match=r"of 'a' to 'b' is declared twice.*private.*last"):
         table.declare("a", "b", LAST)
     assert table.reads("b")["a"] == PRIVATE
 
@@ -79,9 +79,9 @@ def test_a_declaration_that_names_no_node_is_refused() -> None:
     table = VisibilityTable()
     table.declare("a", "b", SHARED)
     table.require_nodes(["a", "b"])
-    with pytest.raises(VisibilityError, match=r"names no node: 'a'\. Nodes: b"):
+    with pytest.raises(VisibilityError, match=r"names 'a', which is not a node\. Nodes: b"):
         table.require_nodes(["b"])
-    with pytest.raises(VisibilityError, match="names no node: 'b'"):
+    with pytest.raises(VisibilityError, match="names 'b', which is not a node"):
         table.require_nodes(["a"])
 
 

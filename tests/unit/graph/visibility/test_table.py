@@ -57,6 +57,14 @@ def test_what_a_policy_has_changed_stays_without_secrets() -> None:
     assert table.undeclared("me", NODES) == ("a", "b", "c")
 
 
+def test_an_edge_behind_what_a_policy_has_changed_is_still_no_word_of_everyone() -> None:
+    table = VisibilityTable(default=VisibilityRule())
+    table.change("a", "me", VisibilityRule("private"))
+    table.declare("a", "me", VisibilityRule("reencoded"), explicit=False)
+    assert table.reads("me", NODES)["a"] == VisibilityRule("reencoded")
+    assert table.undeclared("me", NODES) == ("a", "b", "c")
+
+
 def test_what_somebody_has_changed_for_a_pair_is_said_of_it() -> None:
     table = VisibilityTable(default=VisibilityRule())
     table.change("a", "me", VisibilityRule("reencoded"), explicit=True)
@@ -70,7 +78,7 @@ def test_everyone_is_declared_once() -> None:
     table = VisibilityTable()
     table.declare(EVERYONE, "me", VisibilityRule("private"))
     table.declare(EVERYONE, "me", VisibilityRule("private"))
-    with pytest.raises(VisibilityError, match=r"sees '\*' is declared twice"):
+    with pytest.raises(VisibilityError, match=r"of '\*' to .* is declared twice"):
         table.declare(EVERYONE, "me", VisibilityRule())
     assert table.reads("me", NODES)["a"] == VisibilityRule("private")
 
@@ -82,7 +90,7 @@ def test_who_reads_everyone_is_a_node(source: str, reader: str) -> None:
     table.declare(EVERYONE, "b", VisibilityRule())
     table.require_nodes(NODES)
     table.declare(source, reader, VisibilityRule())
-    with pytest.raises(VisibilityError, match="names no node"):
+    with pytest.raises(VisibilityError, match="which is not a node"):
         table.require_nodes(NODES)
 
 
@@ -92,7 +100,9 @@ def test_what_is_encoded_for_everyone_is_encoded_in_contexts_that_there_are() ->
     table.declare(EVERYONE, "me", scoped)
     for declared in (table, VisibilityTable(default=scoped)):
         declared.require_contexts(["a.system"])
-        with pytest.raises(VisibilityError, match=r"'a\.system': there are 'b\.system'"):
+        with pytest.raises(
+            VisibilityError, match=r"'a\.system', which is not a private context: there are 'b\.system'"
+        ):
             declared.require_contexts(["b.system"])
 
 
@@ -203,7 +213,7 @@ def test_what_two_ways_re_word_must_be_declared() -> None:
     table.declare("x", "r", VisibilityRule())
     assert table.reads("r")["a"] == VisibilityRule(loud)
     table.declare("x", "s", VisibilityRule(brief))
-    with pytest.raises(VisibilityError, match=r"what 'x' passes on of 'a' to 's' is not clear.*Declare this pair"):
+    with pytest.raises(VisibilityError, match=r"how 's' sees 'a' through 'x' is ambiguous.*Declare this pair"):
         table.reads("s")
     table.declare("a", "s", VisibilityRule(brief))
     assert table.reads("s")["a"] == VisibilityRule(brief)

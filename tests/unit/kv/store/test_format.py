@@ -24,7 +24,7 @@ from choreo_agents.kv.tiers import HostKV
 TOKENS = 5
 SEAL = b"key"
 KEY = KVKey("a" * 32, "model", tuple(range(TOKENS)), (("b" * 32, -7),), 12)
-CHANGED = "was changed, or sealed with another key"
+CHANGED = "was changed, or signed with another key"
 
 
 def kv(dtype: torch.dtype = torch.float32) -> tuple[KVGeometry, HostKV]:
@@ -52,11 +52,11 @@ def changed(written: Written, name: str, value: str) -> Written:
     ("name", "value", "why"),
     [
         ("native_offset", "13", CHANGED),
-        ("native_offset", "-1", "is of another message"),
-        ("message", "c" * 32, "is of another message"),
-        ("model", "other", "is of another message"),
-        ("tokens", "[0,1,2,3,5]", "is of another message"),
-        ("parents", "[]", "is of another message"),
+        ("native_offset", "-1", "belongs to another message"),
+        ("message", "c" * 32, "belongs to another message"),
+        ("model", "other", "belongs to another message"),
+        ("tokens", "[0,1,2,3,5]", "belongs to another message"),
+        ("parents", "[]", "belongs to another message"),
         ("seal", "0" * 32, CHANGED),
         ("seal", "\u00e9", CHANGED),
         ("more", "said", CHANGED),
@@ -83,11 +83,11 @@ def test_its_tensors_are_sealed_and_are_what_was_asked_for() -> None:
         (KEY, {name: each.view(torch.int32) for name, each in tensors.items()}),
         (replace(KEY, tokens=KEY.tokens[1:]), tensors),
     ):
-        with pytest.raises(UnusableFileError, match="holds other keys and values"):
+        with pytest.raises(UnusableFileError, match="has KV of another shape or dtype"):
             opened((about, others), key, geometry, SEAL)
 
 
 @pytest.mark.parametrize("data", [b"", b"1234567", b"\xff" * 100, (92).to_bytes(8, "little") + b"[" * 92, bytes(100)])
 def test_what_is_no_file_is_damaged(data: bytes) -> None:
-    with pytest.raises(UnusableFileError, match="is cut short or damaged"):
+    with pytest.raises(UnusableFileError, match="is truncated or damaged"):
         parsed(data)

@@ -69,7 +69,7 @@ def test_a_whole_key_is_asked_for_as_a_whole(tmp_path: Path) -> None:
     one = store(tmp_path, skipped=lambda path, each: why.append(each))
     mine = KVKey("a", "m", tuple(range(TOKENS)), (), 0)
     assert one.save(mine, kv(1))
-    assert one.load(KVKey("a", "other", mine.tokens, (), 0)) is None and why == ["is of another message"]
+    assert one.load(KVKey("a", "other", mine.tokens, (), 0)) is None and why == ["belongs to another message"]
     assert not one.has("a") and [path.suffix for path in one.folder.iterdir()] == [".broken"]
 
 

@@ -78,7 +78,7 @@ def test_a_measurement_goes_on_where_it_ended(
     with pytest.raises(InvalidRequestError, match="is of another graph, model or input"):
         measure_edges(graph(), list(reversed(INPUTS)), model=tiny, out=out)
     out.write_text("3\n" + out.read_text())
-    with pytest.raises(InvalidRequestError, match=r"runs\.jsonl:1 is no measurement"):
+    with pytest.raises(InvalidRequestError, match=r"runs\.jsonl:1 is not a measurement"):
         measure_edges(graph(), INPUTS, model=tiny, out=out)
 
 
@@ -128,11 +128,11 @@ def test_there_must_be_something_to_measure(tiny: LoadedModel) -> None:
     with pytest.raises(InvalidRequestError, match="at least one input"):
         measure_edges(graph(), [], model=tiny)
     alone = graph().with_rule("ann", "bob", "reencoded").with_rule("bob", "cleo", VisibilityRule("reencoded"))
-    with pytest.raises(InvalidRequestError, match="no edge of the graph is shared"):
+    with pytest.raises(InvalidRequestError, match="no edge between two agents of the graph is shared"):
         measure_edges(alone, INPUTS, model=tiny)
-    with pytest.raises(InvalidRequestError, match="no model serves this graph"):
+    with pytest.raises(InvalidRequestError, match="the graph has no model"):
         measure_edges(graph(), INPUTS)
-    with pytest.raises(VisibilityError, match="no agent or persona of the graph is named 'dan'"):
+    with pytest.raises(VisibilityError, match="the graph has no agent or persona named 'dan'"):
         measure_edges(graph(), [EdgeInput({"messages": []}, {"dan": "?"})], model=tiny)
 
 
@@ -147,7 +147,7 @@ def test_inputs_are_read_line_by_line(tmp_path: Path) -> None:
     assert one == EdgeInput({"messages": [("user", "What?")]})
     assert two == EdgeInput({"messages": [["user", "Who?"]], "topic": "kites"}, {"ann": "S."}, "3")
     path.write_text('{"messages": "What?"}\n[1]\n')
-    with pytest.raises(InvalidRequestError, match=r"inputs\.jsonl:2 is no input"):
+    with pytest.raises(InvalidRequestError, match=r"inputs\.jsonl:2 is not a valid input"):
         read_inputs(path)
 
 
@@ -158,5 +158,5 @@ def test_lines_that_are_no_inputs_are_named(tmp_path: Path, content: str) -> Non
     if content in ("nothing", "another kind"):
         assert len(read_inputs(path)) == (content == "another kind"), "a graph's state may hold anything"
     else:
-        with pytest.raises(InvalidRequestError, match="is no input"):
+        with pytest.raises(InvalidRequestError, match="is not a valid input"):
             read_inputs(path)
