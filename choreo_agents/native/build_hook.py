@@ -33,10 +33,16 @@ _WIDE = ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma", "-mpref
 VARIANTS = {
     "avx2": (8, ("-mavx2", "-mfma")),
     "avx512": (16, _WIDE),
+    "avx512_bf16": (16, (*_WIDE, "-mavx512bf16")),
     "amx": (16, (*_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DHAS_TILES")),
 }
 """Floats in a vector, and compiler flags, by the suffix of a variant's functions."""
-_NEEDED = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq"}, "amx": {"amx_bf16"}}
+_NEEDED = {
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq"},
+    "avx512_bf16": {"avx512_bf16"},
+    "amx": {"amx_bf16"},
+}
 """CPU flags, as Linux reports them, that a variant needs."""
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
 MANYLINUX = "x86_64-linux-gnu.2.17"

@@ -16,9 +16,9 @@ from torch import Tensor
 from choreo_agents.native.structs import LAYOUT, STRUCTS
 
 PATH = Path(__file__).with_name("native.so")
-_WIDTHS = {"AMX": 16, "AVX512": 16, "AVX2": 8}
-"""Floats in a vector register, by torch's name of the CPU capability, best first. AMX also multiplies tiles of
-bfloat16s."""
+_WIDTHS = {"AMX": 16, "AVX512_BF16": 16, "AVX512": 16, "AVX2": 8}
+"""Floats in a vector register, by the name of the CPU capability, best first. AVX512_BF16 also multiplies pairs of
+bfloat16s, and AMX tiles of them."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Kernels:
     """Norm: (decoder, pass)."""
     draw: Callable[[int], None]
     """Draw of tokens: (drawing)."""
-    tiles: bool = False
-    """Whether the functions multiply tiles of bfloat16s."""
+    pairs: bool = False
+    """Whether products read weights laid out as pairs of bfloat16s, and round their inputs to bfloat16."""
 
     def takes(self, head_dim: int) -> bool:
         """Return whether heads of `head_dim` dimensions fill whole vectors."""
@@ -49,7 +49,11 @@ class Kernels:
 
 def has_tiles() -> bool:
     """Return whether this processor multiplies tiles of bfloat16s (AMX), as torch's operators do."""
-    is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return _supports("amx_tile")
+
+
+def _supports(feature: str) -> bool:
+    is_supported = getattr(torch.cpu, f"_is_{feature}_supported", None)
     return is_supported is not None and bool(is_supported())
 
 
@@ -65,7 +69,10 @@ def available_kernels() -> tuple[Kernels, ...] | str:
     if not PATH.exists():
         return "they were not compiled at installation, which requires a C compiler on Linux on x86-64"
     names = [*_WIDTHS]
-    best = "AMX" if capability == "AVX512" and has_tiles() else capability
+    best = capability
+    if capability == "AVX512":
+        best = "AVX512_BF16" if _supports("avx512_bf16") else best
+        best = "AMX" if has_tiles() else best
     limit = os.environ.get("CHOREO_AGENTS_KERNELS", best).upper()
     if limit not in names:
         return f"CHOREO_AGENTS_KERNELS must be one of {', '.join(names)}, not {limit}"
@@ -80,7 +87,7 @@ def available_kernels() -> tuple[Kernels, ...] | str:
 def multiply_tiles() -> bool:
     """Return whether the best variant multiplies tiles of bfloat16s."""
     kernels = available_kernels()
-    return not isinstance(kernels, str) and kernels[0].tiles
+    return not isinstance(kernels, str) and kernels[0].name == "AMX"
 
 
 class _OtherLayoutError(Exception):
@@ -110,7 +117,7 @@ def _kernels(library: ctypes.CDLL, name: str) -> Kernels | None:
         decode=function("decode", at, at, at, at),
         normalise=function("normalise", at, at),
         draw=function("draw", at),
-        tiles=name == "AMX",
+        pairs=name in ("AMX", "AVX512_BF16"),
     )
 
 

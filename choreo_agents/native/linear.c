@@ -1,7 +1,8 @@
 /* Products of few or many rows with a layer's weights, which are read from memory once.
  *
  * Each output is a chain of fused multiply-adds over the inputs, in order, and a sum over such chains, however many rows
- * there are and whoever shares the work: a row's outputs are the same, bit by bit, in any company.
+ * there are and whoever shares the work: a row's outputs are the same, bit by bit, in any company. Weights in pairs of
+ * bfloat16s are multiplied by rows that are rounded to bfloat16s, two products at a time, and summed in fp32.
  */
 #include "native.h"
 #include "vectors.h"
@@ -19,21 +20,36 @@
 /* rows that repay a copy of a panel of bfloat16s in floats: vectors of sixteen are widened as fast as that is read */
 #define FEWEST_WIDENED (WIDTH == 16 ? INT32_MAX : 20)
 
+/* Where bfloat16s are multiplied in pairs, a pair takes the place of a float: in the rows, which are rounded first, and in
+ * the panels. */
+INLINE int64_t depth_of(const struct linear *linear, const int dtype) {
+    return dtype == BF16_PAIRS ? (linear->inputs + DEEP - 1) / DEEP * DEEP / 2 : linear->inputs;
+}
+
 INLINE vec weights(const void *panel, int64_t at, const int dtype) {
-    return dtype == FP32 ? load((const float *)panel + at) : widened((const uint16_t *)panel + at);
+    return dtype == BF16 ? widened((const uint16_t *)panel + at) : load((const float *)panel + at);
+}
+
+INLINE vec multiplied(vec sum, const float *left, vec right, const int dtype) {
+#ifdef __AVX512BF16__
+    if (dtype == BF16_PAIRS)
+        return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(*left), (__m512bh)right);
+#endif
+    return sum + *left * right;
 }
 
 /* `rows` of x with so many panels, side by side: rows * panels * EACH sums stay in registers. */
 INLINE void tile(const int rows, const int panels, const struct product *product, int64_t row, int64_t panel,
                  const char *from, const int dtype) {
     const struct linear *linear = product->linear;
-    const int64_t inputs = linear->inputs, size = inputs * PANEL;
-    const float *x = product->x + row * product->x_row;
+    const int64_t depth = depth_of(linear, dtype), size = depth * PANEL;
+    const int64_t x_row = dtype == BF16_PAIRS ? depth : product->x_row;
+    const float *x = (dtype == BF16_PAIRS ? product->scratch : product->x) + row * x_row;
     vec total[MOST_ROWS][8];
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < panels * EACH; j++) total[i][j] = (vec){0};
-    for (int64_t first = 0; first < inputs; first += CHAIN) {
-        const int64_t end = first + CHAIN < inputs ? first + CHAIN : inputs;
+    for (int64_t first = 0; first < depth; first += CHAIN) {
+        const int64_t end = first + CHAIN < depth ? first + CHAIN : depth;
         vec sum[MOST_ROWS][8];
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < panels * EACH; j++) sum[i][j] = (vec){0};
@@ -43,8 +59,8 @@ INLINE void tile(const int rows, const int panels, const struct product *product
                 for (int j = 0; j < EACH; j++)
                     right[p * EACH + j] = weights(from, p * size + k * PANEL + j * WIDTH, dtype);
             for (int i = 0; i < rows; i++) {
-                const float left = x[i * product->x_row + k];
-                for (int j = 0; j < panels * EACH; j++) sum[i][j] += left * right[j];
+                const float *left = x + i * x_row + k;
+                for (int j = 0; j < panels * EACH; j++) sum[i][j] = multiplied(sum[i][j], left, right[j], dtype);
             }
         }
         for (int i = 0; i < rows; i++)
@@ -64,15 +80,16 @@ INLINE void tile(const int rows, const int panels, const struct product *product
 }
 
 INLINE const char *place(const struct linear *linear, int64_t panel, const int dtype) {
-    return (const char *)linear->panels + panel * linear->inputs * PANEL * (dtype == FP32 ? 4 : 2);
+    return (const char *)linear->panels + panel * depth_of(linear, dtype) * PANEL * (dtype == BF16 ? 2 : 4);
 }
 
-/* A few rows with the panels of one item. */
+/* A few rows with the panels of one item. With the intrinsic for pairs, compilers put the sums of four panels into memory. */
 #define ROWS(COUNT, PANELS)                                                                            \
     INLINE void rows_##COUNT(const struct product *product, int64_t row, int64_t panel, int64_t end,   \
                              const int dtype) {                                                        \
-        for (; panel + PANELS <= end; panel += PANELS)                                                 \
-            tile(COUNT, PANELS, product, row, panel, place(product->linear, panel, dtype), dtype);     \
+        const int wide = dtype == BF16_PAIRS && COUNT > 2 ? 2 : PANELS;                                \
+        for (; panel + wide <= end; panel += wide)                                                     \
+            tile(COUNT, wide, product, row, panel, place(product->linear, panel, dtype), dtype);       \
         for (; panel < end; panel++)                                                                   \
             tile(COUNT, 1, product, row, panel, place(product->linear, panel, dtype), dtype);          \
     }
@@ -147,6 +164,10 @@ static void multiply_some(void *data) {
             for (int64_t panel = first; panel < end; panel++) item_widened(product, panel, scratch);
         else if (product->linear->dtype == FP32)
             item(product, first, end, FP32);
+#ifdef __AVX512BF16__
+        else if (product->linear->dtype == BF16_PAIRS)
+            item(product, first, end, BF16_PAIRS);
+#endif
         else
             item(product, first, end, BF16);
     }
@@ -264,12 +285,19 @@ static void multiply_tiled(void *data) {
     tiles_end(&before);
 }
 
-/* Rows of x as bfloat16s, with rows of noughts up to a whole tile. */
+#endif
+
+#ifdef __AVX512BF16__
+/* Rows of x as bfloat16s; for tiles, with rows of noughts up to a whole one. */
 static void narrow_some(void *data) {
     struct shared *shared = data;
     const struct product *product = shared->product;
     const int64_t inputs = product->linear->inputs, whole = (inputs + DEEP - 1) / DEEP * DEEP;
+#ifdef HAS_TILES
     const int64_t rows = (product->rows + TILE - 1) / TILE * TILE;
+#else
+    const int64_t rows = product->rows;
+#endif
     for (;;) {
         const int64_t row = atomic_fetch_add(&shared->next_scratch, 1);
         if (row >= rows) return;
@@ -288,13 +316,15 @@ void NAMED(multiply)(const struct product *product) {
     const int64_t numbers = (int64_t)product->rows * linear->inputs * linear->outputs;
     const int together = product->parallel && product->threads > 1 && numbers >= FEWEST_SHARED;
     void (*some)(void *) = multiply_some;
-#ifdef HAS_TILES
+#ifdef __AVX512BF16__
     if (linear->dtype == BF16_PAIRS) {
         if (together && (int64_t)product->rows * linear->inputs >= FEWEST_NARROWED)
             product->parallel(narrow_some, &shared, (unsigned)product->threads, 0);
         else
             narrow_some(&shared);
+#ifdef HAS_TILES
         some = multiply_tiled;
+#endif
     }
 #endif
     if (together)

@@ -45,7 +45,7 @@ struct layer {
 };
 
 /* A linear layer's weights, sixteen outputs side by side: [outputs / 16, rounded up][inputs][16]; in pairs of inputs, for
- * products of tiles: [outputs / 16, rounded up][inputs / 2, up to a multiple of 16][16][2]. */
+ * products of bfloat16s: [outputs / 16, rounded up][inputs / 2, up to a multiple of 16][16][2]. */
 struct linear {
     const void *panels;
     const float *bias; /* or null */

@@ -3,10 +3,10 @@
  * A row's sums are the same, bit by bit, whatever rows stand beside it in a tile.
  */
 #pragma once
-#ifdef HAS_TILES
 #define TILE 16 /* rows of a tile, and numbers of fp32 in each */
 #define DEEP 32 /* bfloat16s in a tile's row: how much one product sums up */
 
+#ifdef HAS_TILES
 /* What a thread's tiles are, for as long as it works here; what they were is put back, as other libraries rely on it. */
 struct tiles {
     uint8_t palette, start_row, reserved[14];
@@ -40,7 +40,9 @@ INLINE void tiles_zero(void) {
     _tile_zero(2);
     _tile_zero(3);
 }
+#endif
 
+#ifdef __AVX512BF16__
 /* `count` floats as bfloat16s, ties to even, and noughts up to `whole`, a multiple of DEEP. */
 INLINE void narrowed(const float *from, int64_t count, int64_t whole, uint16_t *to) {
     int64_t i = 0;

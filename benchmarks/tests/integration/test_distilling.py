@@ -575,7 +575,7 @@ def test_an_item_that_is_too_long_is_left_out_and_named(
     assert card_of(tmp_path / "out")["traces"]["traces"] == 3
 
     items[-1] = items[-1].model_copy(update={"question": longest})
-    with pytest.raises(InvalidRequestError, match=r"none of the 1 dev items can be taught: 'line 5', say: .*context"):
+    with pytest.raises(InvalidRequestError, match=r"none of the 1 dev items can be used: 'line 5', say: .*context"):
         teach(
             embedded, replace(lesson, own=divided(items, 1)), settings, Amounts(traces=9, held_out=9),
             run=tmp_path / "other", out=tmp_path / "out", watcher=Silent(), command="",

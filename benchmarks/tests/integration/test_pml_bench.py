@@ -313,7 +313,7 @@ def test_examples_that_do_not_fit_are_left_out_by_name(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         (["--lengths", "64,none"], "lengths must be numbers of 1 or more"),
-        (["--lengths", "99999"], "give shorter --lengths"),
+        (["--lengths", "99999"], "use shorter --lengths"),
         (["--lengths", "1"], "leave no space for text"),
     ],
 )

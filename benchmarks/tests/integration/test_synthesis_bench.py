@@ -128,7 +128,7 @@ def test_a_quick_run_measures_the_lengths_that_are_given() -> None:
     ("arguments", "reason"),
     [
         (["--lengths", "64,none"], "lengths must be numbers of 1 or more"),
-        (["--lengths", "99999"], "give shorter --lengths"),
+        (["--lengths", "99999"], "use shorter --lengths"),
         (["--plot", "/proc/nowhere/plot.png", "--quick"], "No such file"),
     ],
 )

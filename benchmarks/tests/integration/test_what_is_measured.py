@@ -188,7 +188,7 @@ def test_tables_name_what_was_measured() -> None:
     assert found["recall"] == ["0.990 (0.95-1.00)", "0.98 met"]
     assert found["two hop"] == ["0.500 (0.40-0.60)", "0.95 missed"]
     assert found["debate, readable"][0].startswith("0.900")
-    assert found["must be at least 1"][0].startswith("0.600") and found["vote over 8 samples"][0].startswith("0.900")
+    assert found["one sample"][0].startswith("0.600") and found["vote over 8 samples"][0].startswith("0.900")
     assert found["gain"][0].startswith("+0.300")
 
 

@@ -52,11 +52,11 @@ class LeanForward:
 
     def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape, kernels: Kernels) -> None:
         self._shape, self._heads, self._kernels = shape, heads, kernels
-        self._decoders = [_make_decoder(layer, pairs=kernels.tiles) for layer in shape.layers]
+        self._decoders = [_make_decoder(layer, pairs=kernels.pairs) for layer in shape.layers]
         self._last_norm = weight_of(shape.norm)
         self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=eps_of(shape.norm))
         laid_out = isinstance(shape.head, PrepackedLinear) or shape.head.weight.numel() <= _SMALL_HEAD
-        self._head = side_by_side((shape.head,), pairs=kernels.tiles) if laid_out else None
+        self._head = side_by_side((shape.head,), pairs=kernels.pairs) if laid_out else None
         self.made_of = ModelSnapshot(model, shape.modules())
         first = shape.layers[0]
         [o], [down] = first.products["o"], first.products["down"]

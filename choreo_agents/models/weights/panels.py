@@ -3,7 +3,7 @@
     panels    [outputs / 16, rounded up][inputs][16]: sixteen outputs side by side, the last panel padded with zeros
 
 fp32 weights that are exact in bfloat16 are stored as bfloat16: nothing is lost, and they are read in half the time. For
-kernels that multiply tiles, two inputs are side by side, and zeros fill the last tile:
+kernels that multiply pairs or tiles of bfloat16s, two inputs are side by side, and zeros fill the last tile:
 
     pairs     [outputs / 16, rounded up][inputs / 2, up to a multiple of 16][16][2]
 """
@@ -46,7 +46,7 @@ class Panels:
 
         Args:
             weights: The weights; all but the last must have whole panels.
-            pairs: Whether the kernels multiply tiles; applies to bfloat16 weights only, since tiles round the inputs.
+            pairs: Whether the kernels multiply pairs; applies to bfloat16 weights only, since inputs are rounded.
         """
         assert all(len(weight) % PANEL == 0 for weight in weights[:-1])
         inputs, outputs = weights[0].shape[1], sum(len(weight) for weight in weights)

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from choreo_agents.kv.free_memory import free_bytes
 from choreo_agents.models.weights.panels import Panels
-from choreo_agents.native.library import available_kernels, has_tiles
+from choreo_agents.native.library import Kernels, available_kernels, has_tiles
 
 SMALLEST = 1 << 17
 """Weights of the smallest matrix that is prepacked: for smaller ones, a plain product is as fast."""
@@ -75,8 +75,9 @@ class Packed:
 
     def multiply(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
-        if isinstance(self._laid_out, Panels):
-            return self._laid_out.multiply(x, layer.bias, _kernels())
+        kernels = _kernels()
+        if isinstance(self._laid_out, Panels) and kernels is not None:
+            return self._laid_out.multiply(x, layer.bias, kernels)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._laid_out, layer.bias, "none", [], "")
         return product
 
@@ -128,14 +129,14 @@ class Packed:
 
 
 def _make_layout(weight: Tensor) -> Tensor | Panels:
-    own = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not has_tiles())
-    if own and _kernels() is not None:
-        return Panels.of(weight)
+    own, kernels = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not has_tiles()), _kernels()
+    if own and kernels is not None:
+        return Panels.of(weight, pairs=kernels.pairs)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
     return packed
 
 
-def _kernels() -> Any:
+def _kernels() -> Kernels | None:
     """Return our native kernels, or None."""
     kernels = available_kernels()
     return None if isinstance(kernels, str) else kernels[0]

@@ -340,7 +340,7 @@ if __name__ == "__main__":
     try:
         RayEngine.load("embedded", engines=999, num_cpus=1)
     except ClusterError as none:
-        assert "999 engines" in str(none) and "does not grow" in str(none), none
+        assert "999 engines" in str(none) and "does not scale" in str(none), none
     assert not ray.is_initialized()
     memory = Memory(kv_budget_bytes=1 << 22)
     with RayEngine.load("embedded", engines=1, object_store_bytes=100 << 20, memory=memory) as one:

@@ -99,7 +99,10 @@ def test_weights_that_do_not_fit_are_not_loaded(tmp_path: Path, monkeypatch: pyt
     folder = save_tiny(tmp_path, "llama", {})
     monkeypatch.setattr("choreo_agents.models.checking.needs.free_bytes", lambda device: 1 << 10)
     result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
-    assert result.exit_code == 2 and "cannot be served here: do not fit into the free memory of cpu" in result.output
+    assert (
+        result.exit_code == 2
+        and "cannot be served here: its weights do not fit into the free memory of cpu" in result.output
+    )
     code, found = checked(folder)
     assert code == 2 and not found["served"] and not found["memory"]["holds_weights"] and found["measured"] is None
 

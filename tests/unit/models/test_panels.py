@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
 
+from choreo_agents.models.weights import prepacked
 from choreo_agents.models.weights.panels import Panels
-from choreo_agents.native.library import Kernels, available_kernels
+from choreo_agents.native.library import Kernels, available_kernels, has_tiles
 from choreo_agents.native.structs import BF16, BF16_PAIRS
 
 KERNELS = available_kernels()
 pytestmark = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"there are no kernels: {KERNELS}")
 VARIANTS: tuple[Kernels, ...] = () if isinstance(KERNELS, str) else KERNELS
-TILED = [kernels for kernels in VARIANTS if kernels.tiles]
+PAIRED = [kernels for kernels in VARIANTS if kernels.pairs]
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda kernels: kernels.name)
@@ -71,10 +72,10 @@ def test_products_are_right_to_fp32(rows: int, inputs: int, outputs: int, seed: 
     seed=some.integers(0, 99),
     biased=some.booleans(),
 )
-def test_products_of_tiles_round_what_comes_and_nothing_else(
+def test_products_of_bfloat16s_round_what_comes_and_nothing_else(
     rows: int, inputs: int, outputs: int, seed: int, biased: bool
 ) -> None:
-    for kernels in TILED:
+    for kernels in PAIRED:
         x, weight, bias = drawn(rows, inputs, outputs, seed, short=True)
         got = Panels.of(weight.bfloat16(), pairs=True).multiply(x, bias if biased else None, kernels)
         x = x.bfloat16()
@@ -86,8 +87,8 @@ def test_products_of_tiles_round_what_comes_and_nothing_else(
 
 @pytest.mark.parametrize("kind", ["fp32", "bfloat16", "pairs"])
 def test_a_row_is_the_same_in_any_company(kernels: Kernels, kind: str) -> None:
-    if kind == "pairs" and not kernels.tiles:
-        pytest.skip(f"{kernels.name} multiplies no tiles")
+    if kind == "pairs" and not kernels.pairs:
+        pytest.skip(f"{kernels.name} multiplies no bfloat16s")
     x, weight, bias = drawn(67, 700, 200, 3, short=kind != "fp32")
     panels = Panels.of(weight.bfloat16(), pairs=True) if kind == "pairs" else Panels.of(weight)
     before = torch.get_num_threads()
@@ -121,10 +122,18 @@ def test_pairs_come_back_bit_by_bit_and_are_of_bfloat16s_alone() -> None:
     assert Panels.of(weight, pairs=True).dtype == BF16, "a model in fp32 has nothing rounded that comes"
 
 
+def test_a_model_in_bfloat16_is_laid_out_in_pairs_where_the_kernels_multiply_them() -> None:
+    layout = prepacked._make_layout(torch.randn(512, 256).bfloat16())
+    if has_tiles():
+        assert not isinstance(layout, Panels), "oneDNN multiplies tiles, too"
+    else:
+        assert isinstance(layout, Panels) and layout.dtype == (BF16_PAIRS if VARIANTS[0].pairs else BF16)
+
+
 @pytest.mark.parametrize("paired", [False, True])
 def test_layers_side_by_side_are_each_its_own(kernels: Kernels, paired: bool) -> None:
-    if paired and not kernels.tiles:
-        pytest.skip(f"{kernels.name} multiplies no tiles")
+    if paired and not kernels.pairs:
+        pytest.skip(f"{kernels.name} multiplies no bfloat16s")
     x, weight, bias = drawn(5, 90, 32 + 16 + 21, 7, short=paired)
     weight = weight.bfloat16() if paired else weight
     parts = weight.split([32, 16, 21])

@@ -39,7 +39,7 @@ def test_a_problem_falls_into_trunk_branches_asks_and_answer() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"one": {"said": True}}, "2 branches and 2 messages to answer"),
+        ({"one": {"is_answer": True}}, "2 branches and 2 messages to answer"),
         ({"answer": {"parents": ("rules", "problem", "one", "ask")}}, "does not see every branch"),
         ({"answer": {"parents": ("rules", "problem", "two", "one", "ask")}}, "one after the other"),
         ({"answer": {"parents": ("rules", "problem", "one", "ask", "two")}}, "one after the other"),
